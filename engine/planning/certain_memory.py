@@ -232,7 +232,7 @@ class _Reader:
             yield Arrival(giver, block, tensor.alone, only_here)
 
     def _accumulate_grad(self, task: int, place: int) -> int:
-        """The gradient of a leaf arrives. Returns what it takes to copy it, where it is copied in every order."""
+        """Process the gradient of a leaf. Returns the bytes of its copy, if it is copied in every order."""
         leaf, content = self._program.leaf_layouts[task], self._content[place]
         if content is None or leaf == HAS_GRAD:
             return 0
@@ -248,7 +248,7 @@ class _Reader:
         return 0
 
     def _give(self, task: int) -> None:
-        """The outputs of a task, on their way."""
+        """Send the outputs of a task to their next inputs."""
         blocks, first = self._found.blocks, self._program.first_input
         passed = set()
         does = self._program.programs[task]
@@ -273,7 +273,7 @@ class _Reader:
                 self._ends[content.block] += 1
 
     def _outputs(self, task: int, does: Program, made: list[int]) -> list[_Tensor | None]:
-        """By output what comes of it, as `simulate` has it. None: no gradient."""
+        """Return the tensor of each output by the rules of `simulate`; None for no gradient."""
         layouts, first = self._program.layouts, self._program.first_input[task]
         if does.more is None:
             tensors = [

@@ -321,9 +321,9 @@ class _Search:
         return self._pushed(places, at + self._distance(count - at), draw.random() < 0.5)
 
     def _of_a_block(self, at: int, users: bool) -> list[int]:
-        """Of a block that is alive as the task at this place starts, drawn by size: where its makers are, or its users.
+        """Return the places of the makers, or of the remaining users, of a random block alive at this place.
 
-        Users are those that have not ended yet. None, if none is found soon.
+        Blocks are drawn by size. Returns an empty list if none is found in six draws.
         """
         problem, place_of = self._model, self._levels.place
         for block in self._draw.choices(self._blocks, cum_weights=self._sizes, k=6):
@@ -337,7 +337,7 @@ class _Search:
         return []
 
     def _another_first(self) -> tuple[int, list[int]] | None:
-        """Of the gradients that are summed another one comes first: it may be that to it can be added in place."""
+        """Make another of several summed gradients arrive first; the sum may then happen in place."""
         places = sorted(
             place for task in self._draw.choice(self._sums) if (place := self._levels.place[task]) >= self._ran
         )
@@ -348,11 +348,11 @@ class _Search:
         return self._pulled(places[0], [self._draw.choice(places[1:])], False)
 
     def _distance(self, most: int) -> int:
-        """From 0 to below `most`, any order of magnitude as often."""
+        """Return a random number from 0 to below `most`, with orders of magnitude equally likely."""
         return int(exp(self._draw.random() * log(min(most, _FARTHEST) + 1))) - 1
 
     def _pulled(self, first: int, places: Sequence[int], with_followers: bool) -> tuple[int, list[int]] | None:
-        """What is at these places comes to the first, behind what it waits for; and what then frees memory, too."""
+        """Move the tasks at these places and their predecessors to `first`, optionally with followers that free."""
         levels, nexts = self._levels, self._nexts
         end = max(places) + 1
         part = levels.order[first:end]
@@ -371,7 +371,7 @@ class _Search:
         return _parted(first, part, chosen, True)
 
     def _pushed(self, places: Sequence[int], last: int, with_makers: bool) -> tuple[int, list[int]] | None:
-        """What is at these places comes to the last, before what waits for it; and what only makes memory, too."""
+        """Move the tasks at these places and their successors to `last`; optionally also tasks that only allocate."""
         levels, waits_for = self._levels, self._waits_for
         first = min(places)
         part = levels.order[first : last + 1]
@@ -392,7 +392,7 @@ class _Search:
 
 
 def _parted(first: int, part: list[int], chosen: set[int], before: bool) -> tuple[int, list[int]] | None:
-    """The part with the chosen tasks before the others, or after them."""
+    """Return the part with the chosen tasks before or after the others; None if nothing changes."""
     ones, others = [task for task in part if task in chosen], [task for task in part if task not in chosen]
     if not ones or not others:
         return None

@@ -135,7 +135,7 @@ class Commuting:
         )
 
     def _give(self, task: int) -> None:
-        """What a task gives, as far as it is known what it gets."""
+        """Derive the outputs of a task from its inputs, as far as these are known."""
         graph, gives = self._footprints.graph, self._gives[task]
         footprint = self._footprints.tasks[task]
         if footprint is None:
@@ -163,7 +163,7 @@ class Commuting:
             if not own or output.keeps_base or output.held or not output.layout.dense:
                 self.loose.add(place)
             if block in kept:
-                self._wild.add(place)  # its block is held until a task has run that has nothing to do with it
+                self._wild.add(place)  # its block is held until an unrelated task has run
             for partition, origin in ((self._blocks, block), (self._tensors, tensor)):
                 partition.join(origin if isinstance(origin, int) else taken.setdefault(origin, place), place)
 
@@ -175,7 +175,7 @@ class Commuting:
         blocks: Sequence[int],
         known: Sequence[tuple[_Origin, _Origin, set[_Form]]],
     ) -> tuple[_Origin, _Origin, set[_Form]]:
-        """On which block an output is, which tensor it is, and its forms."""
+        """Return an output's block, its tensor, and its forms."""
         layout, own = self._layouts.number(output.layout), ("tensor", number)
         if output.origin == "block":
             return ("block", output.number), own, {(layout, blocks[output.number] == output.layout.nbytes)}
@@ -199,7 +199,7 @@ class _Partition:
         self._parents: dict[int, int] = {}
 
     def find(self, number: int) -> int:
-        """The one by which its set is known."""
+        """Return the representative of a number's set."""
         parents = self._parents
         root = number
         while (parent := parents.get(root, root)) != root:
@@ -214,12 +214,12 @@ class _Partition:
             self._parents[other] = self._parents[one] = one
 
     def shared(self, number: int) -> bool:
-        """Whether its set has others, too."""
+        """Return whether the number's set has other members."""
         return number in self._parents
 
 
 def _in_order(problem: Problem) -> tuple[list[int], list[int], list[int]]:
-    """The tasks, each after those for which it waits; by task all that run before it, and all that run after it."""
+    """Return a legal order, and for each task the sets of its ancestors and descendants."""
     before, after, missing = [0] * len(problem.nexts), [0] * len(problem.nexts), list(problem.waits)
     order = [task for task in problem.tasks if not missing[task]]
     for task in order:

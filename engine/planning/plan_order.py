@@ -1,4 +1,4 @@
-"""`ts.plan_order`: the peak of each order, the least of them, and how far that is from what no order can be below."""
+"""`ts.plan_order`: the predicted peak of each order, the lowest of them, and a lower bound."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from .local_search import SearchResult
 
 
-_EXACT_TASKS = 1_000  # up to so many the least peak is looked for, half of the time that is given
+_EXACT_TASKS = 1_000  # up to this number, half of the search time is for the exact search
 
 
 @dataclass(frozen=True, eq=False)
 class OrderPlan(ShownAsTable):
-    """Several orders of one backward, judged before it runs. In a notebook the table shows itself.
+    """The predicted peaks of several orders of a backward. In a notebook it displays a table.
 
     Attributes:
-        graph: the graph, which has its nodes as long as the loss exists.
-        footprints: what its tasks allocate, which all is predicted from.
-        rows: as the policies were given; then what was searched for.
-        bound_bytes: no legal order has a lower peak.
-        bound: why.
-        proven: whether no order beats the best, by this prediction.
-        seconds: what all took, a dry run included.
-        notes: what was tried in vain, and why the prediction is an estimate, in sentences.
-        estimates: why the prediction is an estimate, as in `Timeline.estimates`.
+        graph: the graph; it has its nodes as long as the loss exists.
+        footprints: the allocations of its tasks, on which all predictions are based.
+        rows: one row for each policy, in the order passed, then the results of searches.
+        bound_bytes: a peak that no legal order is below.
+        bound: the reason for the bound, as a sentence.
+        proven: whether no order has a lower predicted peak than the best.
+        seconds: the time for planning, including a dry run.
+        notes: searches without a result, and reasons why the prediction is an estimate, as sentences.
+        estimates: reasons why the prediction is an estimate, as in `Timeline.estimates`.
     """
 
     graph: Graph
@@ -74,7 +74,7 @@ class OrderPlan(ShownAsTable):
         """The row of a policy.
 
         Raises:
-            ValueError: it was not planned here.
+            ValueError: the policy was not planned here.
         """
         return row_called(policy, ((row.policy, row) for row in self.rows), "was not planned here; planned were")
 
@@ -90,12 +90,12 @@ class OrderPlan(ShownAsTable):
 
     @property
     def proven(self) -> bool:
-        """Whether no order is better than the best."""
+        """True if no order has a lower predicted peak than the best."""
         return self.best.peak_bytes <= self.bound_bytes
 
     @property
     def policy(self) -> Policy:
-        """The best order as a policy, for a backward of this graph or of the same forward, run again."""
+        """The best order as a policy, for this graph or that of another run of the same forward."""
         best = self.best
 
         def planned(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -107,16 +107,16 @@ class OrderPlan(ShownAsTable):
         return Policy(f"planned {best.policy}", f"an order found by {best.policy}", plan=planned)
 
     def above(self, row: PlannedOrder) -> float:
-        """By what share its peak is above the bound: 0.05 for 5 %."""
+        """Return how far a row's peak is above the bound, as a share: 0.05 for 5 %."""
         return row.peak_bytes / self.bound_bytes - 1 if self.bound_bytes else 0.0
 
     def timeline(self, policy: str) -> Timeline:
-        """The memory under a policy, simulated."""
+        """Simulate the memory under a policy."""
         return Problem(self.footprints.graph, self.footprints).timeline(self[policy].order)
 
     @property
     def sentences(self) -> list[str]:
-        """What the table says."""
+        """The result as sentences."""
         best, count = self.best, len(self.rows)
         peak = bounded_size(best.peak_bytes, self.estimates)
         equals = [row.policy for row in self.rows if row.peak_bytes == best.peak_bytes]
@@ -126,10 +126,10 @@ class OrderPlan(ShownAsTable):
             least = f"{joined(equals)} {'need' if len(equals) > 1 else 'needs'} least"
             found = [f"{least}, {peak}. Predicted; nothing was run."]
         if self.proven:
-            found.append(f"No order is predicted to be better: {self.bound}")
+            found.append(f"No order can be better: {self.bound}")
         else:
             above = percent_text(self.above(best))
-            found.append(f"That is {above} above {size_text(self.bound_bytes)}, which no order is below: {self.bound}")
+            found.append(f"That is {above} above the lower bound of {size_text(self.bound_bytes)}: {self.bound}")
         return [*found, *self.notes]
 
     @property
@@ -165,27 +165,27 @@ def plan_order(
     progress: Callable[[SearchResult], object] | None = None,
     model: nn.Module | None = None,
 ) -> OrderPlan:
-    """Predicts the peak of a backward under several policies, and says how far each is above what no order is below.
+    """Predict the peak of a backward under several policies, and a lower bound for all orders.
 
     No backward runs. Without footprints each distinct kernel may run once, see `ts.simulate`.
-    `ts.backward(loss, policy=plan.policy)` runs the best, natively; `with ts.policy("auto"):` does all of it by itself.
+    `ts.backward(loss, policy=plan.policy)` runs the best order on PyTorch's engine; `with ts.policy("auto"):` plans and
+    runs automatically.
 
     Args:
         of: the loss, or its graph.
-        policies: names, `Policy` objects or callables, without one which decides while the backward runs.
-        footprints: what the tasks allocate: those of a measured run, `ts.profile(...).footprints`; None: a dry run.
-        seconds: how long to look for something better than all of them. For up to 1,000 tasks half of it goes to a
-            search for the least peak there is ("optimal"), and the rest to moving tasks about ("search"). Interrupted,
-            the best so far is taken.
-        progress: is told now and then what has been found.
-        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
-            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
-            module that was called.
+        policies: names, `Policy` objects or callables; policies that decide while the backward runs are refused.
+        footprints: the allocations of the tasks, from a measured run (`ts.profile(...).footprints`); None: a dry run.
+        seconds: the time for searching a better order. Up to 1,000 tasks, half of it is for the exact search
+            ("optimal"), the rest for local search ("search"). Ctrl-C ends the search with the best order so far.
+        progress: called now and then with the result so far.
+        model: names modules and parameters by their path in this module, for a captured forward that calls parts of the
+            model and never the model itself; use `nn.ModuleDict({"G": generator, "D": critic})` for several models.
+            None: paths start at each outermost module that was called.
 
     Raises:
-        ValueError: there is no policy, an unknown one, one twice, or one that has no order before it runs; `seconds` is
-            no time; or the footprints are another graph's.
-        PolicyError: no policy gave an order.
+        ValueError: `policies` is empty, or contains an unknown policy, a policy twice, or one without an order before
+            it runs; `seconds` is not a time; or the footprints belong to another graph.
+        PolicyError: no policy returned an order.
     """
     from .exact_search import exact
     from .local_search import search
@@ -193,7 +193,7 @@ def plan_order(
     began = perf_counter()
     graph = graph_meant(of, model)
     if progress is not None:
-        expect_callable(progress, 1, "progress", "a function that is told what has been found")
+        expect_callable(progress, 1, "progress", "a function that is called with the result so far")
     if footprints is not None:
         expect(footprints, Footprints, "footprints", "those of a measured run, ts.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
@@ -202,30 +202,30 @@ def plan_order(
         footprints = for_graph(footprints, graph)
     chosen = _chosen(policies)
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        raise ValueError(f"seconds is how long to search, a number from 0 on, not {seconds!r}")
+        raise ValueError(f"seconds must be the time of the search, 0 or more, got {seconds!r}")
     problem = Problem(graph, footprints)
-    bare = problem.footprints.graph  # a dry run, where there is one, counts for no policy, nor what all planners read
+    bare = problem.footprints.graph  # so that no policy's time includes the dry run, or what all planners read
     rows: list[PlannedOrder] = []
     notes: list[str] = []
     with telling(None, "planning") as tell, collector_paused():
-        tell("what no order is below")
+        tell("the lower bound")
         lowest = lower_bound(problem)
         for number, policy in enumerate(chosen, 1):
             tell(f"{policy_name(policy)} ({number} of {len(chosen)})")
             try:
                 rows.append(planned_order(problem, policy))
-            except PolicyError as error:  # what it set out to prove is not proven
+            except PolicyError as error:  # the policy could not prove its result
                 notes.append(f"{error}.")
     if not rows:
         raise PolicyError(notes[0])
     bound_bytes, why = lowest.nbytes, lowest.sentence
     best = min(rows, key=lambda row: row.peak_bytes)
     if best.peak_bytes > bound_bytes and any(policy_name(each).startswith("optimal") for each in chosen) and not notes:
-        bound_bytes, why = best.peak_bytes, "that is proven by a search through all orders."
+        bound_bytes, why = best.peak_bytes, "a search through all orders proves it."
     ends = perf_counter() + seconds
     if seconds and len(problem.tasks) <= _EXACT_TASKS and best.peak_bytes > bound_bytes:
         with telling(None, "planning") as tell:
-            tell("a search for the least peak there is")
+            tell("the exact search")
             exactly = exact(problem, seconds=seconds / 2, interruptible=True)
         if exactly.bound_bytes > bound_bytes:
             bound_bytes, why = exactly.bound_bytes, f"{exactly}."
@@ -236,7 +236,7 @@ def plan_order(
     left = ends - perf_counter()
     if seconds and left > 0 and best.peak_bytes > bound_bytes:
         with telling(None if progress is None else silent, "planning") as tell:
-            tell(f"a search of {left:.0f} s")
+            tell(f"a local search of {left:.0f} s")
             found = search(problem, best.order, seconds=left, progress=progress)
         if found.peak_bytes < best.peak_bytes:
             rows.append(PlannedOrder("search", tuple(found.order), found.peak_bytes, found.seconds))
@@ -253,14 +253,14 @@ def plan_order(
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:
-    """The policies, each once. Raises what `plan_order` says."""
+    """Return the policies after checking them. Raises the errors of `plan_order`."""
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
     expect(policies, Iterable, "policies", 'a policy, or several, such as ("heap", "dfs")')
     chosen = [find_policy(policy) for policy in policies]
     if not chosen:
-        raise ValueError("there is no policy to plan with")
+        raise ValueError("policies is empty; expected at least one policy")
     names = list(map(policy_name, chosen))
     if len(set(names)) < len(names):
-        raise ValueError(f"there are two policies of one name: {', '.join(names)}")
+        raise ValueError(f"policies has a name twice: {', '.join(names)}")
     return chosen

@@ -1,8 +1,8 @@
-"""Orders planned ahead: for little memory, for little time, or for some tasks to come early.
+"""Planners: orders with little memory, little time, or some tasks early.
 
-A planner takes a `Problem` and the tasks that ran already, and returns the ids of all tasks in a legal order which
-starts with those. All are deterministic and near linear: a hundred thousand tasks take about a second. They go by the
-problem's blocks, which are exact for HEAP's order alone: which of their orders is best, `Problem.peak_bytes` says.
+A planner takes a `Problem` and the tasks that have run, and returns the ids of all tasks in a legal order that starts
+with those. All planners are deterministic and nearly linear: a hundred thousand tasks take about a second. They use the
+problem's blocks, which are exact only for HEAP's order; `Problem.peak_bytes` decides which order is best.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """An order as it grows.
+    """An order under construction.
 
     Attributes:
-        order: the tasks that ran.
-        ready: after those with which it began, the tasks that are ready, first arrived first.
+        order: the tasks so far.
+        ready: the tasks that are ready after the initial ones, in order of arrival.
     """
 
     def __init__(self, problem: Problem, ran: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Progress:
         self.ready = list(arrived)
 
     def run(self, task: int) -> list[int]:
-        """The tasks that get ready when this one runs, by its output number."""
+        """Run a task, and return the tasks that become ready, by output number."""
         self.order.append(task)
         waits = self._waits
         ready = []
@@ -52,13 +52,13 @@ class Progress:
 
 
 class Memory:
-    """The level of memory as an order grows.
+    """The memory level of an order under construction.
 
     Attributes:
-        level: bytes that are alive.
-        peak: the highest level so far, or the bytes that are left at the end if that is more: no order stays below.
-        change: by task, how many bytes the level will be higher once it has run, if it is the next. In time this only
-            falls: another task makes the same block first, or the task becomes the last user of one.
+        level: bytes alive.
+        peak: the highest level so far, or the bytes left at the end if that is more.
+        change: for each task, the change of the level if it runs next. It can only decrease over time, because another
+            task makes the same block first, or the task becomes the last user of a block.
     """
 
     def __init__(self, problem: Problem, ran: Iterable[int] = ()) -> None:
@@ -66,7 +66,7 @@ class Memory:
         self._made_by, self._used_by = problem.made_by, problem.used_by
         self._made = [not makers for makers in problem.makers]
         self._left = list(map(len, problem.users))
-        self._last = list(map(sum, problem.users))  # the ids of the users to come: where one is left, it is that one
+        self._last = list(map(sum, problem.users))  # the sum of the ids of future users: with one left, its id
         self.level = problem.start_bytes
         self.peak = max(self.level, sum(size for size, left in zip(self._sizes, self._left, strict=True) if not left))
         self.change = [0] * len(self._needs)
@@ -78,7 +78,7 @@ class Memory:
             self.run(task)
 
     def run(self, task: int) -> list[int]:
-        """The task runs. Returns the tasks of which the change is another now."""
+        """Run a task, and return the tasks whose change is different now."""
         sizes, made, left, last, change = self._sizes, self._made, self._left, self._last, self.change
         changed = []
         self.peak = max(self.peak, self.level + self._needs[task])
@@ -100,12 +100,12 @@ class Memory:
 
 
 class LeastNeed:
-    """Ready entries, and the least of those that need at most so much: a segment tree over heaps, O(log n) each.
+    """A queue that pops the lowest entry whose need is within a limit: a segment tree over heaps, O(log n) each.
 
-    An entry is a number, a rank among equals, and the task. A lesser entry of the same task replaces it.
+    An entry is a key, a rank among equals, and the task. A lower entry of the same task replaces it.
 
     Args:
-        needs: by task.
+        needs: the need of each task.
     """
 
     def __init__(self, needs: Sequence[int]) -> None:
@@ -131,7 +131,7 @@ class LeastNeed:
         self._update(leaf)
 
     def pop(self, most: int) -> int:
-        """Takes the task of the least entry among those that need at most so much; if none does, of the least needy."""
+        """Pop the lowest entry that needs at most `most`, or the one with the lowest need, and return its task."""
         least = self._least
         found = None
         node = self._leaves + bisect_right(self._steps, most)
@@ -163,7 +163,7 @@ class LeastNeed:
 
 
 def _heap_places(problem: Problem) -> list[int]:
-    """By task its place in HEAP's order, by which planners choose among equals."""
+    """Return the place of each task in HEAP's order, which decides between equal tasks."""
     places = [0] * len(problem.graph)
     for place, task in enumerate(problem.heap_order):
         places[task] = place
@@ -171,7 +171,7 @@ def _heap_places(problem: Problem) -> list[int]:
 
 
 def _by_key(problem: Problem, ran: Sequence[int], key: Callable[[int], tuple[float, int]]) -> list[int]:
-    """Of the ready tasks always the one with the least key. O(n log n)."""
+    """Return the order that always runs the ready task with the lowest key. O(n log n)."""
     progress = Progress(problem, ran)
     heap = [(key(task), task) for task in progress.ready]
     heapify(heap)
@@ -183,9 +183,9 @@ def _by_key(problem: Problem, ran: Sequence[int], key: Callable[[int], tuple[flo
 
 @collector_paused()
 def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """Least peak memory first: a task which the peak so far leaves room for, and of those the one that frees most.
+    """Least peak memory first: among the tasks that stay within the peak so far, run the one that frees most.
 
-    If there is room for none, the one that needs least. torch/_inductor/memory.py, topological_sort_lpmf, after
+    If no task stays within it, run the one that needs least. torch/_inductor/memory.py, topological_sort_lpmf, after
     "Buffer memory optimization for video codec application modeled in Simulink" (DAC 2006). There each step looks at
     all ready nodes; a segment tree over their needs makes that O(log n), O((n + uses of blocks) log n) in all.
     """
@@ -206,12 +206,12 @@ def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
 @collector_paused()
 def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """Depth first from the ends back: each task just after all that leads to it, the largest part of which comes first.
+    """Depth first from the last tasks: each task runs right after its predecessors, the largest subgraph first.
 
-    Of parts the one is larger that has more branches, and of equals the one that makes more bytes, both summed along
-    all ways. openxla/xla, hlo_memory_scheduler.cc, DFSMemoryScheduler, which begins at the one end that its programs
-    have; a backward has as many as parameters. torch/_inductor/memory.py, topological_sort_dfs, takes the smallest
-    first: then the gradients of biases run all that makes the weights'. It is a bad order where a parameter is used in
+    The subgraph with more branches is larger, among equals the one that allocates more bytes; both are summed along all
+    paths. openxla/xla, hlo_memory_scheduler.cc, DFSMemoryScheduler, which starts at the single end of its programs; a
+    backward has as many ends as parameters. torch/_inductor/memory.py, topological_sort_dfs, takes the smallest first;
+    then the gradients of biases run everything before those of the weights. It is a bad order if a parameter is used in
     each step of a recurrence. O(n log n + edges).
     """
     branches, made = [0] * len(problem.graph), [0] * len(problem.graph)
@@ -219,7 +219,7 @@ def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     made_in_all = sum(sizes)
     for task in problem.heap_order:
         nexts = problem.nexts[task]
-        # There may be more ways than numbers have digits for.
+        # The number of paths can be too large for floats.
         branches[task] = min(branches[task] + max(0, len(nexts) - 1), tasks)
         made[task] = min(made[task] + sum([sizes[block] for block in problem.made_by[task]]), made_in_all)
         for next_task in nexts:
@@ -228,7 +228,7 @@ def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     places = _heap_places(problem)
     by_size = sorted(problem.tasks, key=lambda task: (-branches[task], -made[task], places[task]))
     before: list[list[int]] = [[] for _ in places]
-    for task in reversed(by_size):  # so that the largest is the last, which a stack gives first
+    for task in reversed(by_size):  # the largest comes last, and a stack pops it first
         for next_task in problem.nexts[task]:
             before[next_task].append(task)
     order = list(ran)
@@ -247,11 +247,11 @@ def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
 @collector_paused()
 def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """The task first from which the longest way leads to the end, in time as `Problem.durations` has it.
+    """Run the task with the longest remaining path first, by the times of `Problem.durations`.
 
     "Highest levels first with estimated times" (HLFET: Adam, Chandy and Dickson, 1974), after Hu (1961); a list
     schedule, so with m equal devices the time is within 2 - 1/m of the best (Graham, 1969). On one device all orders
-    take the same. O(n log n + edges).
+    take equally long. O(n log n + edges).
     """
     times = problem.durations
     rest = longest_ways(reversed(problem.heap_order), problem.nexts, times)
@@ -261,15 +261,15 @@ def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
 @collector_paused()
 def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[str | int] = ()) -> list[int]:
-    """The named tasks, with all that leads to them, as early as possible: first the first pattern's, then the next's.
+    """Run the named tasks and their predecessors as early as possible, in the order of the patterns.
 
-    What else there is, and what order is among the tasks that lead to one pattern's, HEAP says. Gradients that are to
-    be sent away are ready soonest so, and the sending overlaps what is left to run. O(n log n + edges).
+    HEAP decides between the predecessors of one pattern, and between all other tasks. Gradients that have to be sent to
+    other ranks are ready as early as possible, and sending overlaps the remaining tasks. O(n log n + edges).
 
     Args:
-        patterns: each as `places.tasks_at` takes it: a task's number, a node's kind, the path of a module, the name of
-            a parameter, any of them with wildcards. Where there are none: the buckets of DistributedDataParallel, in
-            the order in which their all-reduces start.
+        patterns: each as in `tasks_at`: a task's number, a node's kind, the path of a module, or the name of a
+            parameter, also with wildcards. Without patterns, the buckets of DistributedDataParallel, in the order in
+            which their all-reduces start.
 
     Raises:
         ValueError: a pattern names nothing, or nothing that runs; none is given and there are no buckets.
@@ -291,7 +291,7 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
 
 def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
-    """The tasks that run of each pattern."""
+    """Return the tasks of each pattern that run."""
     runs = set(problem.tasks)
     groups = []
     for pattern in patterns:
@@ -299,7 +299,7 @@ def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
         groups.append([task for task in named if task in runs])
         if not groups[-1]:
             raise ValueError(
-                f'comm_first cannot bring "{pattern}" forward: this backward leaves out all that it names, such as '
+                f'comm_first cannot run "{pattern}" early: this backward runs none of its tasks, such as '
                 f"{problem.graph.describe(named[0])}; name tasks that lead to its inputs"
             )
     return groups
@@ -307,13 +307,13 @@ def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
 
 def _buckets(problem: Problem) -> list[list[int]]:
     """The leaf tasks of each bucket of DistributedDataParallel."""
-    from ..schedule.ddp_buckets import buckets_of  # torch.distributed is for those who ask for it
+    from ..schedule.ddp_buckets import buckets_of  # imports torch.distributed only if needed
 
     runs = set(problem.tasks)
     groups = [[task for task in bucket.tasks if task in runs] for bucket in buckets_of(problem.graph)]
     if not any(groups):
         raise ValueError(
-            "comm_first has to know which tasks come first, and this graph has no buckets of DistributedDataParallel: "
+            "comm_first needs tasks to run first, and this graph has no buckets of DistributedDataParallel: "
             'name a kind, a module or a parameter, as in "comm_first(encoder.*)"'
         )
     return groups
@@ -321,17 +321,17 @@ def _buckets(problem: Problem) -> list[list[int]]:
 
 @collector_paused()
 def liu(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
-    """Merges branches segment by segment, each cut where memory is lowest: optimal on trees and series-parallel graphs.
+    """Merge branches segment by segment, each cut where memory is lowest: optimal on trees and series-parallel graphs.
 
-    A segment is a row of tasks with its hill, the highest level within it, and its valley, the level after it, both
-    over the level before. Where branches run from one fork to one join, their segments come in one order, whichever
-    branch they are of: see `series_parallel.contracted`, and J. W. H. Liu, "An application of generalized tree pebbling
-    to sparse matrix factorization" (1987). What is not series-parallel stays a graph, of segments: they are ordered as
-    `lpmf` orders tasks.
+    A segment is a sequence of tasks with a hill, its highest level, and a valley, the level after it, both relative to
+    the level before it. Branches between a fork and a join are merged by their segments: see
+    `series_parallel.contracted`, and J. W. H. Liu, "An application of generalized tree pebbling to sparse matrix
+    factorization" (1987). The rest, which is not series-parallel, stays a graph of segments, ordered as `lpmf` orders
+    tasks.
 
-    It is optimal where each block has one maker and at most one user, so that a task always changes the level by as
-    much. Elsewhere that is taken from HEAP's order: what several tasks use ends with the one which is last there. About
-    O(n log n + edges + uses of blocks).
+    The order is optimal if each block has one maker and at most one user, so that a task always changes the level by
+    the same amount. Otherwise changes are taken from HEAP's order: a block used by several tasks is freed by the last
+    of them there. About O(n log n + edges + uses of blocks).
     """
     from .series_parallel import contracted
 
@@ -360,7 +360,7 @@ def liu(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
 
 
 def _segments_in_order(segments: Sequence[Segment], level: int, peak: int) -> Iterator[Segment]:
-    """As `lpmf` orders tasks."""
+    """Order segments as `lpmf` orders tasks."""
     waits = [0] * len(segments)
     for segment in segments:
         for number in segment.nexts:

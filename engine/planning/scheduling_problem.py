@@ -1,4 +1,4 @@
-"""A backward as a scheduling problem: which task waits for which, and what memory lives between them."""
+"""A backward as a scheduling problem: dependencies between tasks, and the memory alive between them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..schedule.greedy_order import allowed, heap_order, stages
 if TYPE_CHECKING:
     pass
 
-_NS_PER_TASK = 5_000  # what the engine and a kernel's launch take, whatever the size
-_BYTES_PER_NS = 10  # what a core reads and writes
+_NS_PER_TASK = 5_000  # the time of the engine and a kernel launch, independent of size
+_BYTES_PER_NS = 10  # memory bandwidth of a core
 _FOREVER: tuple[int, ...] = ()
 
 
 class Problem:
-    """What a planner knows of a backward. Lists are by task id; tasks that do not run have nothing in them.
+    """A backward as planners see it. Lists are indexed by task id; entries of tasks that do not run are empty.
 
-    Memory is told in blocks, each alive from the first of its makers until the last of its users has ended. This is
-    read off the simulation of HEAP's order, so for that order the levels are the simulation's. In another order they
-    may differ where several gradients are summed: which comes first decides on whose block that is. What counts in the
-    end is `peak_bytes`, which simulates.
+    Memory is given as blocks, each alive from the first of its makers until the last of its users has ended. Blocks are
+    derived from the simulation of HEAP's order, and are exact for that order. In another order levels can differ if
+    several gradients are summed, because the first one decides on which block the sum is. The exact result is
+    `peak_bytes`, which simulates the order.
 
     Attributes:
         graph: the graph.
         needed: the tasks that run; None: all.
-        keep_graph: whether the backward frees nothing that is saved; None: as in the run from which the footprints are.
+        keep_graph: whether the backward retains the graph; None: as in the run that gave the footprints.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Problem:
 
     @cached_property
     def nexts(self) -> list[list[int]]:
-        """By task those that wait for it, each once, in the order of its outputs; then those of the stage to come."""
+        """For each task, its successors in the order of its outputs, then those of the next `fully_shard` stage."""
         found = [list(dict.fromkeys(edge.next_task for edge in edges)) for edges in self.graph.out_edges]
         if (runs := self.needed) is not None:
             found = [
@@ -77,7 +77,7 @@ class Problem:
 
     @cached_property
     def waits(self) -> list[int]:
-        """By task for how many others it waits."""
+        """For each task, the number of its predecessors."""
         counts = [0] * len(self.graph)
         for tasks in self.nexts:
             for task in tasks:
@@ -85,43 +85,43 @@ class Problem:
         return counts
 
     def start(self) -> list[int]:
-        """The tasks that are ready at once, in the order in which the engine gets them."""
+        """Return the tasks that are ready at the start, in the order in which the engine finds them."""
         return allowed(self.graph, self.needed).start()
 
     @cached_property
     def footprints(self) -> Footprints:
-        """What the tasks allocate: as given, else by a dry run.
+        """The allocations of the tasks: as passed, or from a dry run.
 
         Raises:
-            ValueError: it is too late for one.
+            ValueError: a dry run is not possible any more, because tasks have run.
         """
         if self._footprints is None and not self._may_ask:
             raise ValueError(
-                "this policy plans by memory, of which nothing is known once tasks have run: begin with it, or set "
+                "this policy plans by memory, which cannot be predicted after tasks have run: start with it, or set "
                 "session.footprints to those of a measured run before"
             )
         if self.graph.is_tape and (self._footprints is None or self._footprints.basis == "dry run"):
-            return of_shapes(self.graph)  # what planners know of sums is PyTorch's rule
+            return of_shapes(self.graph)  # planners assume PyTorch's rule for sums
         return self._footprints or dry_run(self.graph, names_hooks=self._names_hooks)
 
     @property
     def given(self) -> bool:
-        """Whether footprints were given."""
+        """True if footprints were passed."""
         return self._footprints is not None
 
     @property
     def knows_memory(self) -> bool:
-        """Whether the footprints are at hand, so that no dry run is to come."""
+        """True if the footprints exist, so that no dry run is needed."""
         return self._footprints is not None or "footprints" in vars(self)
 
     def timeline(self, order: Sequence[int]) -> Timeline:
-        """The memory in this order, simulated."""
+        """Simulate the memory of an order."""
         from ..memory.simulation import simulated
 
         return simulated(self.footprints.graph, order, self.footprints, self.keep_graph)
 
     def peak_bytes(self, order: Sequence[int]) -> int:
-        """The highest level in this order, simulated."""
+        """Simulate an order and return its highest level."""
         own = list(order) == self.heap_order  # in a chain all orders are
         return (self.heap_timeline if own else self.timeline(order)).peak_bytes
 
@@ -142,27 +142,27 @@ class Problem:
 
     @property
     def makers(self) -> list[tuple[int, ...]]:
-        """By block the tasks of which the first to run makes it; () if it is there from the start."""
+        """For each block, the tasks of which the first to run allocates it; () if it exists from the start."""
         return self._blocks.makers
 
     @property
     def users(self) -> list[tuple[int, ...]]:
-        """By block the tasks after the last of which it is gone; () if it stays."""
+        """For each block, the tasks after the last of which it is freed; () if it stays."""
         return self._blocks.users
 
     @property
     def needs(self) -> list[int]:
-        """By task the bytes by which the level rises at its highest moment, over the level before it."""
+        """For each task, the bytes by which the level rises within it, at most."""
         return self._blocks.needs
 
     @cached_property
     def made_by(self) -> list[list[int]]:
-        """By task the blocks of which it is a maker."""
+        """For each task, the blocks of which it is a maker."""
         return self._by_task(self.makers)
 
     @cached_property
     def used_by(self) -> list[list[int]]:
-        """By task the blocks of which it is a user."""
+        """For each task, the blocks of which it is a user."""
         return self._by_task(self.users)
 
     @cached_property
@@ -179,9 +179,9 @@ class Problem:
 
     @cached_property
     def durations(self) -> list[float]:
-        """Nanoseconds by task: as given; where nothing is, a guess by the bytes of its gradients and of what it saved.
+        """The time of each task in nanoseconds: as passed, or estimated from the bytes of gradients and saved tensors.
 
-        The guess is 5 µs a task and 10 bytes a nanosecond: it ranks tasks on one machine, and says no time.
+        The estimate is 5 µs per task plus 10 bytes per nanosecond. It ranks tasks on one machine and is not a time.
         """
         tasks = self.graph.tasks
         touched = [sum(meta.nbytes or 0 for meta in task.inputs) for task in tasks]
@@ -194,7 +194,7 @@ class Problem:
         return [known.get(task_id, guess) for task_id, guess in enumerate(guessed)]
 
     def levels(self, order: Sequence[int]) -> tuple[int, list[int]]:
-        """The peak by these blocks, and the highest level in each task, by place. O(tasks + blocks)."""
+        """Return the peak of an order by these blocks, and the highest level in each task. O(tasks + blocks)."""
         blocks = self._blocks
         sizes, needs, made_by, used_by = blocks.sizes, blocks.needs, self.made_by, self.used_by
         left = list(map(len, blocks.users))
@@ -219,7 +219,7 @@ class Problem:
 
 
 class _Blocks:
-    """What a simulation of HEAP's order shows of who makes and who uses each storage."""
+    """Makers and users of each storage, from a simulation of HEAP's order."""
 
     def __init__(self, problem: Problem) -> None:
         graph, timeline = problem.graph, problem.heap_timeline
@@ -252,7 +252,9 @@ class _Blocks:
                     continue
                 users[storage][task] = None
                 givers = tuple(producers[place])
-                if len(waits[place]) > 1 and makers[storage] == givers[:1]:  # else it is a sum, made with the second
+                if (
+                    len(waits[place]) > 1 and makers[storage] == givers[:1]
+                ):  # otherwise it is a sum, allocated with the second
                     makers[storage] = givers
         for storage, keepers in timeline.saved.items():
             for task, _ in keepers:
@@ -263,7 +265,7 @@ class _Blocks:
         self.users: list[tuple[int, ...]] = []
         for storage in range(count):
             if born[storage] == died[storage] and born[storage] >= 0:
-                continue  # workspace, and what was added to another's block at once
+                continue  # workspace, or added to another block at once
             ends = died[storage]
             last = _FOREVER
             if ends < len(order):
@@ -275,7 +277,7 @@ class _Blocks:
 
 
 def _arrivals(graph: Graph) -> list[list[int]]:
-    """By input, counted through all tasks, the tasks whose gradients come there; -1: the caller's."""
+    """Return, for each input of all tasks, the tasks whose gradients arrive there; -1 for the caller of backward()."""
     first = list(accumulate([len(task.inputs) for task in graph.tasks], initial=0))
     found: list[list[int]] = [[] for _ in range(first[-1])]
     for edge in graph.edges:

@@ -1,4 +1,4 @@
-"""The memory of a backward as a value: what is alive once some tasks have run, and what one more task does to it."""
+"""The memory state of a backward after some tasks, as a value, and the transition by one more task."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from ..memory.compiled_footprints import (
 )
 from .scheduling_problem import Problem
 
-_FOR_GOOD = -1  # as a set of tasks: all there are, and more that never run
+_FOR_GOOD = -1  # as a set of tasks: all tasks, and more that never run
 
 
 @dataclass(slots=True)
 class MemoryState:
-    """What a backward has in memory after some of its tasks. Not to be changed.
+    """The memory of a backward after some of its tasks. Immutable.
 
     Attributes:
         ran, ready: sets of tasks, as the bits of a number.
-        level: bytes.
-        waiting: by input the tensor in its buffer.
-        stays: what is never let go of, while other tensors are on its storage: storages, and tensors as negative
-            numbers.
-        holders: by tensor the references to it, and by storage how many hold it besides tasks. None: not counted.
+        level: bytes alive.
+        waiting: for each input, the tensor in its buffer.
+        stays: storages that are never freed and tensors (as negative numbers) that are never released, as long as other
+            tensors are on their storage.
+        holders: for each tensor the number of references, and for each storage the number of holders that are not
+            tasks. None: not counted.
     """
 
     ran: int
@@ -45,13 +46,13 @@ class MemoryState:
 
 
 class _Script(NamedTuple):
-    """What a task does in whatever order.
+    """The effects of a task that are the same in every order.
 
     Attributes:
         first_block: the number of the first of its blocks.
-        rise, change: bytes by which these raise the level at most, and in the end.
-        tensors: those which it makes, where `more` is None.
-        gives: for each gradient the input that takes it, or NOBODY, and its place in `tensors` or `more.outputs`.
+        rise, change: bytes by which its blocks raise the level at most, and at the end.
+        tensors: the tensors it makes, if `more` is None.
+        gives: for each gradient, the input that receives it, or NOBODY, and its place in `tensors` or `more.outputs`.
     """
 
     first_block: int
@@ -63,7 +64,7 @@ class _Script(NamedTuple):
 
 
 def _awaited(problem: Problem) -> list[int]:
-    """By task those for which it waits, as bits."""
+    """Return the predecessors of each task, as bits."""
     found = [0] * len(problem.nexts)
     for task in problem.tasks:
         for later in problem.nexts[task]:
@@ -72,14 +73,14 @@ def _awaited(problem: Problem) -> list[int]:
 
 
 class MemoryStates:
-    """The states of one backward, one task apart: the rules, and the levels, of `simulate`.
+    """The states of a backward and the transitions between them, with the rules and levels of `simulate`.
 
-    There a tensor is known by when it was made; here by what makes it, in whatever order. Where several gradients meet
-    in a buffer, and nothing else holds what is there, it is called their sum: whose block it was no longer matters. So
-    states that differ in nothing but the past are equal.
+    `simulate` identifies a tensor by its creation; here it is identified by its maker, independent of the order. If
+    several gradients are summed in a buffer and nothing else holds the result, it is identified as their sum, because
+    its block no longer matters. So states that differ only in their history are equal.
 
-    Inputs are numbered as in `Compiled`. A task takes some ten microseconds, a state some hundred bytes for each
-    gradient that waits.
+    Inputs are numbered as in `Compiled`. A task takes about ten microseconds, a state about a hundred bytes for each
+    waiting gradient.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -96,9 +97,9 @@ class MemoryStates:
         self._storage_of = list(start.storage_of)
         self._base_of = [NO_TENSOR] * len(self._layout_of)
         self._nbytes = list(start.nbytes)
-        self._numbers: dict[tuple[object, ...], int] = {}  # of tensors and of blocks, by what makes them
-        self._sums: set[int] = set()  # tensors that are called so
-        self._keepers: dict[int, int] = {}  # by storage the tasks which hold it until they have run
+        self._numbers: dict[tuple[object, ...], int] = {}  # of tensors and blocks, by their maker
+        self._sums: set[int] = set()  # tensors identified as sums
+        self._keepers: dict[int, int] = {}  # for each storage, the tasks that hold it until they have run
         self._kept_by: list[list[int]] = [[] for _ in graph.tasks]
         for storage, saved in start.saved.items():
             keepers = {task for task, _ in saved}
@@ -123,7 +124,7 @@ class MemoryStates:
         self._open = self._passed_on(takers)
 
     def _passed_on(self, takers: Sequence[int]) -> frozenset[int]:
-        """The inputs where not always the same tensor waits: where gradients are summed, and where sums go on to."""
+        """Return the inputs whose tensor depends on the order: sums, and inputs that receive sums."""
         found = set(self._summed)
         stack = list(found)
         while stack:
@@ -174,7 +175,7 @@ class MemoryStates:
         else:
             numbers = range(len(does.more.outputs))
             for block, until in does.more.kept:
-                if until in self._runs:  # a task that ran before lets go of it at once
+                if until in self._runs:  # a task that ran before frees it at once
                     self._keep(first + block, (task, until))
                 else:
                     self._keepers[first + block] = _FOR_GOOD
@@ -182,7 +183,7 @@ class MemoryStates:
         return _Script(first, rise, change, tensors, gives, does.more)
 
     def start(self) -> MemoryState:
-        """Before the first task."""
+        """Return the state before the first task."""
         ready = sum(1 << task for task in self._tasks if not self._awaits[task])
         nbytes = self._program.start.nbytes
         state = MemoryState(0, ready, sum(nbytes), {}, frozenset(), None)
@@ -194,7 +195,7 @@ class MemoryStates:
         return state
 
     def run(self, state: MemoryState, task: int) -> tuple[MemoryState, int]:
-        """The state after one more task, which is ready, and the highest level on the way, in bytes."""
+        """Return the state after one more ready task, and the highest level within it, in bytes."""
         before, after = state.ran, state.ran | 1 << task
         counts, uses = map(dict.copy, state.holders or self._count(state))
         waiting = state.waiting.copy()
@@ -263,7 +264,7 @@ class MemoryStates:
         after: int,
         level: int,
     ) -> tuple[int, int]:
-        """A task gives its gradients on, and what no buffer keeps dies: the highest level on the way, and the last."""
+        """Pass on a task's gradients, and free tensors that no buffer keeps. Returns the highest and the last level."""
         highest = level
         spent = []
         for place, number in script.gives:
@@ -284,18 +285,18 @@ class MemoryStates:
         return highest, level
 
     def key(self, state: MemoryState) -> object:
-        """Equal for states from which all goes on alike: nearly always there is one per set of tasks."""
+        """Return a key that is equal for states with the same future; nearly always one per set of tasks."""
         open_now = sorted(self._open & state.waiting.keys())
         return state.ran, state.level, state.stays, tuple([state.waiting[place] for place in open_now])
 
     def adds_in_place(self, state: MemoryState, place: int) -> bool:
-        """Whether the next gradient that comes to this input takes no new block for a sum; the first one never does."""
+        """Return whether the next gradient at this input needs no new block for a sum; the first one never does."""
         counts, uses = state.holders or self._count(state)
         waits = state.waiting.get(place)
         return waits is None or self._in_place(counts, uses, state.ran, waits)
 
     def pack(self, state: MemoryState) -> None:
-        """Forgets what can be counted again."""
+        """Drop counts that can be computed again, to save memory."""
         state.holders = None
 
     def _in_place(self, counts: dict[int, int], uses: dict[int, int], ran: int, tensor: int) -> bool:
@@ -304,8 +305,8 @@ class MemoryStates:
         return alone and self._layouts.dense[self._layout_of[tensor]]
 
     def _count(self, state: MemoryState) -> tuple[dict[int, int], dict[int, int]]:
-        """Who holds what, but for tasks that keep a storage."""
-        counts: dict[int, int] = dict.fromkeys(self._program.roots, 1)  # by the call of backward() itself
+        """Count references to tensors, and holders of storages other than tasks."""
+        counts: dict[int, int] = dict.fromkeys(self._program.roots, 1)  # held by the call of backward()
         uses: dict[int, int] = {}
         for tensor in state.waiting.values():
             counts[tensor] = counts.get(tensor, 0) + 1
@@ -335,7 +336,7 @@ class MemoryStates:
         return found
 
     def _sum(self, place: int, layout: int, beside: int = NO_TENSOR) -> int:
-        """The tensor of a sum in this buffer, on a block of its own, which is not that of another sum there."""
+        """Return the tensor of a sum in this buffer, on a block other than that of another sum there."""
         nbytes = self._layouts.nbytes[layout]
         if not nbytes or place in self._program.elsewhere:
             return self._tensor(("sum", place), OUTSIDE, layout, NO_TENSOR)
@@ -353,7 +354,7 @@ class MemoryStates:
     def _give(
         self, waiting: dict[int, int], counts: dict[int, int], uses: dict[int, int], ran: int, place: int, tensor: int
     ) -> tuple[bool, int, int]:
-        """As `simulate` gives; says whether the tensor is kept, and which bytes then come, and which go."""
+        """Pass on a gradient by the rules of `simulate`. Returns whether it is kept, and bytes allocated and freed."""
         waits = waiting.get(place)
         if waits is None:
             waiting[place] = tensor
@@ -369,7 +370,7 @@ class MemoryStates:
         return False, self._nbytes[storage] if storage >= 0 else 0, self._drop(counts, uses, ran, waits)
 
     def _drop(self, counts: dict[int, int], uses: dict[int, int], ran: int, tensor: int) -> int:
-        """One reference less. The bytes that this frees."""
+        """Drop a reference, and return the bytes that this frees."""
         freed = 0
         while tensor:
             counts[tensor] -= 1
@@ -395,7 +396,7 @@ class MemoryStates:
         counts: dict[int, int],
         uses: dict[int, int],
     ) -> tuple[list[int], set[int]]:
-        """The outputs of a task, of any kind, and what hooks hold of them."""
+        """Return the outputs of a task, and count the references that hooks hold."""
         made: list[int] = []
         stays: set[int] = set()
 
@@ -418,7 +419,7 @@ class MemoryStates:
                 storage = first_block + number if origin == "block" else OUTSIDE
                 if keeps_base:
                     base = new((task, place, "base"), storage, layout, NO_TENSOR)
-                    counts[base] = 0  # nothing but its view holds it
+                    counts[base] = 0  # only its view holds it
                 tensor = new((task, place), storage, layout, base)
             else:
                 source = given[number] if origin == "input" or origin == "view" else made[number]
@@ -439,7 +440,7 @@ class MemoryStates:
     def _rename(
         self, waiting: dict[int, int], counts: dict[int, int], uses: dict[int, int], ran: int, place: int
     ) -> None:
-        """Calls what waits in a buffer the sum there, if it is as good as one."""
+        """Identify the tensor in a buffer as its sum, if they are equivalent."""
         tensor = waiting[place]
         storage, layout = self._storage_of[tensor], self._layout_of[tensor]
         if self._in_place(counts, uses, ran, tensor) and self._nbytes[storage] == self._layouts.nbytes[layout]:
@@ -449,7 +450,7 @@ class MemoryStates:
             self._sums.add(total)
 
     def _in_play(self, counts: dict[int, int], uses: dict[int, int], kept: int) -> bool:
-        """Whether what stays decides on anything yet: it is in a buffer, or another tensor is on its storage."""
+        """Return whether a permanent tensor still matters: it is in a buffer, or shares its storage."""
         if kept >= 0:
             return uses[kept] > 1
         storage = self._storage_of[-kept]

@@ -1,4 +1,4 @@
-"""A graph of tasks as segments of an order: what is series-parallel in it becomes one row, in the best order."""
+"""Segments of an order: the series-parallel parts of a graph are contracted to rows in the best order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias
 
 _FALLS = -(1 << 62)  # below the key of any segment that ends no lower than it began
-_SEARCHED = 32  # vertices that are looked at to find out that an edge says nothing new
+_SEARCHED = 32  # vertices visited to find that an edge is redundant
 
 Parts: TypeAlias = "int | tuple[Parts, Parts]"
-"""The place of a task, or what two segments were that are one now."""
+"""The place of a task, or the two segments that were joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Segment:
 
     Attributes:
         tasks: in their order.
-        hill: the highest level within them, over that before them.
-        change: the level after them, over that before them.
-        nexts: the numbers of the segments that wait for this one.
+        hill: the highest level within them, relative to the level before.
+        change: the level after them, relative to the level before.
+        nexts: the numbers of the successor segments.
     """
 
     tasks: tuple[int, ...]
@@ -33,7 +33,7 @@ class Segment:
 
 
 class _Part(NamedTuple):
-    """A segment while it grows. They sort by `key` and then by `start`, the place of the first task."""
+    """A segment under construction, sorted by `key` and then by `start`, the place of its first task."""
 
     key: int
     start: int
@@ -49,24 +49,23 @@ _Row: TypeAlias = list[_Part]
 def contracted(
     order: Sequence[int], nexts: Sequence[Collection[int]], hills: Sequence[int], changes: Sequence[int]
 ) -> list[Segment]:
-    """The tasks as segments; if the whole is series-parallel they are one row, and no order has a lower peak.
+    """Return the tasks as segments. A series-parallel graph becomes one row, and no order has a lower peak.
 
-    Tasks that run one after the other anyhow are contracted, and branches with one fork and one join are merged, over
-    and over. Segments of branches are merged by Johnson's rule: first those that end lower than they began, the lowest
-    hill first, then the others, by hill minus change, the highest first. Where the last segment of a part does not come
-    before the first of the part that follows, the two are one. C. L. Monma and J. B. Sidney, "Sequencing with
+    Chains of tasks are contracted, and branches between a fork and a join are merged, repeatedly. Segments of branches
+    are merged by Johnson's rule: first those that end lower than they began, by ascending hill, then the others, by
+    descending hill minus change. If the last segment of a part does not sort before the first of the next part, the two
+    are joined. C. L. Monma and J. B. Sidney, "Sequencing with
     series-parallel precedence constraints" (1979), who improve on H. M. Abdel-Wahab and T. Kameda (1978); on trees the
     segments are those of J. W. H. Liu (1987).
 
-    If that does not get to one row, edges that repeat what others say are left out, and last tasks that need no memory:
-    they are in no segment, and can run as soon as they are ready. About O(n log n + edges): a row is a sorted list, and
-    what is put into it moves the rest.
+    If this does not lead to one row, redundant edges are removed, and last tasks that need no memory: these are in no
+    segment and can run as soon as they are ready. About O(n log n + edges), since a row is a sorted list.
 
     Args:
-        order: the tasks in any legal order; of equal segments the one comes first whose first task does.
-        nexts: by task those that wait for it; others than those in `order` do not matter.
-        hills: by task, bytes by which the level rises within it; at least 0 and at least its change.
-        changes: by task, bytes by which the level is higher after it than before, whatever else ran before it.
+        order: the tasks in any legal order; equal segments are sorted by their first task in it.
+        nexts: the successors of each task; tasks that are not in `order` are ignored.
+        hills: for each task, bytes by which the level rises within it; at least 0 and at least its change.
+        changes: for each task, bytes by which it changes the level, independent of the order.
     """
     contraction = _Contraction(order, nexts, hills, changes)
     contraction.contract()
@@ -78,7 +77,7 @@ def contracted(
 
 
 class _Contraction:
-    """What is not contracted yet. Vertices are places in the order, a source and a sink; an edge may have a row."""
+    """The graph during contraction. Vertices are places in the order, a source and a sink; an edge may carry a row."""
 
     def __init__(
         self, order: Sequence[int], nexts: Sequence[Collection[int]], hills: Sequence[int], changes: Sequence[int]
@@ -95,8 +94,8 @@ class _Contraction:
             {places[next_task]: None for next_task in nexts[task] if next_task in places} or {self._sink: None}
             for task in order
         ]
-        self._behind = [0] * (count + 2)  # the number of edges that come in
-        self._before = [0] * (count + 2)  # the vertices from which they come, summed: one edge's is that vertex
+        self._behind = [0] * (count + 2)  # the number of incoming edges
+        self._before = [0] * (count + 2)  # the sum of their start vertices: with one edge, its start
         for place, edges in enumerate(self._ahead):
             for after in edges:
                 self._behind[after] += 1
@@ -112,7 +111,7 @@ class _Contraction:
         return all(after == self._sink for after in self._ahead[self._source])
 
     def contract(self) -> None:
-        """Takes out vertices with one edge in and one out, as long as there are any; parallel edges become one."""
+        """Remove vertices with one incoming and one outgoing edge, and merge parallel edges, repeatedly."""
         ahead, behind, before_of, parts = self._ahead, self._behind, self._before, self._parts
         stack = list(range(self._source - 1, -1, -1))
         while stack:
@@ -141,11 +140,11 @@ class _Contraction:
             edges[after] = row
 
     def leave_out_repetitions(self) -> None:
-        """Takes out edges beside which a longer way leads to the same vertex, where that is found soon."""
+        """Remove edges that a longer path makes redundant, if a short search finds it."""
         for vertex, edges in enumerate(self._ahead):
             if len(edges) > 1:
                 for after in [after for after, row in edges.items() if row is None and self._behind[after] > 1]:
-                    others = islice((other for other in edges if other != after), _SEARCHED)  # of a fan maybe thousands
+                    others = islice((other for other in edges if other != after), _SEARCHED)  # a fan may have thousands
                     if self._is_reached(after, others):
                         self._take_out(vertex, after)
 
@@ -163,7 +162,7 @@ class _Contraction:
         return False
 
     def leave_out_ends(self) -> None:
-        """Takes out tasks after which none has to come, which wait for several, and which never raise the level."""
+        """Remove tasks without successors that have several predecessors and never raise the level."""
         ends = {self._sink}
         for vertex in range(self._source - 1, -1, -1):
             edges = self._ahead[vertex]
@@ -192,7 +191,7 @@ class _Contraction:
         return self._ahead[vertex].pop(after)
 
     def segments(self) -> list[Segment]:
-        """What there is now, as a graph of segments, in the order of their first tasks."""
+        """Return the current segments, in the order of their first tasks."""
         chains = []
         for vertex, edges in enumerate(self._ahead):
             for after, row in edges.items():
@@ -223,12 +222,12 @@ class _Contraction:
 
 
 def _key(hill: int, change: int) -> int:
-    """By which the segments of branches are merged, the least first."""
+    """Return the sort key for merging segments of branches."""
     return _FALLS + hill if change < 0 else change - hill
 
 
 def _join(first: _Part, second: _Part) -> _Part:
-    """One segment of two that follow each other."""
+    """Join two consecutive segments."""
     _, start, hill, change, parts = first
     hill = max(hill, change + second.hill)
     change += second.change
@@ -236,14 +235,14 @@ def _join(first: _Part, second: _Part) -> _Part:
 
 
 def _append(row: _Row, part: _Part) -> None:
-    """The segment comes after the row."""
+    """Append a segment to a row."""
     while row and row[-1].key >= part.key:
         part = _join(row.pop(), part)
     row.append(part)
 
 
 def _in_series(row: _Row, rest: _Row) -> _Row:
-    """One row, of which `rest` is the second part. Neither may be used any more."""
+    """Concatenate two rows. Neither may be used afterwards."""
     used = 0
     if row[-1].key >= rest[0].key:
         part = _join(row.pop(), rest[0])
@@ -265,7 +264,7 @@ def _in_series(row: _Row, rest: _Row) -> _Row:
 
 
 def _merged(row: _Row, other: _Row) -> _Row:
-    """One row of two that do not wait for each other. Neither may be used any more."""
+    """Merge two independent rows. Neither may be used afterwards."""
     if len(row) < len(other):
         row, other = other, row
     if 8 * len(other) < len(row):

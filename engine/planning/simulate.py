@@ -32,16 +32,16 @@ def schedule(
     footprints: Footprints | None = None,
     queues: Queues = "one",
 ) -> list[int]:
-    """The task ids in the order in which `policy` runs them.
+    """Return the task ids in the order in which `policy` runs them.
 
     Args:
         graph: the graph.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
-        needed: the tasks that are going to run at all, as `inputs=` leaves them; None: all.
-        ran: the tasks with which the order starts, whatever the policy says: it goes on from there.
-        footprints: what the tasks allocate, for a policy that plans by memory; None: a dry run finds it out.
-        queues: "per device" gives each device a queue of its own, which it works through as it comes to it, by
-            `Problem.durations`; the order is that in which tasks start.
+        needed: the tasks that run, given `inputs=`; None: all.
+        ran: the tasks that have already run; the order starts with them.
+        footprints: the allocations of the tasks, for a policy that plans by memory; None: a dry run.
+        queues: "per device" gives each device its own queue, with the times of `Problem.durations`; the order is then
+            that in which tasks start.
 
     Raises:
         PolicyError: a user's policy returned something that is not ready.
@@ -59,42 +59,42 @@ def simulate(
     accumulate: Accumulate = "inplace",
     release: Release = "eager",
 ) -> Timeline:
-    """Predicts the memory of a backward, which does not run.
+    """Predict the memory of a backward without running it.
 
-    Without footprints, `dry_run` asks each node once on fake tensors, and runs each distinct operator whose workspace
-    is not known once, alone, on real tensors of its shapes on the CPU. The first prediction for new shapes takes the
-    time of these kernels, which may be more than that of the backward, and meanwhile real memory: at most 2 GiB of
-    arguments and results, and half of what is free, for one operator at a time. Later ones take none.
+    Without footprints, `dry_run` calls each node once on fake tensors, and runs each distinct operator whose workspace
+    is unknown once, on real tensors of its shapes on the CPU. The first prediction for new shapes therefore takes the
+    time of these kernels, which can be more than that of the backward, and real memory: for one operator at a time, at
+    most 2 GiB of arguments and results, and at most half of the free memory. Later predictions need neither.
 
-    The engine's rules are followed to the reference: what is summed in place and what into a new block, which gradient
-    becomes a .grad without a copy, what views hold on to, when saved tensors go. Where tasks allocate what their
-    footprints say, the result is the engine's, event by event; `Timeline.estimates` says what may differ, and
-    `Timeline.direction` whether the true peak is "at least" or "at most" the predicted one, or "unknown".
+    The simulation follows the engine's rules for every reference: which sums happen in place, which gradient becomes a
+    .grad without a copy, which storages views keep alive, when saved tensors are freed. If tasks allocate as their
+    footprints say, the result equals the engine's, event by event. `Timeline.estimates` lists possible differences, and
+    `Timeline.direction` says whether the true peak is "at least" or "at most" the predicted one, or "unknown".
 
     Args:
         graph: the graph.
-        order: a policy, or the ids of the tasks in a legal order. It may leave out what a backward with `inputs=` does.
-        footprints: what the tasks allocate: those of a measured run, of one of its devices
-            (`run.footprints_by_device`); None: `dry_run(graph, device)`.
-        device: whose memory. None: that of the footprints; without these of the accelerator on which the graph is, of
-            several of the one on which its nodes keep most; else of the CPU.
-        retain_graph: as in `torch.autograd.backward`; None: as in the run from which the footprints are.
-        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. The
-            footprints may be those of a run under another rule. A policy that plans, plans for PyTorch's.
+        order: a policy, or the ids of the tasks in a legal order; tasks that `inputs=` excludes may be left out.
+        footprints: the allocations of the tasks on one device, from a measured run (`run.footprints_by_device`);
+            None: `dry_run(graph, device)`.
+        device: the device whose memory is predicted. None: that of the footprints; without footprints the accelerator
+            of the graph (with several, the one on which nodes save most), or the CPU.
+        retain_graph: as in `torch.autograd.backward`; None: as in the run that gave the footprints.
+        accumulate, release: how gradients are summed, and when they are freed, see `Accumulation`. The footprints may
+            be from a run under another rule. A planning policy plans for PyTorch's rule.
 
-    Known limitations: each task is predicted by itself. What `batch=` runs as one takes copies and keeps factors for
-    longer; `ts.profile(make_loss, engine="direct", batch="auto")` measures that.
+    Known limitations: each task is predicted on its own. Groups run by `batch=` allocate copies and keep factors
+    longer; `ts.profile(make_loss, engine="direct", batch="auto")` measures them.
 
     Raises:
-        ValueError: the order is not legal, or that of a policy which decides while the backward runs; or the footprints
-            are another graph's, or another device's.
-        TypeError: the graph, the footprints or an id in the order is something else.
+        ValueError: the order is not legal, or comes from a policy that decides while the backward runs; or the
+            footprints belong to another graph or device.
+        TypeError: the graph, the footprints or an id in the order has the wrong type.
     """
     from ..memory.simulation import difference, simulated
 
     if not isinstance(graph, Graph):
-        raise TypeError(f"ts.simulate takes a graph, not {a_kind(graph)}{_instead(graph)}")
-    expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks as they are to run")
+        raise TypeError(f"ts.simulate expected a graph, got {a_kind(graph)}{_instead(graph)}")
+    expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks in a legal order")
     if retain_graph is not None:
         expect_truth(retain_graph, "retain_graph")
     accumulation = Accumulation(accumulate, release)
@@ -106,7 +106,7 @@ def simulate(
         if footprints is None:
             footprints = dry_run(graph, device)
         elif (other := difference(graph, footprints.graph)) is not None:
-            raise ValueError(f"the footprints are not this graph's: {other}")
+            raise ValueError(f"the footprints belong to another graph: {other}")
         else:
             footprints = for_graph(footprints, graph)
             if device is not None:
@@ -120,9 +120,9 @@ def simulate(
 
 
 def _instead(given: object) -> str:
-    """What to pass in place of this."""
+    """Return advice on what to pass instead."""
     if isinstance(given, Tensor | GradientEdge):
         return ": ts.simulate(ts.graph(loss))"
     if callable(given):
-        return ": ts.simulate(ts.graph(loss)), where loss is what the function makes"
+        return ": ts.simulate(ts.graph(loss)), where loss is the result of the function"
     return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""

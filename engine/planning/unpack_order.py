@@ -1,4 +1,4 @@
-"""`ts.orders.unpack_order`: in which order a backward is going to unpack what the forward saved, before it runs."""
+"""`ts.orders.unpack_order`: the order in which a backward will unpack saved tensors."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ..schedule.policy import AnyPolicy, is_dynamic, policy_name
 from .policies import find_policy
 from .simulate import schedule
 
-_MOST_ROWS = 40  # of a table that is shown; records() has all
-_MOST_TEXT = 40  # characters of what a pack hook gave
+_MOST_ROWS = 40  # rows of a displayed table; records() has all
+_MOST_TEXT = 40  # characters of a pack hook's result
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -40,17 +40,17 @@ def _gone() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """A saved tensor that a backward is going to unpack.
+    """A saved tensor that a backward will unpack.
 
     Attributes:
-        place: of its task among all tasks of the order, from 0.
-        task: the id of the task whose node keeps it.
-        slot: what the node calls it: "self", "result", "mat2", ...; "tensors" for a custom Function's.
-        shape, dtype: the tensor's. None of one that `saved_tensors_hooks` packed, which only unpacking shows; the shape
-            is None of nested tensors, too.
-        packed_as: what the pack hook gave, in words; None of a tensor that was not packed.
-        module: the path of the innermost module whose call made the node; None where no capture saw it.
-        source: the user's line that made the node.
+        place: the place of its task in the order, from 0.
+        task: the id of the task whose node saved it.
+        slot: its name in the node: "self", "result", "mat2", ...; "tensors" for a custom Function.
+        shape, dtype: shape and dtype of the tensor; None if a hook packed it, because only unpacking reveals them. The
+            shape of a nested tensor is None.
+        packed_as: a description of the pack hook's result; None if the tensor is not packed.
+        module: the path of the innermost module whose call created the node; None without a capture.
+        source: the user's line that created the node.
     """
 
     place: int
@@ -65,31 +65,31 @@ class Unpack:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of a dense tensor of this shape."""
+        """Bytes of a dense tensor of this shape; None if the shape is unknown."""
         return None if self.shape is None or self.dtype is None else prod(self.shape) * self.dtype.itemsize
 
     @property
     def packed(self) -> object:
-        """What the pack hook gave, as long as something else keeps it: a handle that says which state it stands for.
+        """The pack hook's result, such as a handle, as long as something else keeps it alive.
 
-        None where nothing was packed, and of tuples, lists and dicts, which can't be watched without keeping them.
+        None if nothing was packed, and for tuples, lists and dicts, which do not support weak references.
         """
         return self._packed()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnpackOrder(ShownAsFindings):
-    """In which order a backward unpacks what the forward saved. In a notebook the table shows itself.
+    """The order in which a backward unpacks saved tensors. In a notebook it displays a table.
 
     Attributes:
         graph: the graph, without its nodes.
         policy: the policy's name.
-        rows: the saved tensors in the order in which they are unpacked. Those of one task come together, when it runs;
-            in which order among themselves, its own code decides.
-        hidden: the ids of the tasks that keep what Python can't see, in the order in which they run: CopySlices, and
-            C++ nodes of extensions.
-        inside: the ids of those that run a backward of their own, whose saved tensors are not listed: reentrant
-            checkpoints, and compiled regions as far as they keep more than their node shows.
+        rows: the saved tensors in the order in which they are unpacked. Those of one task are unpacked together when it
+            runs; the order among them is up to its code.
+        hidden: the ids of tasks whose saved tensors Python cannot see, in execution order: CopySlices, and C++ nodes of
+            extensions.
+        inside: the ids of tasks that run a nested backward, whose saved tensors are not listed: reentrant checkpoints,
+            and compiled regions that save more than their node shows.
     """
 
     graph: Graph
@@ -109,16 +109,15 @@ class UnpackOrder(ShownAsFindings):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The ids of the tasks that unpack, each once, in the order in which they do."""
+        """The ids of the tasks that unpack, in execution order."""
         return tuple(dict.fromkeys(row.task for row in self.rows))
 
     @cached_property
     def packed_order(self) -> tuple[int, ...] | None:
-        """The ids of the same tasks in the order in which the forward saved for them.
+        """The ids of the same tasks in the order in which their tensors were packed.
 
-        A node saves when it is made, so this is the order of creation. Sequence numbers give it for a forward of one
-        thread, each of which counts for itself; where several threads took part, the times of a capture do. None where
-        that is seen and no capture was there.
+        A node saves its tensors when it is created. Sequence numbers give the order of creation within one thread; for
+        a forward in several threads, the times of a capture do. None for several threads without a capture.
         """
         tasks = [self.graph.tasks[task_id] for task_id in self.tasks]
         operations = [task.operation for task in tasks]
@@ -130,14 +129,14 @@ class UnpackOrder(ShownAsFindings):
         leaves = [task.is_leaf for task in self.graph.tasks]
         for edge in self.graph.edges:
             if not leaves[edge.next_task] and numbers[edge.task] <= numbers[edge.next_task]:
-                return None  # what uses a tensor is newer than what made it, in one thread
+                return None  # within a thread, a consumer is newer than the producer
         return tuple(task.id for task in sorted(tasks, key=lambda task: task.sequence_nr))
 
     @cached_property
     def out_of_order(self) -> tuple[Unpack, int] | None:
-        """The first that is not unpacked in the reverse of packing, and the id of the task that would have been next.
+        """The first tensor not unpacked in reverse packing order, and the id of the task that would have been next.
 
-        None where all come in reverse, or where the order of packing is not known.
+        None if all are in reverse order, or if the packing order is unknown.
         """
         packed = self.packed_order
         if packed is None:
@@ -149,13 +148,13 @@ class UnpackOrder(ShownAsFindings):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """The result as sentences."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
         tasks = self.tasks
         if not self.rows:
-            yield "No node of this graph keeps a tensor that Python can see."
+            yield "No node of this graph has a saved tensor that Python can see."
         else:
             known = [row.nbytes for row in self.rows if row.nbytes is not None]
             sizes = f", {size_text(sum(known))} in all" if len(known) == len(self.rows) else ""
@@ -165,37 +164,37 @@ class UnpackOrder(ShownAsFindings):
             )
             yield self._against_packing()
         if len(self.rows) > len(tasks):
-            yield "Those of one task come together; their order among themselves is for its own code to decide."
+            yield "The tensors of one task are unpacked together; their order is up to the task's code."
         if packed := sum(row.packed_as is not None for row in self.rows):
             which = "1 of them was" if packed == 1 else f"{packed:,} of them were"
             which = "All were" if packed == len(self.rows) > 1 else which
-            yield f"{which} packed by saved_tensors_hooks, so the shape is not known before the unpack hook has run."
+            yield f"{which} packed by saved_tensors_hooks, so their shapes are unknown until the unpack hook runs."
         if self.hidden:
             names = joined([told_apart(self.graph, task) for task in self.hidden])
-            yield f"What these keep can't be seen from Python, and is not listed: {names}."
+            yield f"Python cannot see the saved tensors of these tasks, so they are not listed: {names}."
         if self.inside:
             names = joined([told_apart(self.graph, task) for task in self.inside])
-            yield f"What is unpacked inside of these is not listed: {names}."
+            yield f"Tensors unpacked inside these tasks are not listed: {names}."
 
     def _against_packing(self) -> str:
         if self.packed_order is None:
             return (
-                "In which order they were packed is not known: the forward ran in several threads, and sequence "
-                "numbers are each thread's own."
+                "The packing order is unknown: the forward ran in several threads, and sequence numbers are "
+                "counted per thread."
             )
         found = self.out_of_order
         if found is None:
-            return "They come in exactly the reverse of the order in which they were packed."
+            return "They are unpacked in exactly the reverse of the packing order."
         row, expected = found
         describe = self.graph.describe
         return (
-            f"The first that comes out of order, against the reverse of packing: {describe(row.task)}, the "
+            f"The first one that is not in reverse packing order: {describe(row.task)}, the "
             f"{nth(self.tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
         )
 
     @cached_property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first; of a long one the beginning."""
+        """The table as text cells, headings first; at most 40 rows."""
         rows = [["place", "task", "saved as", "tensor", "bytes", "module", "line"]]
         for row in self.rows[:_MOST_ROWS]:
             rows.append(
@@ -233,7 +232,7 @@ class UnpackOrder(ShownAsFindings):
 
     @property
     def right(self) -> Sequence[str]:
-        """The headings of columns of numbers."""
+        """Headings of numeric columns."""
         return _RIGHT
 
     __repr__ = ShownAsFindings.__str__
