@@ -82,7 +82,7 @@ def outlined(svg: str, colours: Sequence[str]) -> list[list[float]]:
 
 
 def hues(shown: ShownDeck) -> list[str]:
-    script = "deck => [0, 1, 2, 3].map(at => getComputedStyle(deck).getPropertyValue(`--g${at}`))"
+    script = "deck => [0, 1, 2, 3].map(at => getComputedStyle(deck).getPropertyValue(`--hue${at}`))"
     return shown.evaluate(script)
 
 

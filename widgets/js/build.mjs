@@ -1,14 +1,17 @@
-// Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
-// the slider of plans for mirroring, the page of a training loop and the figures of a study into scripts that a page has
-// inside, widgets/static/frontier.js, loop.js and figures.js.
-// `--tests` bundles tests/*.test.ts into out/tests.mjs for node's own test runner, which starts a process for each file.
+// Bundles the deck into one ES module, widgets/static/deck.js, which includes its style sheet and loads nothing later.
+// The recompute frontier, the training page and the figures of a study become scripts that are embedded in pages:
+// widgets/static/frontier.js, loop.js and figures.js.
+// `--tests` bundles tests/*.test.ts into the single file out/tests.mjs, because node's test runner starts a process for
+// each file.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import * as esbuild from "esbuild";
 import { minify } from "terser";
 
 const COLOURS = JSON.parse(readFileSync(new URL("../../inspector/drawing/colours.json", import.meta.url), "utf8"));
 
-/** A style sheet is imported as its minified text. In it `--colours: dark` stands for the colours of a theme. */
+/**
+ * Plugin that imports a style sheet as its minified text, with `--colours: dark` replaced by the colours of the theme.
+ */
 const styles = {
   name: "styles",
   setup(build) {
@@ -16,16 +19,16 @@ const styles = {
       const source = readFileSync(path, "utf8").replace(/--colours: (\w+);/g, (_, theme) =>
         Object.entries({ ...COLOURS[theme], ...COLOURS[`deck ${theme}`] }).map(([name, colour]) => `--${name}: ${colour};`).join(""));
       const { code } = await esbuild.transform(source, { loader: "css", minify: true });
-      const contents = code.replace(/--[\w-]+:[^;}]*/g, (own) => own.replace(/([:,]) /g, "$1")); // which esbuild leaves alone
+      const contents = code.replace(/--[\w-]+:[^;}]*/g, (own) => own.replace(/([:,]) /g, "$1")); // esbuild keeps these spaces
       return { contents, loader: "text" };
     });
   },
 };
 
 /**
- * What is private to a class, and called so in no other file, and members in camelCase: 2 % of the page, as a letter each.
- * A document's names are in snake_case, the browser's are in TypeScript's own declarations, and what is looked up by a
- * text is that text somewhere.
+ * Return a pattern of the member names to shorten: private members whose names no other file uses, and members in
+ * camelCase. Shortening them saves 2 % of the bundle. It is safe because the fields of documents are in snake_case, the
+ * browser's names are excluded by TypeScript's declarations, and names used as strings are excluded by their texts.
  */
 function shortNames() {
   const sources = new URL("src/", import.meta.url);
@@ -33,7 +36,7 @@ function shortNames() {
     const text = readFileSync(new URL(path, sources), "utf8").replace(/\/\*[^]*?\*\/|\/\/.*/g, "");
     const own = [...text.matchAll(/\bprivate (?:readonly |async |get )*(\w+)/g)].map(([, name]) => name);
     const members = text.match(/(?<=^ +(?:readonly |async |get )*)[a-z]+[A-Z]\w*(?=[?!]?[:(])/gm);
-    const elsewhere = text.match(/(?<=(?<!\bthis)\.)\w+/g); // of other objects than its own
+    const elsewhere = text.match(/(?<=(?<!\bthis)\.)\w+/g); // members of other objects
     const texts = text.match(/(?<=["'`]|\bdataset\.)\w+/g);
     return { own: new Set(own), used: new Set(text.match(/\w+/g)), elsewhere: new Set(elsewhere), members, texts };
   });
@@ -53,7 +56,10 @@ function browsersNames() {
   return files.flatMap((path) => readFileSync(new URL(path, packages), "utf8").match(/\w+/g));
 }
 
-/** What esbuild wrote, 2 % smaller. Safe here: no getter of ours does anything, and nobody alters Array, String and Math. */
+/**
+ * Minify esbuild's output by another 2 %. The unsafe options are safe here: getters have no side effects, and no code
+ * modifies Array, String or Math.
+ */
 async function smaller(outfile, module) {
   const path = new URL(outfile, import.meta.url);
   const compress = { passes: 3, hoist_funs: true, pure_getters: true, unsafe: true, unsafe_arrows: true };

@@ -1,6 +1,9 @@
-/** Binary searches. */
+/** Binary search. */
 
-/** The first of `count` places where `holds` is true, and then stays true; `count` if it never is. */
+/**
+ * Return the first of `count` places where `holds` is true, or `count` if there is none. `holds` must stay true from
+ * there on.
+ */
 export function firstWhere(count: number, holds: (place: number) => boolean): number {
   let [low, high] = [0, count];
   while (low < high) {
@@ -11,17 +14,17 @@ export function firstWhere(count: number, holds: (place: number) => boolean): nu
   return low;
 }
 
-/** How many of the sorted values are less than `limit`. */
+/** Return the number of sorted values that are less than `limit`. */
 export function countBelow(sorted: ArrayLike<number>, limit: number): number {
   return firstWhere(sorted.length, (at) => sorted[at] >= limit);
 }
 
-/** How many of the sorted values are at most `limit`. */
+/** Return the number of sorted values that are at most `limit`. */
 export function countUpTo(sorted: ArrayLike<number>, limit: number): number {
   return firstWhere(sorted.length, (at) => sorted[at] > limit);
 }
 
-/** The index of the last of the sorted values that is at most `limit`; 0 if none is. */
+/** Return the index of the last sorted value that is at most `limit`; 0 if there is none. */
 export function lastUpTo(sorted: ArrayLike<number>, limit: number): number {
   return Math.max(0, countUpTo(sorted, limit) - 1);
 }

@@ -1,13 +1,13 @@
-/** Canvases as sharp as the screen, and text on them. */
+/** Canvases at the screen's resolution, and their fonts, colours and hatching. */
 
 export const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 
-/** The deck's small type; `weight` 400, or 600 for what is named first. */
+/** Return the font of the deck's small text; `weight` is 600 for emphasis. */
 export function smallType(weight: 400 | 600): string {
   return `${weight} 11px ${FONT}`;
 }
 
-/** An empty canvas of this size in CSS pixels, which are the units of what is drawn. */
+/** Resize and clear a canvas. Drawing uses CSS pixels. */
 export function fit(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   const context = canvas.getContext("2d")!;
   const ratio = devicePixelRatio;
@@ -24,7 +24,10 @@ export function fit(canvas: HTMLCanvasElement, width: number, height: number): C
 
 const mixes = new Map<string, string>();
 
-/** Of `share` one colour and for the rest another one: opaque, so that layers don't shine through. */
+/**
+ * Return the opaque mix of two colours, `share` of the first. A transparent colour would let lower layers shine
+ * through.
+ */
 export function mixed(colour: string, ground: string, share: number): string {
   const key = `${colour} ${ground} ${share}`;
   let mix = mixes.get(key);
@@ -36,7 +39,7 @@ export function mixed(colour: string, ground: string, share: number): string {
   return mix;
 }
 
-/** Red, green and blue of any CSS colour, as the browser reads it. */
+/** Return the red, green and blue of any CSS colour, as parsed by the browser. */
 function channels(colour: string): number[] {
   const probe = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
   probe.fillStyle = colour;
@@ -44,7 +47,7 @@ function channels(colour: string): number[] {
   return [...probe.getImageData(0, 0, 1, 1).data.slice(0, 3)];
 }
 
-/** Lines across a rectangle, upwards to the right, `gap` apart; `shift` moves all of them to the left. */
+/** Draw diagonal lines across a rectangle, rising to the right, `gap` apart and shifted left by `shift`. */
 export function hatch(
   pen: CanvasRenderingContext2D,
   [x, y, width, height]: readonly [number, number, number, number],

@@ -1,4 +1,4 @@
-/** Puts a deck on the screen: one store, its views, and the frames in which they are drawn. */
+/** Mounting of a deck: one store, its views, and the frames in which they are drawn. */
 
 import styles from "./deck.css";
 import queueStyles from "./views/queue.css";
@@ -20,12 +20,13 @@ import { followTheme, readColours } from "./views/theme.ts";
 import { makeTimeline } from "./views/timeline.ts";
 import { makeTip } from "./views/tooltip.ts";
 
-/** Builds the deck in `host`. Returns what takes it away, with all listeners and timers. */
+/** Build the deck in `host`. Return a function that removes it with all listeners and timers. */
 export function mountDeck(host: HTMLElement, store: Store): () => void {
   const shadow = host.shadowRoot ?? host.attachShadow({ mode: "open" });
-  const style = el("style", {}, queueStyles, styles); // the second changes the first by width and colours
+  // the second style sheet overrides widths and colours of the first
+  const style = el("style", {}, queueStyles, styles);
   const root = el("div", { class: "deck", tabindex: "-1", role: "region", "aria-label": "tapescope deck" });
-  // JupyterLab must leave the deck's keys and its context menu alone.
+  // JupyterLab must not handle the deck's keys and its context menu.
   host.dataset.lmSuppressShortcuts = "true";
   host.dataset.jpSuppressContextMenu = "true";
   shadow.replaceChildren(style, root);
@@ -33,7 +34,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const player = playerOf(store);
   const views: View[] = [];
-  /** The views that the next frame draws. */
+  /** Views to draw in the next frame. */
   const wanted = new Set<View>();
   let handle = 0;
   const request = () => {
@@ -47,10 +48,10 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const redrawAll = () => views.forEach(redraw);
   const frame = (now: number) => {
     handle = 0;
-    const isShown = root.clientWidth > 0; // asked before anything is written: after it the page would be laid out for that
+    const isShown = root.clientWidth > 0; // read before any write; reading it afterwards would force a layout
     player.frame(now);
-    // JupyterLab hides everything while it changes its theme: what is drawn without a size would stay blank. To observe
-    // anew tells of the next size, even if it is the one before.
+    // JupyterLab hides the whole page while it changes its theme, and canvases drawn without a size would stay blank.
+    // Observing again reports the next size even if it equals the last one.
     if (!isShown) {
       resize.disconnect();
       resize.observe(root);
@@ -59,7 +60,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     }
     for (const view of views) if (wanted.delete(view) && view.draw?.(now)) wanted.add(view);
     if (wanted.size || store.state.playing) request();
-    else if (stage.colours.bg) root.dataset.rests = ""; // all that was asked for is seen
+    else if (stage.colours.bg) root.dataset.rests = ""; // every requested frame has been drawn
   };
   const tip = makeTip();
   const stage: Stage = {
@@ -93,7 +94,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
       root.dataset.status = store.state.status;
       root.dataset.policy = store.replay.schedule.policy;
     }
-    request(); // it may have begun to play
+    request(); // playback may have started
   };
   const repaint = () => {
     stage.colours = readColours(root);
@@ -102,7 +103,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const unbind = [store.subscribe(update), bindKeys(stage), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
-  // JupyterLab puts the deck into its page after this: only then it has a size and its style sheet colours.
+  // JupyterLab attaches the deck to its page after this call. Only then it has a size and its style sheet's colours.
   const resize = new ResizeObserver(() => (stage.colours.bg ? redrawAll() : repaint()));
   resize.observe(root);
 

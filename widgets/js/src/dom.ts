@@ -1,8 +1,8 @@
-/** Elements by one call. Text is always set as text, never parsed: names and code come from the user. */
+/** Creation of elements. Text is set as text, never parsed, because names and code come from the user. */
 
 type Child = Node | string;
 
-/** An HTML element with attributes and children. `class: ""` and undefined values are left out. */
+/** Create an HTML element with attributes and children. `class: ""` and undefined values are omitted. */
 export function el<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Record<string, string | undefined> = {},
@@ -16,7 +16,7 @@ export function el<K extends keyof HTMLElementTagNameMap>(
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An SVG element. */
+/** Create an SVG element. */
 export function svg<K extends keyof SVGElementTagNameMap>(
   tag: K,
   attributes: Record<string, string | number> = {},

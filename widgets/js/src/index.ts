@@ -1,25 +1,25 @@
-/** The module that anywidget loads; also what a saved page calls. */
+/** The module that anywidget loads; saved pages call its `show`. */
 
 import { el } from "./dom.ts";
 import { DocumentError } from "./model/check_document.ts";
 import { readDocument } from "./model/read_document.ts";
 import { mountDeck } from "./deck.ts";
-import { type Model, openLink, tell } from "./kernel_link.ts";
+import { type Model, openLink, send } from "./kernel_link.ts";
 import { Store } from "./store.ts";
 
 /**
- * One store per model, shared by all of its views. anywidget gives each of them a model of its own, deaf once that view
- * is closed; the one of `initialize` hears as long as there is a model.
+ * Stores by model id, shared by all views of a model. anywidget passes each view its own model object, which receives
+ * nothing after the view is closed. The one passed to `initialize` receives messages as long as the model exists.
  */
 const stores = new Map<string, { store: Promise<Store>; views: number }>();
 
 function initialize({ model }: { model: Model }): () => void {
   const id = String(model.get("_id"));
   const store = openLink(model);
-  store.catch(() => {}); // `render` says what is wrong
+  store.catch(() => {}); // `render` reports the error
   stores.set(id, { store, views: 0 });
   return () => {
-    model.off(); // a notebook keeps some models that are gone: what listens to them would keep the whole document
+    model.off(); // a notebook keeps references to removed models; their listeners would keep the whole document alive
     stores.delete(id);
   };
 }
@@ -42,12 +42,13 @@ async function render({ model, el: host }: { model: Model; el: HTMLElement }): P
     take();
     still.remove();
     if (--shared.views) return;
-    shared.store.then((store) => store.update({ playing: false }), () => {}); // or it would run on when shown again
-    tell(model, { kind: "unseen" });
+    // otherwise playback would continue when the deck is shown again
+    shared.store.then((store) => store.update({ playing: false }), () => {});
+    send(model, { kind: "unseen" });
   };
 }
 
-/** The picture that stands for the deck where no page runs is another output of the same cell. */
+/** Hide the still picture of the deck, another output of the same cell that serves pages without scripts. */
 function hideStill(id: string): HTMLElement {
   const still = `tapescope-still-${CSS.escape(id)}`;
   const style = el("style", {}, `.jp-OutputArea-child:has(img[src*="${still}"]) { display: none }`);
@@ -55,7 +56,7 @@ function hideStill(id: string): HTMLElement {
   return style;
 }
 
-/** Shows a saved deck: `data` is its document, gzipped. */
+/** Show a saved deck. `data` is its document, gzipped. */
 export async function show(host: HTMLElement, data: BufferSource): Promise<void> {
   try {
     mountDeck(host, new Store(await readDocument(data), null));
@@ -68,7 +69,7 @@ function refuse(host: HTMLElement, error: unknown): () => void {
   const known = error instanceof DocumentError;
   const said = known ? error.message : `The deck could not be shown: ${String(error)}`;
   const notice = el("p", { role: "alert", style: "font: 13px/1.5 system-ui, sans-serif; margin: 12px" }, said);
-  // Half a deck may stand in the shadow root already, and what is outside of that would not be seen.
+  // The shadow root may contain half a deck, and it would hide content outside of it.
   if (host.shadowRoot) host.shadowRoot.replaceChildren(notice);
   else host.append(notice);
   if (!known) console.error(error);

@@ -1,22 +1,22 @@
-/** The page's end of a session or a recording: what anywidget's model carries, as a store and its link. */
+/** The page's side of a session or a recording: anywidget's model as a store and its link. */
 
 import { areEqual } from "./equal_sets.ts";
 import { readDocument, readJson } from "./model/read_document.ts";
 import type { StopPoint } from "./model/stops.ts";
 import { type Changed, type Command, type Link, type Progress, Store } from "./store.ts";
 
-/** What anywidget gives as `model`. */
+/** The `model` argument of anywidget. */
 export interface Model {
   get(name: string): unknown;
   set(name: string, value: unknown): void;
   save_changes(): void;
   send(content: unknown): void;
-  on(event: string, listener: (...given: never[]) => void): void;
-  /** Takes away all that was listened to by `on`. */
+  on(event: string, listener: (...args: never[]) => void): void;
+  /** Remove all listeners added by `on`. */
   off(): void;
 }
 
-/** As widgets/deck/live_publisher.py sends it; the news themselves are in a buffer. */
+/** A message of widgets/deck/live_publisher.py; its content is in a buffer. */
 interface Message {
   kind: "heard" | "news" | "back";
   count?: number;
@@ -25,20 +25,21 @@ interface Message {
 /** Milliseconds without an answer after which the page says that the kernel is silent. */
 const SILENCE = 4000;
 
-/** The store of a model: its document, kept up to date by its messages, and what both sides may choose. */
+/** Return the store of a model. Its messages keep the document and the shared choices up to date. */
 export function openLink(model: Model): Promise<Store> {
   const kernel = new KernelLink(model, (trouble) => {
     later((store) => store.update({ trouble, playing: false, checking: null }));
   });
   const choices = new Choices(model);
   const opening = open(model, kernel, choices);
-  // Messages come while the document is still read, and each takes its time to unpack: they keep their order.
+  // Messages arrive while the document is still being read, and each takes time to decompress. The chain of promises
+  // preserves their order.
   let last: Promise<unknown> = opening.catch(() => {});
   const later = (act: (store: Store) => void | Promise<void>) => {
     last = last.then(() => opening.then(act)).catch((error: unknown) => console.error(error));
   };
   model.on("msg:custom", (message: Message, buffers: DataView<ArrayBuffer>[]) => {
-    if (message.kind === "heard") kernel.heard();
+    if (message.kind === "heard") kernel.acknowledge();
     else if (message.kind === "back") later((store) => store.back(message.count));
     else if (message.kind === "news") later((store) => take(store, kernel, buffers[0]));
   });
@@ -69,14 +70,18 @@ async function take(store: Store, kernel: KernelLink, news: DataView<ArrayBuffer
 
 const CHOICES = ["selection", "breakpoints", "_stops"] as const;
 
-/** The selected task and the breakpoints of tasks, which the page and Python share; all stops, which Python tells. */
+/**
+ * Choices synchronized with Python: the selected task and breakpoints in both directions, all stops from Python only.
+ */
 class Choices {
-  /** A model tells of what is set in it, too: that is no news to the page. */
+  /**
+   * True while the page itself sets a trait: the model reports such changes, too, and they must not be applied again.
+   */
   isSharing = false;
 
   constructor(private readonly model: Model) {}
 
-  /** Takes what was chosen in Python, where any number may stand for a task. */
+  /** Apply a choice made in Python, where any number may stand for a task. */
   take(store: Store, name: (typeof CHOICES)[number], chosen: unknown): void {
     const isTask = (task: unknown) => Number.isInteger(task) && (task as number) in store.graph.titles;
     if (name === "selection") store.update({ selected: isTask(chosen) ? (chosen as number) : null });
@@ -88,7 +93,7 @@ class Choices {
     }
   }
 
-  /** Tells Python what was chosen here. */
+  /** Send the page's choices to Python. */
   share({ state }: Store, changed: Changed): void {
     const { model } = this;
     const { selected, breakpoints } = state;
@@ -101,15 +106,15 @@ class Choices {
       if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
       model.save_changes();
     } catch (error) {
-      console.error(error); // the views have to hear of the change, too
+      console.error(error); // the other views must still receive the change
     } finally {
       this.isSharing = false;
     }
   }
 }
 
-/** Sends a message. Returns whether there is a kernel to send it to. */
-export function tell(model: Model, content: unknown): boolean {
+/** Send a message. Return whether there is a kernel to receive it. */
+export function send(model: Model, content: unknown): boolean {
   try {
     model.send(content);
     return true;
@@ -127,20 +132,20 @@ class KernelLink implements Link {
     private readonly gone: (trouble: string) => void,
   ) {}
 
-  /** Asks how things are now, and for what has happened since the document was packed. */
+  /** Request the current state, and everything that happened since the document was written. */
   greet(revision: number): void {
-    tell(this.model, { kind: "hello", revision });
+    send(this.model, { kind: "hello", revision });
   }
 
-  /** The kernel has taken the command, and is going to answer. */
-  heard(): void {
+  /** Note that the kernel has received the command and will answer. */
+  acknowledge(): void {
     clearTimeout(this.timer);
   }
 
-  /** The kernel has said what a command did. */
+  /** Note that the kernel has answered a command. */
   answered(): void {
     this.busy = false;
-    this.heard();
+    this.acknowledge();
   }
 
   step(count: number): void {
@@ -179,15 +184,15 @@ class KernelLink implements Link {
   }
 
   private send(content: unknown): void {
-    if (tell(this.model, content)) return;
+    if (send(this.model, content)) return;
     this.answered();
-    this.gone("This deck's kernel is gone: it was restarted or shut down. Run the cell again.");
+    this.gone("The kernel of this deck was restarted or shut down. Run the cell again.");
   }
 
   private silent(): void {
     this.busy = false;
     this.gone(
-      "The kernel does not answer. If it is busy, the deck goes on when it is free; if it was restarted, run the cell again.",
+      "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
     );
   }
 }

@@ -1,12 +1,12 @@
-/** What theme the page around has, asked in one place by deck, loop and slider. */
+/** Theme of the surrounding page; used by the deck, the training page and the recompute frontier. */
 
 export type Around = "light" | "dark";
 
 const SAID_BY = ["data-jp-theme-light", "data-theme", "theme", "class"];
 
 /**
- * JupyterLab, VS Code and marimo say it on their body, Colab on its root; undefined where nobody does, and the system's
- * preference is to be asked.
+ * Return the theme of the surrounding page. JupyterLab, VS Code and marimo set it on the body, Colab on the root
+ * element. Return undefined if none does; the system's preference applies then.
  */
 export function themeAround(): Around | undefined {
   const { jpThemeLight, theme = document.documentElement.getAttribute("theme") } = document.body.dataset;
@@ -19,14 +19,14 @@ export function themeAround(): Around | undefined {
   return theme === "dark" || theme === "light" ? theme : undefined;
 }
 
-/** Calls `changed` whenever the page may have said something else. */
+/** Call `changed` whenever the page's theme may have changed. */
 export function watchAround(changed: () => void): MutationObserver {
   const observer = new MutationObserver(changed);
   for (const element of [document.documentElement, document.body]) observer.observe(element, { attributeFilter: SAID_BY });
   return observer;
 }
 
-/** Keeps `data-theme` of a page that asks the system in its own style sheet. */
+/** Keep `data-theme` up to date on a page whose style sheet follows the system otherwise. */
 export function followAround(root: HTMLElement): void {
   const apply = () => {
     const theme = themeAround();

@@ -1,25 +1,28 @@
-/** Plays a deck: so many tasks a second, up to a breakpoint or the end. */
+/** Playback of a deck: a number of tasks per second, up to a breakpoint or the end. */
 
 import type { Store } from "./store.ts";
 
-/** Longest time between two frames that playing makes up for, milliseconds. */
+/** Longest gap between two frames that playback makes up for, milliseconds. */
 const LONGEST_FRAME = 100;
-/** The longest time for which the kernel is given tasks at once, milliseconds: so long a pause may take. */
+/** Longest time for which the kernel receives tasks at once, milliseconds. Pausing takes at most this long. */
 const LONGEST_ORDER = 250;
-/** How long is looked at to say what speed it comes to, milliseconds. */
+/** Time over which the actual speed is measured, milliseconds. */
 const LOOKED_AT = 1000;
-/** A speed that is so near to what was asked for is not worth a word. */
+/** Share of the requested speed above which the actual speed is not reported. */
 const KEEPS_UP = 0.9;
 
 export class Player {
   private last: number | null = null;
   private owed = 0;
-  /** When the speed was last looked at, and where it was then. */
+  /** Time and position at the last measurement of the speed. */
   private mark: { now: number; t: number } | null = null;
 
   constructor(private readonly store: Store) {}
 
-  /** Called at each frame by every view of the store. In one frame they give the same time: they don't play it twice. */
+  /**
+   * Advance to a frame. All views of the store call this; views in the same frame pass the same time, so nothing is
+   * played twice.
+   */
   frame(now: number): void {
     const { playing, speed } = this.store.state;
     if (!playing) {
@@ -32,16 +35,16 @@ export class Player {
     this.last = now;
     this.owed = Math.min(this.owed + (elapsed / 1000) * speed, Math.max(1, (LONGEST_ORDER / 1000) * speed));
     this.measure(now);
-    if (this.store.waits) return; // the kernel is given more at once, rather than nothing for these frames
+    if (this.store.waits) return; // sends more tasks at once later instead of none in these frames
     const due = Math.floor(this.owed);
     this.owed -= due;
     if (due) this.play(due);
   }
 
-  /** Says what speed it comes to, where that is less than what was asked for: the kernel, or the page, has its own. */
+  /** Report the actual speed if it is below the requested one, because the kernel or the page is slower. */
   private measure(now: number): void {
     const { t, front, speed, reached } = this.store.state;
-    const at = this.store.isLive ? Math.min(t, front) : t; // what is only planned has not been reached
+    const at = this.store.isLive ? Math.min(t, front) : t; // positions beyond the front are only planned
     if (!this.mark || at < this.mark.t) this.mark = { now, t: at };
     const elapsed = now - this.mark.now;
     if (elapsed < LOOKED_AT) return;
@@ -68,7 +71,7 @@ export class Player {
 
 const players = new WeakMap<Store, Player>();
 
-/** The one player of a store. */
+/** Return the store's only player. */
 export function playerOf(store: Store): Player {
   let player = players.get(store);
   if (!player) players.set(store, (player = new Player(store)));

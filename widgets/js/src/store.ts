@@ -1,4 +1,4 @@
-/** The one state of a deck's page, shared by all of its views, and what changes it. */
+/** State of a deck's page, shared by all of its views, and the actions that change it. */
 
 import { type AxisKind, WHOLE, type Zoom } from "./model/axis.ts";
 import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
@@ -14,63 +14,65 @@ export type Theme = "light" | "dark";
 export type Status = "trace" | "stopped" | "running" | "finished" | "failed" | "closed";
 
 export interface State {
-  /** The position that is shown: so many tasks of the shown schedule have run, the next one is looked at. */
+  /** Shown position: number of tasks of the shown schedule that have run. The next task is the current one. */
   t: number;
-  /** The schedule that is shown. */
+  /** Index of the shown schedule. */
   tab: number;
-  /** How many tasks of the session's own order have run. What lies beyond is planned. */
+  /** Number of tasks of the session's own order that have run; later ones are planned. */
   front: number;
   status: Status;
-  /** Why a live session failed or does not answer; "" where it does. */
+  /** Reason why the live session failed or does not answer; "" if it works. */
   trouble: string;
   playing: boolean;
   /** Tasks per second. */
   speed: number;
-  /** How many it comes to, where that is notably less; null where it keeps up, or nothing plays. */
+  /** Actual speed if it is notably lower; otherwise, or without playback, null. */
   reached: number | null;
   selected: number | null;
-  /** Tasks with a breakpoint of their own. */
+  /** Tasks with a breakpoint on the task itself. */
   breakpoints: ReadonlySet<number>;
   stops: readonly StopPoint[];
-  /** The tasks before which any breakpoint may stop; follows from the two above. */
+  /** Tasks before which any breakpoint may stop; computed from `breakpoints` and `stops`. */
   marks: Marks;
-  /** The breakpoint or watchpoint at which a live session stands. */
+  /** Breakpoint or watchpoint at which the live session has stopped. */
   stopped: Stopped | null;
-  /** What going back would cost; null where nothing can be taken back. */
+  /** Memory held by the undo history; null if nothing can be undone. */
   history: History | null;
   branches: readonly Branch[];
   checks: Readonly<Record<string, Check>>;
-  /** The task whose check has not been answered. */
+  /** Task whose check is not finished. */
   checking: number | null;
   hoveredTask: number | null;
-  /** The time under the pointer in the timeline, see model/axis.ts: below 0 in the forward. */
+  /** Time under the pointer in the timeline, see model/axis.ts; negative in the forward. */
   hoveredTime: number | null;
   query: string;
-  /** By task whether it matches the query; null without one. */
+  /** For each task, 1 if it matches the query; null without a query. */
   matches: Uint8Array | null;
-  /** Whether the search field has the focus: only then what does not match is faded. */
+  /** True if the search field has the focus; only then tasks that do not match are faded. */
   searching: boolean;
-  /** Whether the memory's scale is that of the shown policy alone. */
+  /** True if the memory scale ignores the other policies. */
   ownScale: boolean;
-  /** What the timeline goes by, and the part of it that is seen. */
+  /** Kind of the timeline's axis; `zoom` is its visible part. */
   axis: AxisKind;
   zoom: Zoom;
-  /** Whether the deck takes the whole window. */
+  /** True if the deck fills the window. */
   isFull: boolean;
-  /** The boxes that are open, see layout/box_tree.ts. */
+  /** Open boxes, see layout/box_tree.ts. */
   open: ReadonlySet<number>;
-  /** The equal layers that were asked for, by the box that is drawn for them. */
+  /** Pinned layers, by the box that represents the equal layers. */
   layers: ReadonlyMap<number, number>;
-  /** "follow": the camera keeps the running task in view; "fit": all in view; "free": the reader has moved it. */
+  /**
+   * "follow": the camera keeps the running task in view; "fit": the whole graph is in view; "free": the user moved it.
+   */
   camera: "follow" | "fit" | "free";
-  /** The groups that are outlined. */
+  /** Direction of the outlined groups. */
   groups: Direction | "off";
-  /** The group, or what was refused, that is picked out, by its index in `Outlines.all`; null for none. */
+  /** Index in `Outlines.all` of the selected group; null if none. */
   group: number | null;
   hoveredGroup: number | null;
-  /** What the reader chose; null: as the page around it. */
+  /** Theme chosen by the user; null to follow the surrounding page. */
   theme: Theme | null;
-  /** Counts up when schedules, memory or records have come from the kernel. */
+  /** Number of updates of schedules, memory or records from the kernel. */
   revision: number;
 }
 
@@ -78,12 +80,12 @@ export type Changed = ReadonlySet<keyof State>;
 
 const MOVES = ["t", "tab", "front", "status", "revision"] as const;
 
-/** Whether another moment is shown, or more has run. Where it does not hold, the pointer may have moved alone. */
+/** Return whether the shown moment or the number of executed tasks changed. If not, perhaps only the pointer moved. */
 export function hasMoved(changed: Changed): boolean {
   return MOVES.some((name) => changed.has(name));
 }
 
-/** What a session's history holds, in bytes, and the first position that it can go back to. */
+/** Bytes held by a session's undo history, and the earliest position that it can return to. */
 export interface History {
   bytes: number;
   gradient_bytes: number;
@@ -91,7 +93,7 @@ export interface History {
   reach: number;
 }
 
-/** What the kernel may be asked for, besides running on. */
+/** Commands to the kernel, besides running tasks. */
 export type Command =
   | { kind: "rewind"; position: number }
   | { kind: "branch" | "delete"; number: number }
@@ -103,38 +105,38 @@ export type Command =
   | { kind: "step"; device: string }
   | { kind: "step_over" | "step_out" | "groups" | "predict" };
 
-/** What runs a live session: the kernel, or nobody in a saved page. */
+/** Connection to a live session; a saved page has none. */
 export interface Link {
-  /** Whether the kernel has not answered the last command yet. */
+  /** True if the kernel has not answered the last command yet. */
   readonly busy: boolean;
-  /** Runs so many tasks. */
+  /** Run this many tasks. */
   step(count: number): void;
-  /** Runs this ready task next. */
+  /** Run this ready task next. */
   stepTask(task: number): void;
   runTo(task: number): void;
-  /** To the next breakpoint, or to the end. */
+  /** Run to the next breakpoint or to the end. */
   run(): void;
   stop(): void;
   setPolicy(policy: string): void;
-  /** Asks for the gradients that wait for a task. */
+  /** Request the gradients in a task's input buffer. */
   inspect(task: number): void;
   ask(command: Command): void;
 }
 
-/** What a live session has done, as widgets/deck/live_publisher.py tells it. */
+/** An update of a live session, sent by widgets/deck/live_publisher.py. */
 export interface Progress {
   position: number;
   status: Status;
   trouble: string;
   stopped: Stopped | null;
   history: History | null;
-  /** Tasks that were taken back; `records` are newer. */
+  /** Tasks that were undone; `records` are newer. */
   forgotten: number[];
   records: Record<string, TaskRecord>;
   checks: Record<string, Check>;
-  /** The session's own schedule, where it is another than before. */
+  /** The session's own schedule, if it changed. */
   live: Schedule | null;
-  /** Those of the other policies, and of branches, where they are. */
+  /** Schedules of other policies and branches, if they changed. */
   others: Schedule[] | null;
   branches: Branch[] | null;
   groups?: Groups | null;
@@ -148,12 +150,12 @@ export class Store {
   readonly graph: DeckGraph;
   readonly state: State;
   readonly speeds = SPEEDS;
-  /** null where nobody has looked for groups. */
+  /** Groups of products; null if the kernel has not searched for them. */
   outlines: Outlines | null;
   private replays: Replay[];
-  /** See `decades`; undefined before somebody asks. */
+  /** Cached value of `decades`; undefined before the first use. */
   private axis: Decades | null | undefined;
-  /** Whose order `marks` are of. */
+  /** Order for which `marks` was computed. */
   private markedFor: Replay;
   private readonly listeners = new Set<(changed: Changed) => void>();
 
@@ -204,7 +206,7 @@ export class Store {
     };
   }
 
-  /** Calls `listener` after each change with the names of what changed. Returns what ends that. */
+  /** Call `listener` after each change with the names of the changed fields. Return a function that unsubscribes it. */
   subscribe(listener: (changed: Changed) => void): () => void {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
@@ -244,132 +246,135 @@ export class Store {
     return this.replay.schedule.memory;
   }
 
-  /** The task at the position shown; -1 at the end. */
+  /** Task at the shown position; -1 at the end. */
   get running(): number {
     return this.replay.running(this.state.t);
   }
 
-  /** The task that the inspector shows. */
+  /** Task shown in the inspector. */
   get shown(): number {
     const { selected } = this.state;
     if (selected !== null) return selected;
     return this.running >= 0 ? this.running : this.replay.running(this.replay.length - 1);
   }
 
-  /** Whether the session itself is on the screen, not another policy's simulation. */
+  /** True if the session's own order is shown, not the simulation of another policy. */
   get isLive(): boolean {
     return this.link !== null && this.state.tab === 0;
   }
 
-  /** The branch whose order is shown, one that the session has left; null for any other order. */
+  /** Abandoned branch whose order is shown; null for any other order. */
   get branch(): Branch | null {
     const { branches, tab } = this.state;
     return (tab && branches.find(({ number }) => this.replay.schedule.policy === `branch ${number}`)) || null;
   }
 
-  /** How many tasks of the shown order have run; of a policy's simulation none have. */
+  /** Number of tasks of the shown order that have run; 0 for a simulation. */
   get reached(): number {
     return this.branch ? this.branch.ran : this.isSimulated ? 0 : this.state.front;
   }
 
-  /** Whether the moment that is shown is one that the session can be taken back to. */
+  /** True if the session can be rewound to the shown moment. */
   get canRewind(): boolean {
     const { t, front, history, status } = this.state;
     const isAtRest = status === "stopped" || status === "finished" || status === "failed";
     return this.isLive && history !== null && history.reach <= t && t < front && isAtRest;
   }
 
-  /** Whether what waits for the task at the position can be changed. */
+  /** True if the input buffer of the task at the position can be edited. */
   get canEdit(): boolean {
     const { t, front, status } = this.state;
     return this.isLive && status === "stopped" && t === front && this.shown === this.running;
   }
 
-  /** How far the shown order can be played: a session that has failed or was closed goes no further. */
+  /** Last position of the shown order that playback can reach; a failed or closed session ends at its front. */
   get limit(): number {
     const { status, front } = this.state;
     return this.isLive && (status === "failed" || status === "closed") ? front : this.replay.length;
   }
 
-  /** Whether what is shown is what another policy would do: nothing of it has run. */
+  /** True if the shown order is the simulation of another policy, of which nothing has run. */
   get isSimulated(): boolean {
     return this.state.tab !== 0 && !this.branch;
   }
 
-  /** Why what is shown at the position is not what runs or has run; null where it is. */
+  /** Reason why the moment at the position is not what runs or has run; null if it is. */
   get unreal(): Unreal | null {
     if (this.isSimulated) return "simulated";
     if (this.failed >= 0) return "failed";
     return this.isAhead ? "planned" : null;
   }
 
-  /** The task that has raised, where it is looked at; -1 for none. */
+  /** Failed task, if the position shows it; else -1. */
   get failed(): number {
     const { status, t, front } = this.state;
     return this.isLive && status === "failed" && t === front ? this.running : -1;
   }
 
-  /** Whether the next task has to wait for the kernel, which runs one, or has not answered yet. */
+  /** True if the next task has to wait for the kernel, which is running one or has not answered yet. */
   get waits(): boolean {
     const { t, front, status } = this.state;
     return this.link !== null && this.isLive && t >= front && (this.link.busy || status === "running");
   }
 
-  /** Whether there is anything to play: from the front of a session that is over nothing goes on. */
+  /** True if playback is possible; it is not from the front of a session that has ended. */
   get canPlay(): boolean {
     const { status, t, front } = this.state;
     return !(this.isLive && t >= front && (status === "failed" || status === "closed"));
   }
 
-  /** Whether a live session stands at what is shown: only there a step runs anything. */
+  /** True if the position is where a live session stands; only there a step runs a task. */
   get isAtFront(): boolean {
     return this.isLive && this.state.t === this.state.front;
   }
 
-  /** How far one can look on from the position: to where a live session stands, from there or ahead of it to the end. */
+  /**
+   * Last position that stepping shows: the front of a live session, or the end if the position is at or beyond the
+   * front.
+   */
   get edge(): number {
     const { t, front } = this.state;
     return this.isLive && t < front ? front : this.replay.length;
   }
 
-  /** Whether what is shown at the position is only planned: the session has not come that far. */
+  /** True if the position is beyond the session's front and therefore only planned. */
   get isAhead(): boolean {
     return !this.isSimulated && this.state.t > this.reached;
   }
 
-  /** How many tasks have run at the moment that is shown: none of those that are only planned. */
+  /** Number of tasks that have run at the shown moment, without planned ones. */
   get ran(): number {
     return Math.min(this.state.t, this.reached);
   }
 
-  /** The histograms' axis: what all gradients that were recorded use of it, so that it stays from task to task. */
+  /** Axis of the histograms: covers all recorded gradients, so that it stays the same from task to task. */
   get decades(): Decades | null {
     this.axis ??= decadesIn(this.document.records);
     return this.axis;
   }
 
-  /** What was recorded of a task: in the session itself, so nothing of what a branch did alone. */
+  /** Return the record of a task in the session itself; records of abandoned branches are not included. */
   record(task: number): TaskRecord | undefined {
     if (this.branch && this.replay.place[task] >= this.branch.forked_at) return undefined;
     return this.document.records[task];
   }
 
-  /** Shows another position. */
+  /** Show another position. */
   go(t: number): void {
     this.update({ t: Math.max(0, Math.min(this.replay.length, Math.round(t))), selected: null });
   }
 
-  /** One task on: shown, or run where a live session stands here. Elsewhere the session stays where it is. */
+  /** Advance by tasks: run them if a live session stands here, otherwise only show the next positions. */
   step(count = 1): void {
     this.update({ playing: false });
     this.advance(count);
   }
 
-  /** As `step`, while it plays. */
+  /** Advance during playback. */
   advance(count: number): void {
     const { t, front, status, playing } = this.state;
     if (this.link && (this.isAtFront || (this.isLive && playing && t > front))) {
-      // What plays waits for the kernel, and plays from where the reader is: the kernel comes after. Each click counts.
+      // Playback waits for the kernel, and plays from the shown position; the kernel catches up. Each click counts.
       if (status === "stopped" && !(playing && this.link.busy)) this.link.step(playing ? t - front + count : count);
     } else this.go(Math.min(t + count, this.edge));
   }
@@ -383,11 +388,11 @@ export class Store {
     const { playing, t } = this.state;
     if (!playing && !this.canPlay) return;
     if (!playing && t >= this.limit) this.go(0);
-    if (playing && this.waits) this.link?.stop(); // the kernel may have been given several tasks
+    if (playing && this.waits) this.link?.stop(); // the kernel may still have several tasks to run
     this.update({ playing: !playing });
   }
 
-  /** To the next breakpoint, or the end. */
+  /** Advance to the next breakpoint or the end. */
   run(): void {
     this.update({ playing: false });
     const limit = this.isLive ? this.state.front : this.replay.length;
@@ -396,7 +401,10 @@ export class Store {
     else this.go(place ?? limit);
   }
 
-  /** To the next position, up to this one, that is before a breakpoint: also where a session was stopped by it. */
+  /**
+   * Return the next position up to `until` that is before a breakpoint, including one that has already stopped the
+   * session.
+   */
   nextStop(until: number): number | null {
     const { order } = this.replay.schedule;
     for (let place = this.state.t + 1; place <= until; place++) {
@@ -405,7 +413,7 @@ export class Store {
     return null;
   }
 
-  /** Until all tasks of the task's module call have run; `out`: of the call around it. */
+  /** Advance until all tasks of the task's module call have run; with `out`, those of the enclosing call. */
   stepOver(out = false): void {
     this.update({ playing: false });
     if (this.link && this.isAtFront) {
@@ -416,7 +424,7 @@ export class Store {
     this.go(this.nextStop(end) ?? end);
   }
 
-  /** To the end, breakpoints or not, of what has run; a live session runs on to its breakpoints. */
+  /** Show the end of what has run, ignoring breakpoints; a live session runs on and stops at its breakpoints. */
   end(): void {
     if (this.isAtFront) return this.run();
     this.update({ playing: false });
@@ -438,25 +446,25 @@ export class Store {
     this.update({ stops: this.state.stops.map((each) => (each.number === number ? { ...each, enabled: on } : each)) });
   }
 
-  /** Deletes a breakpoint or a watchpoint. */
+  /** Delete a breakpoint or a watchpoint. */
   remove({ number, tasks }: StopPoint): void {
     if (this.link) this.link.ask({ kind: "delete", number });
     else this.toggleBreakpoint(tasks[0]);
   }
 
-  /** Takes the session back to what is shown. */
+  /** Rewind the session to the shown position. */
   rewind(): void {
     this.update({ playing: false });
     if (this.canRewind) this.link?.ask({ kind: "rewind", position: this.state.t });
   }
 
-  /** Has a task's backward compared with its forward. */
+  /** Ask the kernel to compare a task's backward with its forward. */
   check(task: number): void {
     this.update({ checking: task });
     this.link?.ask({ kind: "check", task });
   }
 
-  /** Has the session go on from where the shown branch was left. */
+  /** Ask the kernel to continue from the end of the shown branch. */
   takeBranch(): void {
     const { branch } = this;
     if (!branch) return;
@@ -465,21 +473,24 @@ export class Store {
     this.go(this.state.front);
   }
 
-  /** Shows another policy at the same position. */
+  /** Show another policy at the same position. */
   show(tab: number): void {
     if (tab < 0 || tab >= this.schedules.length || tab === this.state.tab) return;
     this.update({ tab, selected: null, playing: false });
     this.go(this.state.t);
   }
 
-  /** Outlines the groups of a direction, of the first one if none is given, or no longer. The kernel may have to look. */
+  /**
+   * Outline the groups of a direction, by default the first one with groups, or hide them. The kernel may have to
+   * search for them first.
+   */
   showGroups(direction: Direction | "off" | null = null): void {
     if (!this.outlines) this.link?.ask({ kind: "groups" });
     const groups = direction ?? (this.state.groups === "off" ? (this.outlines?.directions[0] ?? "backward") : "off");
     this.update({ groups, group: null, hoveredGroup: null });
   }
 
-  /** Has equal layers show this one, or no longer. */
+  /** Show this layer for its equal layers, or return to the automatic choice. */
   pinLayer(box: number, layer: number): void {
     const layers = new Map(this.state.layers);
     if (layers.get(box) === layer) layers.delete(box);
@@ -487,17 +498,17 @@ export class Store {
     this.update({ layers });
   }
 
-  /** Picks out one group, or no longer. */
+  /** Select a group, or deselect it. */
   pickGroup({ index, direction }: Outline): void {
     this.update({ groups: direction, group: this.state.group === index ? null : index });
   }
 
-  /** Whether groups are known, or can be asked for. */
+  /** True if groups are known or the kernel can search for them. */
   get canGroup(): boolean {
     return this.outlines !== null || (this.link !== null && this.state.status !== "closed");
   }
 
-  /** The one that is pointed at, in the list or by one of its tasks, or else the one that was picked out. */
+  /** Group under the pointer, in the list or by one of its tasks; otherwise the selected group. */
   get litGroup(): Outline | null {
     const { groups, group, hoveredGroup, hoveredTask } = this.state;
     if (groups === "off" || !this.outlines) return null;
@@ -512,7 +523,7 @@ export class Store {
     this.update({ query, matches: find(this.replay, query) });
   }
 
-  /** Takes what a live session has done. */
+  /** Apply an update of the live session. */
   progress(news: Progress): void {
     const { document, state } = this;
     const { position, status, trouble, stopped = null } = news;
@@ -527,34 +538,36 @@ export class Store {
       this.outlines = new Outlines(news.groups);
     }
     document.position = position;
-    // Who looks at what is taken back is taken along.
+    // If undone tasks are on screen, the shown position follows the session back.
     const atFront = this.isLive && (state.t >= state.front || state.t > position);
     let { tab } = state;
     if (news.live || news.others) {
       this.replan(news.live, news.others);
       tab = tab && Math.max(0, this.schedules.findIndex((schedule) => schedule.policy === shown));
     }
-    const goesOn = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
-    const comesAfter = state.playing && goesOn && position < state.t;
+    const canContinue = status === "running" || (status === "stopped" && !stopped && !this.isBreakpoint(position));
+    const comesAfter = state.playing && canContinue && position < state.t;
     const moved = atFront && position !== state.t && !comesAfter;
     this.update({
       tab,
       front: position,
       status,
       trouble,
-      stopped: stopped?.why === "asked" ? null : stopped, // who has asked for it knows
+      stopped: stopped?.why === "asked" ? null : stopped, // a stop that the user requested needs no explanation
       history: news.history ?? null,
       branches: news.branches ?? state.branches,
       checks: Object.keys(news.checks ?? {}).length ? { ...state.checks, ...news.checks } : state.checks,
       checking: null,
       revision: state.revision + 1,
-      playing: state.playing && (!atFront || goesOn),
+      playing: state.playing && (!atFront || canContinue),
       ...(moved ? { t: position, selected: null } : {}),
       ...(news.groups ? { group: null, hoveredGroup: null } : {}),
     });
   }
 
-  /** A schedule that stays keeps its replay: those of the other policies are as long, and seldom change. */
+  /**
+   * Replace schedules. Unchanged schedules keep their replays; those of other policies are as long and rarely change.
+   */
   private replan(live: Schedule | null, others: Schedule[] | null): void {
     const { document, graph, replays } = this;
     const [was, ...were] = document.schedules;
@@ -564,8 +577,8 @@ export class Store {
   }
 
   /**
-   * Whether a live session that has come so far stands before a breakpoint of that task: `stopped` says it of the
-   * others, which need not stop each time.
+   * Return whether a live session at this position stands before a breakpoint of its next task. `stopped` covers the
+   * others, which need not stop every time.
    */
   private isBreakpoint(position: number): boolean {
     const { breakpoints, marks } = this.state;

@@ -1,33 +1,36 @@
-/** What every part of the page is. */
+/** Interfaces shared by all parts of the page. */
 
 import type { Tree } from "./layout/box_tree.ts";
 import type { Changed, Store } from "./store.ts";
 
 export interface View {
-  /** Called after each change of the state: brings the DOM up to date. Returns whether it must be drawn. */
+  /** Update the DOM after a change of the state. Return whether the view must be drawn. */
   update(changed: Changed): boolean | void;
-  /** Draws, at most once a frame. Returns whether it must be drawn again in the next: an animation goes on. */
+  /**
+   * Draw the view, at most once per frame. Return whether it must be drawn again in the next frame, because an
+   * animation continues.
+   */
   draw?(now: number): boolean;
   dispose(): void;
 }
 
-/** What views share besides the store. */
+/** Resources that views share besides the store. */
 export interface Stage {
   store: Store;
-  /** The deck's outermost element: has data-theme and the CSS variables. */
+  /** Outermost element of the deck, with data-theme and the CSS variables. */
   root: HTMLElement;
   colours: Colours;
-  /** The user prefers no motion. */
+  /** True if the user prefers reduced motion. */
   still: boolean;
-  /** The boxes of the graph; the graph panel makes it. */
+  /** Boxes of the graph, set by the graph panel. */
   tree: Tree | null;
-  /** Asks that a view is drawn at the next frame. */
+  /** Request a draw of this view in the next frame. */
   redraw(view: View): void;
-  /** Shows a tooltip (text, newlines kept) at a point of `host`, or hides it. */
+  /** Show a tooltip (text, newlines kept) at a point of `host`; hide it if `text` is null. */
   tip(text: string | null, host?: HTMLElement, x?: number, y?: number): void;
 }
 
-/** The CSS variables of the theme, read once per theme. */
+/** CSS variables of the theme, read once per theme. */
 export type Colours = Record<
   | "bg" | "panel" | "sunk" | "line" | "line2" | "ink" | "ink2" | "ink3" | "accent" | "accent-ink" | "accent-soft"
   | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown"

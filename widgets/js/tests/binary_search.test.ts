@@ -1,4 +1,4 @@
-/** Binary searches, against counting one by one. */
+/** Binary searches, compared with linear searches. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

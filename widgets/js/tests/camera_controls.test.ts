@@ -4,7 +4,7 @@ import { Pilot } from "../src/graph/camera_controls.ts";
 
 const windowOf = Object.assign(globalThis, { window: new EventTarget() }).window;
 
-/** What a pilot asks of a canvas. */
+/** The parts of a canvas that CameraControls uses. */
 class Canvas extends EventTarget {
   private captured = new Set<number>();
 

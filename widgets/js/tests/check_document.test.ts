@@ -1,4 +1,4 @@
-/** A damaged document gives a sentence, and never half a page. */
+/** Damaged documents raise an error with a sentence; they are never shown partially. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -12,7 +12,7 @@ const memory: Memory = {
   rows: [{ name: "", module: "", count: 1, nbytes: 8, storages: [0], made_by: "", kept_by: "", freed_by: "" }],
 };
 
-/** With something in each of its lists. */
+/** A document with entries in each of its lists. */
 function whole(): DeckDocument {
   const document = smallDocument();
   document.lines = [{ file: "model.py", short: "model.py:3", line: 3, function: "forward", first: 3, code: ["x = 1"] }];

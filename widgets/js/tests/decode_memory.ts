@@ -1,4 +1,6 @@
-/** Decodes the memories on standard input for tests/widgets/deck/test_deck_memory.py, which compares them with Python's. */
+/**
+ * Decode the memories on standard input for tests/widgets/deck/test_deck_memory.py, which compares them with Python's.
+ */
 
 import { readFileSync } from "node:fs";
 import type { Memory } from "../src/model/document.ts";

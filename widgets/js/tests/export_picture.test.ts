@@ -10,7 +10,7 @@ import { CARD, smallScene } from "./small_scene.ts";
 
 const measure = (spans: readonly Span[]) => spans.reduce((sum, { text, size }) => sum + text.length * size * 0.2, 0);
 
-/** Each colour's own name, so that a picture tells which token it used. */
+/** Colours that are their own names, so that a picture shows the names of the colours it used. */
 const colours = new Proxy({}, { get: (_, name) => String(name) }) as Colours;
 
 function pictureAt(t: number, closed: boolean, module?: string): string {
@@ -21,7 +21,7 @@ function pictureAt(t: number, closed: boolean, module?: string): string {
   return svgPicture({ facts, colours, bytes, title: "Tiny", ...wholeOf(facts) }, measure);
 }
 
-/** The text of each <text>, tags and entities undone. */
+/** Return the text of each <text> without tags and entities. */
 function textsOf(picture: string): string[] {
   const plain = (text: string) =>
     text.replace(/<[^>]*>/g, "").replace(/&(lt|gt|quot|#39|amp);/g, (_, name: string) =>
@@ -30,7 +30,7 @@ function textsOf(picture: string): string[] {
   return [...picture.matchAll(/<text[^>]*>(.*?)<\/text>/gs)].map(([, inner]) => plain(inner));
 }
 
-/** Whether tags are balanced and nothing is left that only a broken document has. */
+/** Check that tags are balanced and that nothing remains that only a malformed document contains. */
 function assertWellFormed(picture: string): void {
   const open: string[] = [];
   const rest = picture.replace(/<(\/?)([a-z]+)((?:\s[\w:-]+="[^"<]*")*)\s*(\/?)>/g, (_, end, name, __, empty) => {

@@ -1,10 +1,10 @@
-/** Figures of saved pages: stacked areas, boxes of a treemap, numbers of an axis, and what is said of a point. */
+/** Figures of saved pages: stacked areas, treemap boxes, axis ticks and hover texts. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { lastUpTo } from "../src/binary_search.ts";
 import { area, stacked } from "../src/figures/areas.ts";
-import { type Told, linesOf } from "../src/figures/data.ts";
+import { type HoverData, linesOf } from "../src/figures/data.ts";
 import { distance } from "../src/figures/items.ts";
 import { squarified } from "../src/figures/tree.ts";
 import { ticksBetween } from "../src/figures/window.ts";
@@ -45,7 +45,7 @@ test("an axis has round numbers, each where it belongs", () => {
 });
 
 test("a point is said by its curve's template, text for text", () => {
-  const told: Told = { texts: ["1 KiB", "made", "%{x} &lt;b&gt;"], lists: [[0, 0], [2, [1, 2]]], figures: {} };
+  const told: HoverData = { texts: ["1 KiB", "made", "%{x} &lt;b&gt;"], lists: [[0, 0], [2, [1, 2]]], figures: {} };
   const said = { say: "<b>heap</b>  %{customdata[0]} after %{x}: %{customdata[1]}", told: [0, 1] };
   assert.deepEqual(linesOf(told, said, 0, "7"), ["<b>heap</b>  1 KiB after 7: %{x} &lt;b&gt;"]);
   assert.deepEqual(linesOf(told, said, 1, "7"), ["<b>heap</b>  1 KiB after 7: made", "%{x} &lt;b&gt;"]);

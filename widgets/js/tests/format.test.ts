@@ -1,4 +1,4 @@
-/** What the queue, the inspector and the search say and offer. */
+/** Texts and suggestions of the queue, the inspector and the search. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -18,8 +18,8 @@ import { dashes } from "../src/views/policy_line_styles.ts";
 import type { DeckDocument } from "../src/model/document.ts";
 
 /**
- * Four tasks: 3 -> 2 and 3 -> 1, 2 -> 0 and 1 -> 0. Tasks 1 and 2 keep the same 64 bytes, 3 a parameter, 0 what the
- * caller holds.
+ * Four tasks: 3 -> 2 and 3 -> 1, 2 -> 0 and 1 -> 0. Tasks 1 and 2 save the same 64 bytes, task 3 a parameter, and task
+ * 0 a tensor held by the caller.
  */
 function diamond(order = [3, 2, 1, 0]): Replay {
   const texts = ["SumBackward0", "cpp", "fc.weight", "blocks.10", "ReluBackward0", "self", "cpu", "", "Linear"];
@@ -58,14 +58,14 @@ function diamond(order = [3, 2, 1, 0]): Replay {
 
 test("a task says where it stands", () => {
   const replay = diamond();
-  assert.equal(when(replay, 0, 1).join(""), "will run 4th of 4, 0 of 2 gradients here");
-  assert.equal(when(replay, 0, 2).join(""), "will run 4th of 4, 1 of 2 gradients here");
+  assert.equal(when(replay, 0, 1).join(""), "will run 4th of 4, 0 of 2 gradients arrived");
+  assert.equal(when(replay, 0, 2).join(""), "will run 4th of 4, 1 of 2 gradients arrived");
   assert.equal(when(replay, 3, 0).join(""), "runs 1st of 4");
   assert.equal(when(replay, 3, 4).join(""), "ran 1st of 4");
   assert.equal(when(replay, 1, 1).join(""), "ready, will run 3rd of 4");
   assert.equal(when(replay, 1, 1, 0, "simulated").join(""), "ready, would run 3rd of 4");
-  assert.equal(when(replay, 0, 1, 1, "failed").join(""), "would run 4th of 4, 0 of 2 gradients here");
-  assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /no part/);
+  assert.equal(when(replay, 0, 1, 1, "failed").join(""), "would run 4th of 4, 0 of 2 gradients arrived");
+  assert.match(when(diamond([3, 2, 1]), 0, 1).join(""), /not part/);
   assert.equal(when(replay, 3, 2, 1).join(""), "ran 1st of 4");
   assert.equal(when(replay, 2, 2, 1).join(""), "will run 2nd of 4");
   assert.equal(when(replay, 1, 2, 1).join(""), "will run 3rd of 4");
@@ -81,8 +81,8 @@ test("bytes wait from the moment a task is ready until it runs", () => {
 test("shared bytes go with the last task that keeps them, under the shown order", () => {
   const replay = diamond();
   const [shared] = savedBy(replay, 2);
-  assert.equal(fate(replay, shared, 1), "freed after the 3rd, also kept by Relu, 3rd");
-  assert.equal(fate(replay, shared, 3), "freed by the 3rd, was also kept by Relu, 3rd");
+  assert.equal(fate(replay, shared, 1), "freed after the 3rd, also saved by Relu, 3rd");
+  assert.equal(fate(replay, shared, 3), "freed by the 3rd, was also saved by Relu, 3rd");
   const [other] = savedBy(diamond([3, 1, 2, 0]), 1);
   assert.equal(other.last, 2);
   assert.match(fate(diamond([3, 2]), savedBy(diamond([3, 2]), 2)[0], 2), /kept to the end/);
@@ -96,11 +96,11 @@ test("with retain_graph nothing is freed", () => {
   const replay = diamond();
   replay.graph.document.keeps_graph = true;
   const [shared] = savedBy(replay, 2);
-  assert.equal(fate(replay, shared, 4), "kept: nodes free nothing, also kept by Relu, 3rd");
+  assert.equal(fate(replay, shared, 4), "kept: the graph is retained, also saved by Relu, 3rd");
   assert.equal(isFreed(replay, shared, 4), false);
 });
 
-test("what a mirrored forward let go of is made again by the first task that keeps it", () => {
+test("a dropped tensor is recomputed by the first task that saves it", () => {
   const { document } = diamond().graph;
   document.saved.made_by = [-1, 3, 3, -1];
   const replay = new Replay(new DeckGraph(document), document.schedules[0]);
@@ -108,7 +108,7 @@ test("what a mirrored forward let go of is made again by the first task that kee
   assert.deepEqual([0, first, second, 3].map((task) => replays(replay, task)), ["", "replays 1 first", "", ""]);
   const [saved] = savedBy(replay, second);
   const by = replay.graph.text(3);
-  const made = new RegExp(`^let go, made again by ${by} as the ${nth(replay.place[first] + 1)} runs, also saved by Relu, `);
+  const made = new RegExp(`^dropped, recomputed by ${by} as the ${nth(replay.place[first] + 1)} runs, also saved by Relu, `);
   assert.match(fate(replay, saved, replay.place[first]), made);
   assert.match(fate(replay, saved, replay.place[first] + 1), /^freed after the/, "it is there again");
   assert.equal(keptBytes([saved]), 0);
@@ -130,7 +130,7 @@ test("bytes that a task keeps in two slots are counted once", () => {
     ["", "", "fc.weight"],
   );
   assert.equal(keptBytes(all), 64);
-  assert.equal(fate(replay, all[2], 0), "in the same bytes as fc.weight");
+  assert.equal(fate(replay, all[2], 0), "shares its bytes with fc.weight");
 });
 
 test("a number finds its task, a beginning comes before a place within", () => {

@@ -1,4 +1,4 @@
-/** What must be true of every layout: nothing overlaps, boxes hold what is theirs, wires cross nothing foreign. */
+/** Properties of every layout: nothing overlaps, boxes contain their content, wires cross no other items. */
 
 import assert from "node:assert/strict";
 import type { Layout, PlacedWire, Rect } from "../src/layout/layout_types.ts";
@@ -6,7 +6,7 @@ import type { Box, Tree } from "../src/layout/box_tree.ts";
 
 const TOLERANCE = 0.4;
 
-/** Something small. `stands` are tasks, and closed boxes as `~id`. */
+/** A small item. `stands` are the tasks it represents, with closed boxes as `~id`. */
 interface Small {
   kind: string;
   stands: Set<number>;
@@ -25,7 +25,7 @@ export function checkGeometry(tree: Tree, layout: Layout): void {
   for (const wire of layout.wires) checkWire(tree, layout, wire, small);
 }
 
-/** Every task that is seen has one place; every other one is in a closed box, or beside its user there. */
+/** Check that every visible task has one place; all others are in a closed box, or beside their user. */
 export function checkTasks(tree: Tree, open: ReadonlySet<number>, layout: Layout): void {
   const placed = [...layout.tasks.map(({ task }) => task), ...layout.pills.flatMap(({ tasks }) => tasks)];
   const expected = Array.from(tree.boxOf.keys()).filter((task) => isDrawn(tree, task) && !closedBox(tree, open, task));
@@ -40,7 +40,7 @@ export function checkTasks(tree: Tree, open: ReadonlySet<number>, layout: Layout
   assert.deepEqual(new Set(layout.boxes.filter((box) => box.closed).map(({ box }) => box.id)), closed);
 }
 
-/** Every edge is in one wire, unless it is in a closed box, or from there to a parameter. */
+/** Check that every edge is in one wire, unless it is in a closed box or leads from there to a parameter. */
 export function checkEdges(tree: Tree, open: ReadonlySet<number>, layout: Layout): void {
   const drawn = new Map<number, number>();
   for (const wire of layout.wires) for (const edge of wire.edges) drawn.set(edge, (drawn.get(edge) ?? 0) + 1);
@@ -58,12 +58,12 @@ export function checkEdges(tree: Tree, open: ReadonlySet<number>, layout: Layout
   });
 }
 
-/** Whether a task is drawn itself, not its like in another of equal layers. */
+/** Return whether a task is drawn itself, not its counterpart in another of equal layers. */
 function isDrawn(tree: Tree, task: number): boolean {
   return tree.standIn[task] === task;
 }
 
-/** The outermost closed box that a task is in. */
+/** Return the outermost closed box around a task. */
 function closedBox(tree: Tree, open: ReadonlySet<number>, task: number): Box | null {
   let found: Box | null = null;
   for (let box: Box | null = tree.boxes[tree.boxOf[task]]; box?.parent; box = box.parent) {
@@ -141,7 +141,7 @@ function checkWire(tree: Tree, layout: Layout, { kind, from, to, points }: Place
   }
 }
 
-/** A little more than the rectangle around points: a wire may be a straight line. */
+/** Return a slightly larger rectangle around points, because a wire may be a straight line. */
 function boundsOf(points: readonly number[]): Rect {
   let [left, right, top, bottom] = [Infinity, -Infinity, Infinity, -Infinity];
   for (let at = 0; at < points.length; at += 2) {
@@ -155,7 +155,7 @@ function boundsOf(points: readonly number[]): Rect {
 
 type Segment = [x: number, y: number, toX: number, toY: number];
 
-/** The wire as it is drawn: a sideways step is an S-curve, here in 12 pieces. */
+/** Return the wire as it is drawn, with each S-curve of a sideways step in 12 pieces. */
 function segments(points: readonly number[]): Segment[] {
   const found: Segment[] = [];
   for (let at = 2; at < points.length; at += 2) {
@@ -195,7 +195,7 @@ function isInside(inner: Rect, outer: Rect): boolean {
   );
 }
 
-/** Whether the segment runs through the rectangle's inside (Liang and Barsky). */
+/** Return whether the segment crosses the inside of the rectangle (Liang and Barsky). */
 function crosses([x, y, toX, toY]: Segment, rect: Rect): boolean {
   let [enter, leave] = [0, 1];
   for (const [start, step, low, high] of [

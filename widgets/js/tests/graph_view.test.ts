@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { BoxCounts } from "../src/graph/box_counts.ts";
 import { areaOf, fitView, followView, kept, reveal, scaledAbout } from "../src/graph/camera.ts";
 import { damageBetween } from "../src/graph/dirty_area.ts";
-import { cardSays } from "../src/graph/draw_folded.ts";
+import { cardText } from "../src/graph/draw_folded.ts";
 import { wireState } from "../src/graph/draw_wires.ts";
 import { FactFinder, opacityOf, shareOf, stateOf } from "../src/graph/frame_state.ts";
 import { Grid } from "../src/graph/spatial_index.ts";
@@ -227,7 +227,7 @@ test("of equal layers that are drawn once each wire is drawn anew that a step ch
   const tree = makeTree(store.graph);
   assert.ok(tree.layersOf.size, "they are drawn once");
   const layout = layOut(tree, new Set(tree.boxes.keys()));
-  for (const { kind, points } of layout.wires) if (kind === "gradient") points[1] -= 100; // as if they came from afar
+  for (const { kind, points } of layout.wires) if (kind === "gradient") points[1] -= 100; // as if they started far away
   const scene = new Scene(store.graph, tree, layout);
   const finder = new FactFinder(store);
   for (let from = 0; from <= count; from++) {
@@ -278,7 +278,7 @@ test("what a live session has only planned is not shown as done", () => {
   const closed = smallScene(true).scene;
   const counts = new BoxCounts(closed, store.replay).at(0, 3, 1);
   assert.deepEqual([counts.done, counts.planned, counts.state], [0, 2, "running"]);
-  assert.equal(cardSays(new FactFinder(store).at(closed), 0), "0 done, 2 planned");
+  assert.equal(cardText(new FactFinder(store).at(closed), 0), "0 done, 2 planned");
 });
 
 test("what the session has run of its plan, and what the pointer leaves and enters, is drawn anew", () => {

@@ -1,4 +1,4 @@
-/** Documents made by hand or at random, for tests of the layout. */
+/** Documents for tests of the layout, made by hand or at random. */
 
 import { type DeckDocument, FORMAT, NONE, VERSION } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
@@ -10,14 +10,14 @@ export interface Call {
 }
 
 export interface Sketch {
-  /** Of each task; "AccumulateGrad" makes it a leaf's. */
+  /** Name of each task; "AccumulateGrad" makes it a leaf's. */
   names: string[];
-  /** [task, next task]; the outputs of a task count up. */
+  /** Edges [task, next task]; the outputs of a task are numbered in this order. */
   edges: [number, number][];
   calls?: Call[];
-  /** By task. */
+  /** Call of each task. */
   callOf?: number[];
-  /** By task, "" for none. */
+  /** Parameter of each task, "" for none. */
   parameters?: string[];
 }
 
@@ -84,7 +84,7 @@ export function documentOf({ names, edges, calls = [], callOf = [], parameters =
   return document;
 }
 
-/** A chain of `count` tasks in no module. */
+/** Return a chain of `count` tasks without a module. */
 export function chain(count: number): Sketch {
   return {
     names: new Array(count).fill("MulBackward0"),
@@ -92,7 +92,7 @@ export function chain(count: number): Sketch {
   };
 }
 
-/** A chain in no module that nowhere does the same twice in a row: a square-free word of three letters. */
+/** Return a chain without a module and without any repetition: a square-free word of three letters. */
 export function withoutRepeats(count: number): Sketch {
   const ones = (number: number) => number.toString(2).replaceAll("0", "").length;
   const kinds = ["MulBackward0", "AddmmBackward0", "TBackward0"];
@@ -100,7 +100,7 @@ export function withoutRepeats(count: number): Sketch {
   return { ...chain(count), names };
 }
 
-/** A cell that is called again and again, with `tasks` tasks each time and one task between two calls. */
+/** Return a cell that is called repeatedly, with `tasks` tasks per call and one task between two calls. */
 export function unrolled(calls: number, tasks: number): Sketch {
   const period = tasks + 1;
   return {
@@ -115,7 +115,7 @@ export function unrolled(calls: number, tasks: number): Sketch {
   };
 }
 
-/** The same, no two calls of which are alike in a row. */
+/** Return repeated calls of a cell of which no two consecutive ones are alike. */
 export function irregular(calls: number, tasks: number): Sketch {
   const random = randomNumbers(7);
   const sketch = unrolled(calls, tasks);
@@ -123,7 +123,7 @@ export function irregular(calls: number, tasks: number): Sketch {
   return { ...sketch, names: sketch.names.map((name) => (name[0] === "C" ? name : `${kinds[random(4)]}Backward0`)) };
 }
 
-/** Numbers below `limit`, the same ones for the same seed (mulberry32). */
+/** Return numbers below `limit`, always the same for a seed (mulberry32). */
 export function randomNumbers(seed: number): (limit: number) => number {
   let state = seed;
   return (limit) => {
@@ -134,7 +134,7 @@ export function randomNumbers(seed: number): (limit: number) => number {
   };
 }
 
-/** A random graph with random module calls: nested, repeated, and not convex. */
+/** Return a random graph with random module calls: nested, repeated, and not convex. */
 export function randomSketch(seed: number, most: number): Sketch {
   const random = randomNumbers(seed);
   const count = 1 + random(most);
@@ -161,7 +161,7 @@ export function randomSketch(seed: number, most: number): Sketch {
       parent,
     });
   }
-  // Either one call after the other, as a forward makes them, or a wild mixture.
+  // Either one call after another, as in a forward, or a random mixture.
   const inOrder = random(3) > 0;
   const cuts = calls.map(() => random(count)).sort((a, b) => a - b);
   const callOf = names.map((_, task) => {

@@ -12,7 +12,7 @@ function zipped(content: unknown): DataView<ArrayBuffer> {
   return new DataView(Uint8Array.from(gzipSync(JSON.stringify(content))).buffer);
 }
 
-/** As anywidget's: `set` tells of a change at once, also where the value is equal to the one before. */
+/** A model like anywidget's: `set` reports a change at once, even if the new value equals the old one. */
 class FakeModel implements Model {
   readonly sent: unknown[] = [];
   saves = 0;
@@ -61,10 +61,10 @@ class FakeModel implements Model {
   }
 }
 
-/** All that has been told is taken, but for what must be unpacked first. */
+/** Wait until all messages are handled, except those that must be decompressed first. */
 const taken = () => new Promise((resolve) => setTimeout(resolve, 100));
 
-/** What is unpacked takes its time on a busy machine. */
+/** Wait for decompression, which takes time on a busy machine. */
 async function until(holds: () => boolean): Promise<void> {
   for (let tries = 0; tries < 3000 && !holds(); tries++) await new Promise((resolve) => setTimeout(resolve, 10));
 }
@@ -163,7 +163,7 @@ test("a kernel that is gone is said to be so, and playing ends", async () => {
   model.dead = true;
   store.link?.step(1);
   await taken();
-  assert.match(store.state.trouble, /kernel is gone/);
+  assert.match(store.state.trouble, /restarted or shut down/);
   assert.deepEqual([store.state.playing, store.link?.busy], [false, false]);
 });
 

@@ -11,7 +11,7 @@ import { DeckGraph } from "../src/model/graph.ts";
 import { checkEdges, checkGeometry, checkTasks } from "./geometry.ts";
 import { chain, documentOf, graphOf, irregular, randomNumbers, randomSketch, type Sketch, unrolled, withoutRepeats } from "./graphs.ts";
 
-/** About what a deck gives its graph, pixels. */
+/** Typical size of a deck's graph panel, pixels. */
 const ROOM = { width: 1000, height: 560 };
 
 function check(tree: Tree, open: ReadonlySet<number>, cache?: LayoutCache): Layout {
@@ -26,7 +26,7 @@ function everyBox(tree: Tree): Set<number> {
   return new Set(tree.boxes.keys());
 }
 
-/** A module that is called 50 times with inputs that don't depend on each other: an Addmm above a T each time. */
+/** Return a module that is called 50 times with independent inputs: an Addmm above a T each time. */
 function linear(calls: number): Sketch {
   const stack = 2 * calls;
   const [weight, bias] = [stack + 1, stack + 2];
@@ -122,7 +122,7 @@ test("toggling a box changes the sizes of the boxes around it alone, if wires el
   assert(compared > 100);
 });
 
-/** Every task is in one box, and every edge leads down in the box around both of its ends. */
+/** Check that every task is in one box, and that every edge leads down in the innermost box around its ends. */
 function checkTree(tree: Tree): void {
   const held = tree.boxes.flatMap((box) => box.children.filter((child) => typeof child === "number"));
   assert.deepEqual(
@@ -145,7 +145,7 @@ function checkTree(tree: Tree): void {
   });
 }
 
-/** The wires and stubs that come out of a box, or lead into it. */
+/** Return the wires and stubs that leave or enter a box. */
 function wiresAcross(tree: Tree, layout: Layout, id: number): string {
   const isIn = (item: number) => {
     for (let box = item < 0 ? tree.boxes[~item] : tree.boxes[tree.boxOf[item]]; box; box = box.parent as typeof box) {
@@ -293,7 +293,7 @@ test("runs never depend on each other in a circle, although modules are not conv
         callOf.map((call) => (call === NONE ? NONE : call + copy * calls.length)),
       ).flat(),
     };
-    // Here and there a task uses a much older one.
+    // Some tasks use a much older one.
     const random = randomNumbers(seed);
     for (let left = 60; left; left--) {
       const [a, b] = [random(many.names.length), random(many.names.length)];
@@ -459,7 +459,7 @@ test("edges that lead in a circle are refused with a sentence", () => {
       [1, 0],
     ],
   });
-  assert.throws(() => makeTree(graph), /damaged: its edges lead in a circle/);
+  assert.throws(() => makeTree(graph), /damaged: its edges form a cycle/);
 });
 
 test("texts of any length fit, and are cut between characters", () => {

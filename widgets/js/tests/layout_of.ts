@@ -1,4 +1,4 @@
-/** Reads a deck's document (gzipped JSON) from stdin, and writes its layout with all boxes open to stdout. */
+/** Read a deck's document (gzipped JSON) from stdin, and write its layout with all boxes open to stdout. */
 
 import { readFileSync } from "node:fs";
 import { gunzipSync } from "node:zlib";

@@ -1,4 +1,4 @@
-/** The page of a training loop: how steps are pooled, modules folded, and what keys choose. */
+/** The training page: pooling of steps, folding of modules, and selection by keys. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -7,7 +7,7 @@ import { peakWords } from "../src/views/memory_legend.ts";
 
 const [SAVED, BUFFER, GRADIENT] = [0, 1, 2];
 
-/** Storage 0 is there before; task 0 makes 1 and 2 and frees 2, task 1 turns 1 into a .grad and frees 0. */
+/** Storage 0 exists before; task 0 allocates 1 and 2 and frees 2, task 1 turns 1 into a .grad and frees 0. */
 function small(): Memory {
   return {
     device: "cpu",
@@ -25,7 +25,7 @@ function small(): Memory {
   };
 }
 
-/** So many tasks, each of which makes storages and frees some; sizes from a generator of its own. */
+/** Return the memory of this many tasks, each of which allocates and frees some storages with random sizes. */
 function large(places: number, perPlace: number): Memory {
   let seed = 7;
   const next = (limit: number) => (seed = (seed * 48271) % 2147483647) % limit;

@@ -58,7 +58,7 @@ test("a saved page without groups has nothing to show, a live one asks for them"
   assert.equal(store.outlines?.around(1).length, 1);
 });
 
-/** Each colour's own name. */
+/** Colours that are their own names. */
 const colours = new Proxy({}, { get: (_, name) => String(name) }) as Colours;
 
 function pictureOf(closed: boolean, shown: Direction | "off", lit: number | null = null): string {

@@ -1,4 +1,4 @@
-/** The ready queues of several devices: what each has, and what one waits for. */
+/** The ready queues of several devices: their content, and what a device waits for. */
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -9,8 +9,8 @@ import { Replay } from "../src/model/replay.ts";
 import { smallDocument } from "./small_document.ts";
 
 /**
- * On the CPU Sum (0), which leads to Mm (1), and from there a chain of Relus (2, 3, 4), and to ToCopy (5); on cuda:0
- * Mm (6) and a leaf (7), to which ToCopy leads. As under heap, ToCopy runs last of the CPU's.
+ * On the CPU Sum (0) leads to Mm (1), and from there to a chain of Relus (2, 3, 4) and to ToCopy (5). On cuda:0 there
+ * are Mm (6) and a leaf (7), to which ToCopy leads. As under heap, ToCopy is the last of the CPU's tasks.
  */
 function twoDevices(policy = "heap", order = [0, 1, 2, 3, 4, 5, 6, 7]): Replay {
   const document = smallDocument();

@@ -56,7 +56,7 @@ test("a plan says what replays take, and with how many others on the way", () =>
   assert.equal(replayTimes(replay, 1), "planned 0.65 ms");
   const [first] = savedBy(replay, 1);
   const place = replay.place[1] + 1;
-  const said = `let go, made again by gelu and <addmm> as the ${nth(place)} runs, in 0.65 ms as planned, with 2 others on the way`;
+  const said = `dropped, recomputed by gelu and <addmm> as the ${nth(place)} runs, in 0.65 ms as planned, with 2 others on the way`;
   assert.ok(fate(replay, first, 0).startsWith(said), fate(replay, first, 0));
   assert.deepEqual([replays(replay, 0), replayTimes(replay, 0)], ["", ""]);
 });

@@ -1,4 +1,4 @@
-/** Paths with less room still tell rows apart. */
+/** Shortened paths still distinguish the rows. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -3,8 +3,8 @@
 import { type DeckDocument, FORMAT, NONE, VERSION } from "../src/model/document.ts";
 
 /**
- * A chain Sum <- Mm <- Relu in one module, with a parameter at Mm: tasks 0 (Relu), 1 (Mm), 2 (Sum), 3 (AccumulateGrad);
- * gradients flow from 2 to 1, and from there to 0 and 3. They run in the order 2, 1, 3, 0.
+ * A chain Sum <- Mm <- Relu in one module, with a parameter at Mm: tasks 0 (Relu), 1 (Mm), 2 (Sum), 3 (AccumulateGrad).
+ * Gradients flow from 2 to 1, and from there to 0 and 3. The tasks run in the order 2, 1, 3, 0.
  */
 export function smallDocument(module = "encoder", parameter = `${module}.weight`): DeckDocument {
   const texts = [

@@ -1,4 +1,6 @@
-/** The scene of the small document, laid out by hand: one box, open or closed, around Mm with its parameter and Relu. */
+/**
+ * The scene of the small document, laid out by hand: one box, open or closed, around Mm with its parameter and Relu.
+ */
 
 import { Scene } from "../src/graph/scene.ts";
 import type { Layout, Rect } from "../src/layout/layout_types.ts";

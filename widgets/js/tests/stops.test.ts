@@ -1,4 +1,4 @@
-/** Breakpoints and watchpoints, module calls, and the names that a breakpoint may be given. */
+/** Breakpoints and watchpoints, module calls, and the names that a breakpoint accepts. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -13,12 +13,12 @@ function stop(number: number, more: Partial<StopPoint> = {}): StopPoint {
   return { number, kind: "break", text: "Mm", enabled: true, hits: 0, tasks: [], calls: [], ...more };
 }
 
-/** Relu in net.body, Mm in net, in this order; the parameter belongs to no call. */
+/** Relu in net.body and Mm in net, in this order; the parameter belongs to no call. */
 function nested(): DeckDocument {
   const document = smallDocument();
   document.texts.push("net", "net.body");
   const [net, body] = [document.texts.length - 2, document.texts.length - 1];
-  // The inner call comes first: numbers of calls say nothing of what is in what.
+  // The inner call comes first: the numbers of calls do not reflect their nesting.
   document.calls = { path: [body, net], class: [8, 8], parent: [1, -1], index: [0, 0] };
   document.tasks.call = [0, 1, -1, 1];
   return document;

@@ -1,4 +1,4 @@
-/** A deck's one state: of a trace that is played, and of a live session that the kernel drives. */
+/** The state of a deck, during playback of a recording and in a live session. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -7,14 +7,14 @@ import { Player } from "../src/player.ts";
 import { type Link, type Progress, Store } from "../src/store.ts";
 import { smallDocument } from "./small_document.ts";
 
-/** What was asked of the kernel. */
+/** Calls to the kernel's link. */
 type Asked = [name: string, ...given: unknown[]][];
 
 function trace(): Store {
   return new Store(smallDocument(), null);
 }
 
-/** A session of four tasks, which run in the order 2, 1, 3, 0. */
+/** A session of four tasks that run in the order 2, 1, 3, 0. */
 function live(): { store: Store; asked: Asked; link: { busy: boolean } } {
   const asked: Asked = [];
   const note = (name: string) => (...given: unknown[]) => void asked.push([name, ...given]);

@@ -1,4 +1,4 @@
-/** Reads texts (a JSON list) from stdin, and writes their widths to stdout. */
+/** Read texts (a JSON list) from stdin, and write their widths to stdout. */
 
 import { readFileSync } from "node:fs";
 import { textWidth } from "../src/layout/text_width.ts";

@@ -1,4 +1,4 @@
-/** The axis of the timeline, what a device does on it, and how its rows share the height. */
+/** The timeline: its axis, the activity of a device, and the heights of its rows. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -19,7 +19,7 @@ const FORWARD: Phase = { name: "forward", elapsed_ns: 50 };
 const BACKWARD: Phase = { name: "backward", elapsed_ns: 100 };
 const OPTIMIZER: Phase = { name: "optimizer", elapsed_ns: 10 };
 
-/** Four tasks in 100 ns, with a pause before the last one; a forward of three events. */
+/** Four tasks in 100 ns, with a pause before the last one, and a forward of three events. */
 const times = {
   start: Float64Array.of(0, 10, 40, 80), end: Float64Array.of(10, 40, 50, 100), total: 100, isWhole: true, still: [],
 };

@@ -1,4 +1,7 @@
-/** What each device does: a bar a task, below them the length of its queue and, of several, its memory; idle stretches are hatched. */
+/**
+ * Lanes of the devices: one bar per task, the queue length below them and, with several devices, the memory. Idle
+ * stretches are hatched.
+ */
 
 import { BAR } from "../model/timeline_rows.ts";
 import type { Lane } from "../model/device_lanes.ts";
@@ -6,12 +9,12 @@ import type { Axis } from "../model/axis.ts";
 import { hatch, mixed } from "../canvas.ts";
 import { FAINT, type Picture } from "./timeline_picture.ts";
 
-/** Bars that are wider have a gap between them. */
+/** Width above which bars have a gap between them. */
 const WIDE = 3;
 const LEAST_BAR = 0.7;
 const HATCH = 5;
 const TOP = 2;
-/** Between the bars and the queue, and below it. */
+/** Space between the bars and the queue, and below the queue. */
 const SPACE = 4;
 const BELOW = 3;
 const SOFT = 0.4;
@@ -38,7 +41,7 @@ export function drawLanes(context: CanvasRenderingContext2D, picture: Picture, i
   });
 }
 
-/** Tasks that can't be told apart are one bar. */
+/** Return the path of the bars; tasks too narrow to distinguish share one bar. */
 function bars(axis: Axis, { places }: Lane, top: number): Path2D {
   const path = new Path2D();
   let [from, to] = [NaN, NaN];
@@ -58,7 +61,7 @@ function bars(axis: Axis, { places }: Lane, top: number): Path2D {
   return path;
 }
 
-/** By place how much there is, of at most `most`; of places in one pixel the highest. */
+/** Return the step curve of values by place, scaled to `most`. Places in the same pixel show their maximum. */
 function steps(axis: Axis, values: ArrayLike<number>, most: number, { top, bottom }: { top: number; bottom: number }): Path2D {
   const line = new Path2D();
   const { left, right } = axis.backward;

@@ -1,4 +1,7 @@
-/** Lifetimes: a row for storages that equal layers made alike, with up to four thin bars, or one with all of them. */
+/**
+ * Lifetimes: one row for the equivalent storages of identical layers, with up to four thin bars or one bar for all of
+ * them.
+ */
 
 import type { Axis } from "../model/axis.ts";
 import { HEADING, ROW } from "../model/timeline_rows.ts";
@@ -10,16 +13,16 @@ import { FAINT, type LifetimeBar, type LifetimeBars, type Picture } from "./time
 const THIN = 2.4;
 const PITCH = 3.1;
 const THICK = 7;
-/** A bar is at least so wide: a storage of one task among many thousands is still seen. */
+/** Minimum width of a bar, so that a storage of one task among many thousands remains visible. */
 const LEAST_BAR = 1.5;
 
-/** What is drawn of a row: its storages, or from the first's birth to the last one's death. */
+/** Return the bars of a row: one per storage, or one from the first allocation to the last free. */
 export function barsOf(levels: MemoryLevels, row: LifetimeRow): LifetimeBars {
   const bars = row.storages.map((storage) => barOf(levels, storage));
   if (row.count === bars.length) return { row, bars };
   const [first, last] = [bars[0], bars[bars.length - 1]];
   const { from } = first.segments[0];
-  const { category } = first.segments[first.segments.length - 1]; // a .grad was an input buffer for a moment
+  const { category } = first.segments[first.segments.length - 1]; // a .grad is an input buffer for a moment
   const { to } = last.segments[last.segments.length - 1];
   return { row, bars: [{ ...first, stays: last.stays, segments: [{ category, from, to: Math.max(from, to) }] }] };
 }
@@ -29,7 +32,7 @@ function barOf(levels: MemoryLevels, storage: number): LifetimeBar {
   return { storage, segments: levels.segments(storage), isBorn, stays };
 }
 
-/** Where a row begins, pixels from the timeline's top. */
+/** Return the top of a row, in pixels from the timeline's top. */
 export function rowTop({ bands }: Pick<Picture, "bands">, row: number): number {
   return bands.lifetimes.top + HEADING + row * ROW;
 }
@@ -60,7 +63,7 @@ function ends(axis: Axis, { from, to }: Segment): [number, number] {
   return [start, Math.max(start + LEAST_BAR, axis.x(to))];
 }
 
-/** It was there before: when it was made is not known. */
+/** Draw an arrow to the left: the storage is older than the recording. */
 function arrow(context: CanvasRenderingContext2D, left: number, top: number, height: number): void {
   context.beginPath();
   context.moveTo(left, top - 0.5);

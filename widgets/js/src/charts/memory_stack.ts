@@ -1,4 +1,4 @@
-/** Memory from the forward's first byte: the stack by category, other policies' levels, a plan's curves, the scale. */
+/** The memory chart: the stack by category, the levels of other policies, the predictions of a plan, and the scale. */
 
 import type { Axis } from "../model/axis.ts";
 import type { Bands } from "../model/timeline_rows.ts";
@@ -13,40 +13,39 @@ import { mixed, smallType } from "../canvas.ts";
 import { FAINT, type Picture, type StackPaths } from "./timeline_picture.ts";
 
 const LINE = 1.2;
-/** What is planned is a soft band, wide enough to be seen on both sides of what was measured. */
+/** Width of the band that shows a prediction; it must be visible on both sides of the measured curve. */
 const BAND = 5;
-/** How much ink is in the area below the level without the plan, as far as no stack covers it. */
+/** Opacity of the area below the level without the plan, where no stack covers it. */
 const VEIL = 0.14;
-/** Free space above the highest level, as a share of it. */
+/** Height of the chart relative to the highest level. */
 const HEADROOM = 1.05;
 const MOST_TICKS = 4.2;
-/** A tick has so many pixels at least. */
+/** Minimum distance between two ticks, pixels. */
 const LEAST_TICK = 18;
-/** So far down from the heading's top a label would be below the button beside it. */
+/** Distance from the heading's top up to which a label would be hidden by the button beside it. */
 const BUTTON = 23;
-/** Other policies' levels are drawn if their peaks differ by so much. */
+/** Minimum difference of the peaks, relative, for which another policy's level is drawn. */
 const DIFFERENT = 0.01;
 
-/** What is drawn. */
+/** Content of the memory chart. */
 export interface Stack {
   shown: MemoryLevels;
-  /** That which has the forward; null where nobody recorded it. */
+  /** Levels that include the forward; null if no schedule recorded it. */
   forward: MemoryLevels | null;
-  /** Other policies, with the pattern of each one's line, and when their tasks run. */
+  /** Levels of other policies, with their line patterns and task times. */
   others: { levels: MemoryLevels; dash: readonly number[]; times: () => Times | null }[];
-  /** What a plan for mirroring predicts. */
+  /** Predictions of a recompute plan. */
   curves: CurveLevels[];
-  /** Whether the scale is that of the shown policy alone. */
+  /** True if the scale ignores the other policies. */
   ownScale: boolean;
 }
 
-/** The same as paths. */
-/** Whether another policy's level is worth a line of its own. */
+/** Return whether another policy's level differs enough for its own line. */
 export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
   return Math.abs(other.peak.bytes - shown.peak.bytes) >= DIFFERENT * shown.peak.bytes;
 }
 
-/** A level's height in the plot, CSS pixels from the timeline's top. */
+/** Return the y coordinate of a level, in CSS pixels from the timeline's top. */
 export function heightOf({ chart }: Bands, most: number, level: number): number {
   return chart.bottom - ((chart.bottom - chart.top) * level) / (Math.max(most, 1) * HEADROOM);
 }
@@ -71,7 +70,7 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   const outlines: Path2D[] = [];
   for (const steps of parts) {
     const edges = stacked(steps);
-    // Each area reaches down to the axis, and the ones below cover it.
+    // Each area reaches down to the axis, and the lower categories are painted over it.
     for (const category of [...FROM_BELOW].reverse()) {
       if (!steps.levels[category].some((level) => level > 0)) continue;
       areas.push([CATEGORIES[category].key, plot.area(steps, edges[category])]);
@@ -98,7 +97,7 @@ function forwardPeak(levels: MemoryLevels): number {
   return levels.levels.subarray(0, levels.forwardEvents + 1).reduce((most, level) => Math.max(most, level), 0);
 }
 
-/** From levels by category to the heights of their upper edges. */
+/** Return the cumulative heights of the categories' levels. */
 function stacked(steps: Steps): Float64Array[] {
   const edges: Float64Array[] = [];
   let below: Float64Array | null = null;
@@ -109,7 +108,7 @@ function stacked(steps: Steps): Float64Array[] {
   return edges;
 }
 
-/** Levels as steps in the plot, each phase by itself. */
+/** Step curves in the plot, each phase separately. */
 class Plot {
   constructor(
     private readonly axis: Axis,
@@ -128,7 +127,7 @@ class Plot {
     let [x, y] = [left, this.y(levels[0])];
     path.moveTo(x, y);
     for (let at = 0; at < steps.count; at++) {
-      // A level has one moment after the other, also where devices overlap; another order's may be later than all of these.
+      // Times must not decrease along a curve, even if devices overlap or another order ends later.
       x = Math.min(right, Math.max(x, this.axis.x(steps.times[at])));
       path.lineTo(x, y);
       y = this.y(levels[at]);
@@ -175,7 +174,7 @@ export function drawStack(context: CanvasRenderingContext2D, picture: Picture, p
   context.fillRect(picture.axis.left, bands.chart.bottom, picture.axis.right - picture.axis.left, 1);
 }
 
-/** The level without the plan is a thin line over a veil, that which is planned a band. */
+/** Draw a prediction: the level without the plan as a thin line over a shaded area, the level with it as a band. */
 function drawCurve(
   context: CanvasRenderingContext2D,
   colours: Colours,
@@ -209,19 +208,19 @@ function drawGrid(context: CanvasRenderingContext2D, picture: Picture, paths: St
   }
 }
 
-/** The sizes in binary units, in the right gutter. */
+/** Draw the scale in binary units, in the right gutter. */
 export function drawScale(context: CanvasRenderingContext2D, picture: Picture, paths: StackPaths): void {
   context.font = smallType(400);
   context.textAlign = "left";
   context.fillStyle = picture.colours.ink3;
   for (const level of ticksOf(picture, paths)) {
     const y = heightOf(picture.bands, paths.most, level);
-    if (paths.others.length && y < picture.bands.memory.top + BUTTON) continue; // the button of the scale is there
+    if (paths.others.length && y < picture.bands.memory.top + BUTTON) continue; // covered by the button of the scale
     context.fillText(size(level).replace(".0 ", " "), picture.axis.right + 8, y + 0.5);
   }
 }
 
-/** The ring at the peak. */
+/** Draw the ring at the peak. */
 export function drawRing(context: CanvasRenderingContext2D, { axis, bands, colours }: Picture, { most }: StackPaths, peak: { time: number; bytes: number }): void {
   const x = axis.x(peak.time);
   if (x < axis.left - 1 || x > axis.right + 1) return;

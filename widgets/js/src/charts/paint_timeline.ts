@@ -1,4 +1,4 @@
-/** Paints what of the timeline stands still from frame to frame, twice: as it has run, and as it is to come. */
+/** The static part of the timeline, painted twice: as executed, and as still to come. */
 
 import { drawLanes } from "./device_lanes.ts";
 import { drawLifetimes } from "./lifetimes.ts";
@@ -6,12 +6,12 @@ import { drawScale, drawStack } from "./memory_stack.ts";
 import { fit } from "../canvas.ts";
 import type { Picture } from "./timeline_picture.ts";
 
-/** Draws all of it on a canvas; `isSolid`: as what has run. */
+/** Paint it on a canvas; `isSolid` selects the colours of executed tasks. */
 export function paint(canvas: HTMLCanvasElement, picture: Picture, isSolid: boolean): HTMLCanvasElement {
   const { axis, width, height, colours, bands } = picture;
   const context = fit(canvas, width, height);
   if (isSolid) {
-    context.fillStyle = colours.panel; // a ground that hides what it is drawn over
+    context.fillStyle = colours.panel; // opaque, to hide the content below
     context.fillRect(0, 0, width, height);
   }
   context.save();

@@ -1,4 +1,7 @@
-/** The ruler below all rows, and what moves over them: the playhead with its number, the pointer's line, breakpoints. */
+/**
+ * The ruler below all rows, and the moving parts over them: the playhead and its number, the pointer's line, and
+ * breakpoints.
+ */
 
 import type { Axis } from "../model/axis.ts";
 import { BAR, PHASES } from "../model/timeline_rows.ts";
@@ -9,14 +12,14 @@ import { smallType } from "../canvas.ts";
 import type { Picture } from "./timeline_picture.ts";
 
 const FLAG = 14;
-/** Between a tick's text and the playhead's, pixels. */
+/** Minimum space between a tick's text and the playhead's, pixels. */
 const SPACE = 6;
-/** Breakpoints nearer than that are drawn as one that goes on. */
+/** Distance below which breakpoints are drawn as one connected mark. */
 const CLOSE = 9;
-/** Where breakpoints and what was found stand: between phases and lanes. */
+/** Vertical position of breakpoints and search matches, between phases and lanes. */
 const MARKS = PHASES - 0.5;
 
-/** The playhead over the running task, through all rows. */
+/** Draw the playhead over the running task, through all rows. */
 export function drawPlayhead(context: CanvasRenderingContext2D, { axis, bands, colours }: Picture, t: number): void {
   const from = axis.x(t);
   const to = Math.max(from + 2, axis.end(t));
@@ -30,7 +33,7 @@ export function drawPlayhead(context: CanvasRenderingContext2D, { axis, bands, c
   }
 }
 
-/** Numbers of tasks, or times, below all rows, and the playhead's own in a flag. */
+/** Draw task numbers or times below all rows, and the playhead's own number in a flag. */
 export function drawRuler(context: CanvasRenderingContext2D, { axis, bands, colours, forward }: Picture, t: number): void {
   const middle = bands.ruler + 8.5;
   const ns = axis.ns(t);
@@ -64,7 +67,9 @@ export function drawRuler(context: CanvasRenderingContext2D, { axis, bands, colo
 
 const placed = new WeakMap<Axis, { x: number; half: number; text: string }[]>();
 
-/** The ticks of an axis, none of which sticks out, with half of each one's width: measured once, drawn at each frame. */
+/**
+ * Return the ticks of an axis that fit, with half of each one's width. They are measured once and drawn in each frame.
+ */
 function ticksOf(axis: Axis, context: CanvasRenderingContext2D): { x: number; half: number; text: string }[] {
   let found = placed.get(axis);
   if (!found) {
@@ -80,7 +85,7 @@ function ticksOf(axis: Axis, context: CanvasRenderingContext2D): { x: number; ha
   return found;
 }
 
-/** The bars of the task that runs, or is looked at. */
+/** Draw the bars of the running or current task. */
 export function drawRunning(context: CanvasRenderingContext2D, picture: Picture, store: Store): void {
   const { axis, bands, colours, lanes } = picture;
   const { t } = store.state;
@@ -94,7 +99,7 @@ export function drawRunning(context: CanvasRenderingContext2D, picture: Picture,
   context.fillRect(from, bands.lanes[lane].top + 2, to - from, BAR);
 }
 
-/** The line under the pointer. */
+/** Draw the line under the pointer. */
 export function drawCursor(context: CanvasRenderingContext2D, { axis, bands, colours }: Picture, time: number): void {
   const x = Math.round(axis.x(time)) + 0.5;
   if (x < axis.left || x > axis.right) return;
@@ -108,7 +113,7 @@ export function drawCursor(context: CanvasRenderingContext2D, { axis, bands, col
   context.setLineDash([]);
 }
 
-/** Ticks where tasks are that were found, and breakpoints. */
+/** Draw marks for search matches and breakpoints. */
 export function drawMarks(context: CanvasRenderingContext2D, picture: Picture, { state, replay }: Store): void {
   const { axis, colours } = picture;
   if (state.matches) {
@@ -130,7 +135,7 @@ export function drawMarks(context: CanvasRenderingContext2D, picture: Picture, {
   drawBreakpoints(context, picture, pixels);
 }
 
-/** Where they are close together the first of them is drawn, and how far they go on. */
+/** Draw breakpoints. Of those close together only the first is drawn, with a line as far as they extend. */
 function drawBreakpoints(context: CanvasRenderingContext2D, { colours }: Picture, pixels: Map<number, boolean>): void {
   const runs: { from: number; to: number; enabled: boolean }[] = [];
   for (const [at, enabled] of [...pixels].sort(([one], [other]) => one - other)) {

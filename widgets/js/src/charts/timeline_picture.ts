@@ -1,4 +1,4 @@
-/** The timeline's picture: the axis, the bands and the paths that its parts draw. */
+/** Data that the parts of the timeline draw: the axis, the bands and the paths. */
 
 import type { Axis } from "../model/axis.ts";
 import type { Bands } from "../model/timeline_rows.ts";
@@ -9,11 +9,11 @@ import type { Lane } from "../model/device_lanes.ts";
 import type { Segment } from "../model/memory.ts";
 import type { Colours } from "../view_types.ts";
 
-/** How much of its colour is left of what has not run yet. */
+/** Opacity of tasks that have not run yet. */
 export const FAINT = 0.36;
 
 export interface StackPaths {
-  /** The level at the top of the scale. */
+  /** Level at the top of the scale. */
   most: number;
   areas: [colour: keyof Colours, path: Path2D][];
   outlines: Path2D[];
@@ -24,14 +24,14 @@ export interface StackPaths {
 export interface LifetimeBar {
   storage: number;
   segments: Segment[];
-  /** Whether something tells when it was born, and whether it is alive at the end. */
+  /** True if the allocation is recorded; `isAlive` is true if the storage is never freed. */
   isBorn: boolean;
   stays: boolean;
 }
 
 export interface LifetimeBars {
   row: LifetimeRow;
-  /** One for each storage, or one for all. */
+  /** One bar per storage, or one for all. */
   bars: LifetimeBar[];
 }
 
@@ -43,9 +43,9 @@ export interface Picture {
   colours: Colours;
   times: Times | null;
   lanes: readonly Lane[];
-  /** null where the memory is not known. */
+  /** Paths of the memory chart; null if the memory is unknown. */
   stack: StackPaths | null;
   lifetimes: readonly LifetimeBars[];
-  /** How many storages were born in the forward; 0 where that was not recorded. */
+  /** Number of storages allocated in the forward; 0 if not recorded. */
   forward: number;
 }

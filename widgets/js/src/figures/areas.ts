@@ -1,8 +1,8 @@
-/** Areas of stacked curves, some of them hidden. `area` is `area_of` of widgets/pages/figure_html.py. */
+/** Areas of stacked curves, some of which may be hidden. `area` mirrors `area_of` of widgets/pages/figure_html.py. */
 
 type Point = [number, number];
 
-/** The moves along points whose level holds until the next one. */
+/** Return the path commands for a step curve: each level holds until the next point. */
 function moves(points: Point[]): string {
   let path = "";
   let across = 0;
@@ -16,14 +16,14 @@ function moves(points: Point[]): string {
   return across ? `${path}h${across}` : path;
 }
 
-/** The path around the area between two stepped curves. */
+/** Return the path of the area between two step curves. */
 export function area(xs: number[], tops: number[], floors: number[]): string {
   const there = xs.map((x, at): Point => [x, tops[at]]);
   const back = xs.map((x, at): Point => [x, floors[Math.max(at - 1, 0)]]).reverse();
   return `M${xs[0]} ${tops[0]}${moves(there)}V${back[0][1]}${moves(back)}z`;
 }
 
-/** The tops and floors of each curve; hidden curves have no height. */
+/** Return the tops and floors of each curve; hidden curves have no height. */
 export function stacked(heights: number[][], isHidden: boolean[], bottom: number): { tops: number[]; floors: number[] }[] {
   let floors = heights[0].map(() => bottom);
   return heights.map((each, curve) => {

@@ -1,10 +1,10 @@
-/** Hover data as widgets/pages/figure_html.py packs it: each text and each list stands once. */
+/** Hover data packed by widgets/pages/figure_html.py: each text and each list is stored once. */
 
-/** The index of a text, or of each of its lines. */
+/** Index of a text, or of each of its lines. */
 export type Cell = number | number[];
 
 /** A template, and the lists that fill it, one per column. */
-export interface Said {
+export interface HoverTemplate {
   say?: string;
   told?: number[];
 }
@@ -19,8 +19,8 @@ export interface AxisTold {
   ticks?: [number, string][];
 }
 
-/** `x`, `y`, `stack`: indices of lists, of values, of pixels from the top, and of heights in tenths of pixels. */
-export interface TraceTold extends Said {
+/** `x`, `y`, `stack`: indices of lists with values, with pixels from the top, and with heights in tenths of pixels. */
+export interface TraceData extends HoverTemplate {
   axis: string;
   bars: boolean;
   steps?: boolean;
@@ -30,49 +30,49 @@ export interface TraceTold extends Said {
   stack?: number;
 }
 
-export interface PlotTold {
+export interface PlotData {
   unified: boolean;
   head: string;
   axes: Record<string, AxisTold>;
-  traces: TraceTold[];
+  traces: TraceData[];
 }
 
-/** `sizes`, `around`: indices of lists, of each box's bytes and of the index of the box around it. */
-export interface TreeTold extends Said {
+/** `sizes`, `around`: indices of lists with the bytes of each box, and with the index of its parent box. */
+export interface TreeData extends HoverTemplate {
   sizes: number;
   around: number;
 }
 
-export interface Told {
+export interface HoverData {
   texts: string[];
   lists: Cell[][];
-  figures: Record<string, PlotTold | TreeTold>;
+  figures: Record<string, PlotData | TreeData>;
 }
 
-export async function unpacked(packed: string): Promise<Told> {
+export async function unpacked(packed: string): Promise<HoverData> {
   const bytes = Uint8Array.from(atob(packed), (each) => each.charCodeAt(0));
   const text = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(text).text()) as Told;
+  return JSON.parse(await new Response(text).text()) as HoverData;
 }
 
-/** A list of numbers. */
-export function numbers(told: Told, list: number | undefined): number[] {
-  return list === undefined ? [] : (told.lists[list] as number[]);
+/** Return a list of numbers. */
+export function numbers(data: HoverData, list: number | undefined): number[] {
+  return list === undefined ? [] : (data.lists[list] as number[]);
 }
 
-/** The hover text of a point, in lines. */
-export function linesOf(told: Told, said: Said, at: number, x = ""): string[] {
+/** Return the hover text of a point, in lines. */
+export function linesOf(data: HoverData, template: HoverTemplate, at: number, x = ""): string[] {
   const text = (column: number): string => {
-    const cell = told.lists[said.told![column]][at] ?? [];
-    return (Array.isArray(cell) ? cell : [cell]).map((each) => told.texts[each]).join("\n");
+    const cell = data.lists[template.told![column]][at] ?? [];
+    return (Array.isArray(cell) ? cell : [cell]).map((each) => data.texts[each]).join("\n");
   };
-  const filled = (said.say ?? "").replace(/%\{(?:customdata(?:\[(\d+)\])?|(x))\}/g, (_, column: string, across: string) =>
+  const filled = (template.say ?? "").replace(/%\{(?:customdata(?:\[(\d+)\])?|(x))\}/g, (_, column: string, across: string) =>
     across ? x : text(Number(column ?? 0)),
   );
   return filled.split("\n");
 }
 
-/** A number with separators between thousands. */
+/** Format a number with thousands separators. */
 export function numberText(value: number): string {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 10 });
 }

@@ -1,4 +1,4 @@
-/** The script of saved pages with figures: tabs, and hover, legend and zoom of each figure. */
+/** Script of saved pages with figures: tabs, and the hover texts, legend and zoom of each figure. */
 
 import { unpacked } from "./data.ts";
 import { Plot } from "./plot.ts";
@@ -9,12 +9,12 @@ import { Tree } from "./tree.ts";
 workTabs(document);
 const packed = document.querySelector("#told")?.textContent;
 if (packed && window.DecompressionStream) {
-  void unpacked(packed).then((told) => {
+  void unpacked(packed).then((data) => {
     const tip = new Tip(document.body);
     for (const root of document.querySelectorAll<HTMLElement>("[data-figure]")) {
-      const figure = told.figures[root.dataset.figure!];
-      if ("axes" in figure) new Plot(root, figure, told, tip);
-      else new Tree(root, figure, told, tip);
+      const figure = data.figures[root.dataset.figure!];
+      if ("axes" in figure) new Plot(root, figure, data, tip);
+      else new Tree(root, figure, data, tip);
     }
     document.documentElement.dataset.ready = "";
   });

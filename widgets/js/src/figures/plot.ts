@@ -1,16 +1,16 @@
-/** A figure with axes: its tooltip, by pointer and by keys, its legend, and zoom along its horizontal axes. */
+/** A figure with axes: tooltips by pointer and keys, a legend, and zoom along the horizontal axes. */
 
 import { lastUpTo } from "../binary_search.ts";
 import { el, svg } from "../dom.ts";
 import { area, stacked } from "./areas.ts";
-import { type PlotTold, type Told, linesOf, numberText, numbers } from "./data.ts";
-import { type Item, distance, itemsOf, told as toldOf } from "./items.ts";
+import { type PlotData, type HoverData, linesOf, numberText, numbers } from "./data.ts";
+import { type Item, distance, itemsOf, hoverText } from "./items.ts";
 import type { Line, Tip } from "./tooltip.ts";
 import { Window } from "./window.ts";
 
-const NEAR = 30; // pixels between the pointer and an item, at most
-const DRAG = 5; // pixels; shorter moves are clicks
-const STEP = 10; // points, with Shift
+const NEAR = 30; // maximum distance between the pointer and an item, pixels
+const DRAG = 5; // pixels; shorter movements are clicks
+const STEP = 10; // points per key press with Shift
 
 export class Plot {
   private room: HTMLElement;
@@ -26,8 +26,8 @@ export class Plot {
 
   constructor(
     private root: HTMLElement,
-    private figure: PlotTold,
-    private told: Told,
+    private figure: PlotData,
+    private data: HoverData,
     private tip: Tip,
   ) {
     this.room = root.querySelector<HTMLElement>(".room")!;
@@ -37,13 +37,13 @@ export class Plot {
       this.windows.set(name, new Window(outer, figure.axes[name], this.plot));
     }
     this.groups = figure.traces.map((_, trace) => root.querySelector(`[data-trace="${trace}"]`)!);
-    this.items = itemsOf(figure, told, this.groups, this.windows);
+    this.items = itemsOf(figure, data, this.groups, this.windows);
     this.room.addEventListener("pointerdown", (event) => this.press(event));
     this.room.addEventListener("pointermove", (event) => this.move(event));
     this.room.addEventListener("pointerup", (event) => this.release(event));
     this.room.addEventListener("pointercancel", () => this.endDrag());
     this.room.addEventListener("pointerleave", (event) => {
-      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger also fires this event
     });
     this.room.addEventListener("dblclick", () => this.showAll());
     this.room.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
@@ -80,7 +80,7 @@ export class Plot {
     else this.point(event);
   }
 
-  /** Pans, or draws the range to zoom to. */
+  /** Pan, or draw the range to zoom to. */
   private pull(event: PointerEvent): void {
     const { window, x, from, to, pans } = this.drag!;
     this.room.setPointerCapture(event.pointerId);
@@ -139,7 +139,7 @@ export class Plot {
     );
   }
 
-  /** Shows the tooltip of the nearest item. */
+  /** Show the tooltip of the nearest item. */
   private point(event: PointerEvent): void {
     const place = this.at(event);
     if (!place || place.y < 0) return this.forget();
@@ -150,7 +150,7 @@ export class Plot {
     if (this.figure.unified) {
       const longest = seen.reduce((most, each) => (each.length > most.length ? each : most), [] as Item[]);
       if (!longest.length || y > Number(this.plot.dataset.bottom)) return this.forget();
-      this.tell(longest[lastUpTo(longest.map((each) => each.start), share)], event.clientX, event.clientY);
+      this.showTip(longest[lastUpTo(longest.map((each) => each.start), share)], event.clientX, event.clientY);
       return;
     }
     let nearest: Item | null = null;
@@ -159,12 +159,12 @@ export class Plot {
       const far = distance(item, share, y, width);
       if (far < least) [nearest, least] = [item, far];
     }
-    if (nearest) this.tell(nearest, event.clientX, event.clientY);
+    if (nearest) this.showTip(nearest, event.clientX, event.clientY);
     else this.forget();
   }
 
-  /** Shows the tooltip of an item, and marks it. */
-  private tell(item: Item, x: number, y: number): void {
+  /** Show the tooltip of an item, and mark it. */
+  private showTip(item: Item, x: number, y: number): void {
     this.forget();
     this.chosen = item;
     const window = this.windows.get(this.figure.traces[item.trace].axis)!;
@@ -179,19 +179,19 @@ export class Plot {
       const across = `${100 * item.start}%`;
       this.mark = window.content.appendChild(svg("circle", { class: "at", cx: across, cy: item.top, r: 5, fill: "none" }));
     }
-    this.tip.show(this.figure.unified ? this.all(item, window) : toldOf(this.figure, this.told, item), x, y);
+    this.tip.show(this.figure.unified ? this.all(item, window) : hoverText(this.figure, this.data, item), x, y);
   }
 
-  /** The hover texts of all curves at an item of one of them. */
+  /** Return the hover texts of all curves at an item of one of them. */
   private all(item: Item, window: Window): Line[] {
-    const value = numbers(this.told, this.figure.traces[item.trace].x)[item.at];
+    const value = numbers(this.data, this.figure.traces[item.trace].x)[item.at];
     const head = this.figure.head.replace("%{x}", numberText(value)) || numberText(value) + window.axis.suffix;
     const lines: Line[] = [{ text: head }];
     for (const [trace, items] of this.seen(window).entries()) {
       if (!items.length) continue;
       const at = lastUpTo(items.map((each) => each.start), item.start);
-      const told = this.figure.traces[trace];
-      lines.push(...linesOf(this.told, told, at).map((text) => ({ text, colour: told.colour || "transparent" })));
+      const traceData = this.figure.traces[trace];
+      lines.push(...linesOf(this.data, traceData, at).map((text) => ({ text, colour: traceData.colour || "transparent" })));
     }
     return lines;
   }
@@ -216,7 +216,7 @@ export class Plot {
     event.preventDefault();
   }
 
-  /** Zooms around the chosen item, or the middle. */
+  /** Zoom around the selected item, or the middle. */
   private zoom(factor: number): void {
     const axis = this.chosen ? this.figure.traces[this.chosen.trace].axis : [...this.windows.keys()][0];
     const window = this.windows.get(axis)!;
@@ -232,7 +232,7 @@ export class Plot {
     if (items.length) this.go(items[at]);
   }
 
-  /** Goes to the nearest item of the previous or next trace. */
+  /** Select the nearest item of the previous or next trace. */
   private over(step: number): void {
     const chosen = this.chosen;
     const visible = this.visible();
@@ -255,7 +255,7 @@ export class Plot {
     }
     const { top } = this.plot.getBoundingClientRect();
     const y = this.figure.unified ? Number(this.plot.dataset.top) : item.bottom;
-    this.tell(item, window.screenAt(item.bar ? (item.start + item.stop) / 2 : item.start), top + y);
+    this.showTip(item, window.screenAt(item.bar ? (item.start + item.stop) / 2 : item.start), top + y);
   }
 
   private toggle(button: HTMLElement): void {
@@ -263,7 +263,7 @@ export class Plot {
     this.restack();
   }
 
-  /** Hides all other curves, or shows all if they are hidden already. */
+  /** Hide all other curves, or show all if the others are hidden already. */
   private alone(button: HTMLElement): void {
     const buttons = [...this.root.querySelectorAll<HTMLElement>(".legend [data-traces]")];
     const others = buttons.filter((each) => each !== button);
@@ -286,7 +286,7 @@ export class Plot {
   private restack(): void {
     const curves = this.figure.traces.flatMap((trace, number) => (trace.stack === undefined ? [] : [number]));
     if (!curves.length) return;
-    const heights = curves.map((trace) => numbers(this.told, this.figure.traces[trace].stack));
+    const heights = curves.map((trace) => numbers(this.data, this.figure.traces[trace].stack));
     const places = stacked(heights, curves.map((trace) => this.hidden.has(trace)), 10 * Number(this.plot.dataset.bottom));
     for (const [place, trace] of curves.entries()) {
       const path = this.groups[trace].querySelector("path")!;

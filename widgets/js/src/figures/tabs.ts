@@ -1,4 +1,4 @@
-/** Tabs that show one panel each, and obey the arrow keys. */
+/** Tabs that show one panel each and support the arrow keys. */
 
 export function workTabs(page: Document): void {
   const tabs = [...page.querySelectorAll<HTMLElement>("[role=tab]")];

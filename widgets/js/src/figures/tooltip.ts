@@ -1,4 +1,4 @@
-/** The tooltip of the point under the pointer or reached by keys. Names are set as text, never parsed. */
+/** Tooltip of the point under the pointer or selected by keys. Names are set as text, never parsed. */
 
 import { el } from "../dom.ts";
 
@@ -9,7 +9,7 @@ export interface Line {
 
 const ENTITIES: Record<string, string> = { "&lt;": "<", "&gt;": ">", "&amp;": "&", "&#36;": "$" };
 
-/** Nodes of a text with bold parts and the four entities that names may contain. */
+/** Return the nodes of a text that may contain bold parts and the four HTML entities of escaped names. */
 export function rich(text: string): Node[] {
   return text.split(/<\/?b>/).map((part, place) => {
     const plain = part.replace(/&(?:lt|gt|amp|#36);/g, (entity) => ENTITIES[entity]);
@@ -25,7 +25,7 @@ export class Tip {
     addEventListener("scroll", () => this.hide(), { capture: true, passive: true });
   }
 
-  /** Shows lines beside a position, within the window. */
+  /** Show lines beside a position, within the window. */
   show(lines: Line[], x: number, y: number): void {
     this.box.replaceChildren(
       ...lines.map(({ text, colour }) => {

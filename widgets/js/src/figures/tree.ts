@@ -1,9 +1,9 @@
-/** A treemap: the tooltips of its boxes, and zooming into a box, which then fills the figure. */
+/** A treemap: tooltips of its boxes, and zooming into a box so that it fills the figure. */
 
-import { type Told, type TreeTold, linesOf, numbers } from "./data.ts";
+import { type HoverData, type TreeData, linesOf, numbers } from "./data.ts";
 import type { Tip } from "./tooltip.ts";
 
-const HEAD = 18; // pixels of an outer box's title bar, as in widgets/pages/treemap.py
+const HEAD = 18; // height in pixels of an outer box's title bar, as in widgets/pages/treemap.py
 const PAD = 3;
 
 export interface Rect {
@@ -13,7 +13,7 @@ export interface Rect {
   height: number;
 }
 
-/** A rectangle for each of the descending values, nearly square, in rows along the shorter side. */
+/** Return a nearly square rectangle for each of the descending values, in rows along the shorter side. */
 export function squarified(values: number[], room: Rect): Rect[] {
   let { x, y, width, height } = room;
   const scale = (width * height) / (values.reduce((sum, each) => sum + each, 0) || 1);
@@ -42,7 +42,7 @@ export function squarified(values: number[], room: Rect): Rect[] {
   return found;
 }
 
-/** The largest ratio of sides in a row of rectangles. */
+/** Return the largest aspect ratio in a row of rectangles. */
 function worst(row: number[], side: number): number {
   const total = row.reduce((sum, each) => sum + each, 0);
   if (!total || !side) return Infinity;
@@ -60,27 +60,27 @@ export class Tree {
 
   constructor(
     private root: HTMLElement,
-    private figure: TreeTold,
-    private told: Told,
+    private figure: TreeData,
+    private data: HoverData,
     private tip: Tip,
   ) {
     this.boxes = [...root.children] as HTMLElement[];
-    this.sizes = numbers(told, figure.sizes);
-    this.around = numbers(told, figure.around);
+    this.sizes = numbers(data, figure.sizes);
+    this.around = numbers(data, figure.around);
     for (const [box, outer] of this.around.entries()) this.inside.set(outer, [...(this.inside.get(outer) ?? []), box]);
     root.addEventListener("pointermove", (event) => {
       const box = this.boxOf(event);
-      if (box >= 0 && event.pointerType !== "touch") this.tell(box, event.clientX, event.clientY);
+      if (box >= 0 && event.pointerType !== "touch") this.showTip(box, event.clientX, event.clientY);
     });
     root.addEventListener("pointerleave", (event) => {
-      if (event.pointerType !== "touch") this.forget(); // lifting a finger fires it, too
+      if (event.pointerType !== "touch") this.forget(); // lifting a finger also fires this event
     });
     root.addEventListener("blur", () => this.forget());
     root.addEventListener("click", (event) => {
       const box = this.boxOf(event);
       const isTouch = (event as PointerEvent).pointerType === "touch";
-      // Touch has no hover: the first tap shows the tooltip, the second zooms in.
-      if (isTouch && box >= 0 && box !== this.chosen) this.tell(box, event.clientX, event.clientY);
+      // Touch screens have no hover: the first tap shows the tooltip, the second zooms in.
+      if (isTouch && box >= 0 && box !== this.chosen) this.showTip(box, event.clientX, event.clientY);
       else this.press(box);
     });
     root.addEventListener("keydown", (event) => this.key(event));
@@ -90,11 +90,11 @@ export class Tree {
     return this.boxes.indexOf((event.target as Element).closest("i") as HTMLElement);
   }
 
-  private tell(box: number, x: number, y: number): void {
+  private showTip(box: number, x: number, y: number): void {
     this.forget();
     this.chosen = box;
     this.boxes[box].classList.add("at");
-    this.tip.show(linesOf(this.told, this.figure, box).map((text) => ({ text })), x, y);
+    this.tip.show(linesOf(this.data, this.figure, box).map((text) => ({ text })), x, y);
   }
 
   private forget(): void {
@@ -103,7 +103,7 @@ export class Tree {
     this.tip.hide();
   }
 
-  /** Zooms into a box, or into the one around it if it is empty. Pressing the box that fills the figure zooms out. */
+  /** Zoom into a box, or into its parent if it is a leaf. Pressing the box that fills the figure zooms out. */
   private press(box: number): void {
     if (box < 0) return;
     const into = this.inside.has(box) ? box : this.around[box];
@@ -141,7 +141,7 @@ export class Tree {
       const at = seen.indexOf(this.chosen);
       const box = seen[Math.max(0, Math.min(at + step, seen.length - 1))];
       const { left, top } = this.boxes[box].getBoundingClientRect();
-      this.tell(box, left, top);
+      this.showTip(box, left, top);
     } else if (event.key === "Enter" && this.chosen >= 0) this.press(this.chosen);
     else if (event.key === "Escape" || event.key === "Backspace") this.go(Math.max(this.around[this.top], 0));
     else return;

@@ -1,15 +1,15 @@
-/** The visible part of an axis, all of it unless zoomed, and the numbers along it. */
+/** The visible part of an axis (all of it unless zoomed), and the numbers along it. */
 
 import { svg } from "../dom.ts";
 import { roundStep } from "../ticks.ts";
 import { type AxisTold, numberText } from "./data.ts";
 
-const LEAST = 1e-4; // of the axis
-const APART = 90; // pixels between two numbers, about
-const LETTER = 7; // pixels of a digit
+const LEAST = 1e-4; // smallest visible share of the axis
+const APART = 90; // approximate distance between two numbers, pixels
+const LETTER = 7; // width of a digit, pixels
 const GAP = 3;
 
-/** Round values between two values, with their positions from 0 to 1. */
+/** Return round values between two values, with their positions from 0 to 1. */
 export function ticksBetween(low: number, high: number, count: number): [number, number][] {
   const step = roundStep((high - low) / count);
   const first = Math.ceil(low / step - 1e-9);
@@ -41,26 +41,26 @@ export class Window {
     return this.to - this.from < 1;
   }
 
-  /** Its left edge and its width on the screen. */
+  /** Left edge and width on the screen. */
   get edges(): { left: number; width: number } {
     const { left, width } = this.plot.getBoundingClientRect();
     const share = (name: string) => parseFloat(this.outer.getAttribute(name)!) / 100;
     return { left: left + width * share("x"), width: width * share("width") };
   }
 
-  /** The share of the axis at a position on the screen. */
+  /** Return the share of the axis at a screen position. */
   shareAt(x: number): number {
     const { left, width } = this.edges;
     return this.from + ((x - left) / width) * (this.to - this.from);
   }
 
-  /** The position on the screen of a share of the axis. */
+  /** Return the screen position of a share of the axis. */
   screenAt(share: number): number {
     const { left, width } = this.edges;
     return left + ((share - this.from) / (this.to - this.from)) * width;
   }
 
-  /** The share of the axis at a value. */
+  /** Return the share of the axis at a value. */
   shareOf(value: number): number {
     const { low, high, log } = this.axis;
     return ((log ? Math.log10(value) : value) - low) / (high - low || 1);
@@ -76,7 +76,7 @@ export class Window {
     this.draw();
   }
 
-  /** Draws as many numbers as fit. */
+  /** Draw as many numbers as fit. */
   private draw(): void {
     if (this.edges.width) this.marks.replaceChildren(...this.numbers());
   }
@@ -91,7 +91,7 @@ export class Window {
         : ticksBetween(value(this.from), value(this.to), count).map(([at, share]) => [share, numberText(at) + suffix]);
     const top = Number(this.plot.dataset.top);
     const bottom = Number(this.plot.dataset.bottom);
-    let taken = -Infinity; // pixels, to where the last number reaches
+    let taken = -Infinity; // right edge of the last number, pixels
     return found
       .filter(([share]) => share >= -1e-6 && share <= 1 + 1e-6)
       .flatMap(([share, text]) => {

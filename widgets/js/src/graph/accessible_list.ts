@@ -1,6 +1,6 @@
 /**
- * What is seen, as buttons in a list that nobody sees: for screen readers, for the keyboard and for tests. It is one
- * tab stop: arrows move in it, Enter selects a task or opens and closes a box, Escape leaves.
+ * An invisible list of buttons for everything in view, for screen readers, the keyboard and tests. It is a single tab
+ * stop: arrow keys move in it, Enter selects a task or opens and closes a box, Escape leaves it.
  */
 
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
@@ -17,13 +17,16 @@ import type { Scene } from "./scene.ts";
 import type { Spot } from "./scene_types.ts";
 
 const MOST = 300;
-/** So much beyond the edges is listed too, pixels of the picture: an arrow key goes on there. */
+/**
+ * Margin beyond the edges within which items are listed too, in pixels of the picture, so that arrow keys can leave the
+ * view.
+ */
 const BEYOND = 40;
-/** While the deck plays, or the camera moves, the list follows this often, milliseconds. */
+/** Minimum intervals between updates of the list during playback and camera movements, milliseconds. */
 const PACES = { stopped: 0, playing: 300, moving: 1000 };
-/** The reader moves the camera as long as the pauses between two moves are no longer, milliseconds. */
+/** Maximum pause between two camera moves of one gesture, milliseconds. */
 const PAUSE = 150;
-/** How far a key moves in the list. */
+/** Steps of the keys that move in the list. */
 const MOVES: Record<string, number> = {
   ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity,
 };
@@ -31,13 +34,13 @@ const MOVES: Record<string, number> = {
 export interface MirrorActions {
   select(task: number): void;
   toggle(box: PlacedBox): void;
-  /** Has equal layers show this one, or no longer. */
+  /** Show this layer for its equal layers, or return to the automatic choice. */
   pin(box: PlacedBox, layer: number): void;
-  /** The reader has come to this by the keyboard: what it stands for must be seen. */
+  /** Called when the keyboard focus reaches an item, which must then be brought into view. */
   focus(task: number | null, rect: Rect): void;
-  /** The focus has gone elsewhere. */
+  /** Called when the focus leaves the list. */
   blur(): void;
-  /** Escape. */
+  /** Called for Escape. */
   leave(): void;
 }
 
@@ -52,7 +55,7 @@ interface Item {
 export class Mirror {
   readonly list = el("ul", { class: "sr", "aria-label": "tasks and modules in view", "data-mirror": "graph" });
   private readonly items = new Map<string, Item>();
-  /** The one that Tab comes to. */
+  /** The tab stop of the list. */
   private stop: Item | undefined;
   private shownFor: readonly unknown[] = [];
   private area: Rect | null = null;
@@ -69,17 +72,17 @@ export class Mirror {
     this.list.addEventListener("keydown", (event) => this.press(event));
   }
 
-  /** What has the focus. */
+  /** Focused entry. */
   get focused(): Entry | null {
     return this.itemOf(activeIn(this.list))?.entry ?? null;
   }
 
-  /** Brings the list up to date. Returns whether it was too early and must be done again. */
+  /** Update the list. Return whether it is too early and must be repeated. */
   update(facts: Facts, area: Rect, pace: keyof typeof PACES, now: number): boolean {
     const { x, y, width, height } = area;
     if (this.area && (this.area.x !== x || this.area.y !== y || this.area.width !== width)) this.movedAt = now;
     this.area = area;
-    const { counts, t, ran, breakpoints, cardMatches, grouping } = facts; // counts are those of a scene and a replay
+    const { counts, t, ran, breakpoints, cardMatches, grouping } = facts; // counts depend on the scene and the replay
     const groups = grouping?.direction;
     const wanted = [counts, facts.version, t, ran, breakpoints, cardMatches, groups, this.store.state.selected, x, y, width, height];
     if (wanted.every((each, index) => each === this.shownFor[index])) return false;
@@ -177,7 +180,7 @@ export class Mirror {
     else this.actions.focus(null, entry.box.rect);
   }
 
-  /** The keys that move here are those that step elsewhere: the deck must not see them. */
+  /** Handle a key. The keys that move here also step the deck, which must not see them. */
   private press(event: KeyboardEvent): void {
     const { key, target, ctrlKey, altKey, metaKey } = event;
     if (ctrlKey || altKey || metaKey || !(key in MOVES || key === "Escape")) return;
@@ -199,7 +202,7 @@ function boxOf(entry: Exclude<Entry, { spot: Spot }>): PlacedBox {
   return "layer" in entry ? entry.layersOf : entry.box;
 }
 
-/** The layers of a box that have a button: all, or where there is but a strip those beside the one that is shown. */
+/** Return the layers of a box that have a button: all, or only those next to the shown one in a strip. */
 function layersOf({ scene }: Facts, { box, closed }: PlacedBox): number[] {
   const { layers } = box;
   if (!layers || closed) return [];
@@ -208,14 +211,14 @@ function layersOf({ scene }: Facts, { box, closed }: PlacedBox): number[] {
   return layers.count > MOST_CELLS ? all.filter((layer) => Math.abs(layer - shown) <= 1) : all;
 }
 
-/** The key of the box that has closed around it. */
+/** Return the key of the closed box that now contains the entry. */
 function heirOf(scene: Scene, entry: Entry): string {
   let box = "spot" in entry ? (scene.cardAround(entry.spot.task)?.box ?? null) : boxOf(entry).box.parent;
   while (box && !scene.boxes.has(box.id)) box = box.parent;
   return box ? `box ${box.id}` : "";
 }
 
-/** The newest first, as the backward goes; a box before what is in it, a pill after its user. */
+/** Return the entries in the order of a backward, newest first; a box precedes its content, a user its pills. */
 function entriesIn(facts: Facts, area: Rect): Entry[] {
   const { scene } = facts;
   const boxes = scene.layout.boxes.filter(({ rect }) => touch(rect, area)).slice(0, MOST);
@@ -238,7 +241,7 @@ function entriesIn(facts: Facts, area: Rect): Entry[] {
   return entries.sort((one, other) => other.age - one.age).map(({ entry }) => entry);
 }
 
-/** The newest task of a box that is no leaf: those are as old as their parameters. */
+/** Return the newest task of a box that is not a leaf, because leaves are as old as their parameters. */
 function newestIn(box: Box, leaf: Uint8Array): number {
   const last = box.children.findLast((child) => typeof child !== "number" || !leaf[child]);
   if (last === undefined) return -1;

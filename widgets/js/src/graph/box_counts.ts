@@ -1,4 +1,4 @@
-/** How many tasks of each closed box have run or are ready, at any position, by two binary searches. */
+/** Counts of the executed and ready tasks of each closed box at any position, found by two binary searches. */
 
 import { NEVER, type Replay, type ShownState } from "../model/replay.ts";
 import type { Layers } from "../layout/layers.ts";
@@ -8,29 +8,29 @@ import { inChosen } from "./layer_choice.ts";
 import type { Scene } from "./scene.ts";
 
 export interface BoxCount {
-  /** Tasks that run at all in this backward. */
+  /** Number of tasks that this backward runs. */
   size: number;
   done: number;
-  /** Done at the position that is shown, which a live session has not reached. */
+  /** Number of tasks done at the shown position that the live session has not reached yet. */
   planned: number;
-  /** Ready, without the one that runs. */
+  /** Number of ready tasks, without the running one. */
   ready: number;
-  /** The task in it that runs; -1 for none. */
+  /** Running task in the box; -1 for none. */
   running: number;
   state: ShownState;
 }
 
-/** Sorted: the places of tasks, and the positions from which they are ready. */
+/** Sorted places of tasks, and the positions from which they are ready. */
 interface Courses {
   places: Int32Array;
   readyAts: Int32Array;
 }
 
 export class BoxCounts {
-  /** By closed box its tasks in the drawn ones of the equal layers around it, and the innermost of those. */
+  /** Tasks of each closed box, in the drawn ones of the equal layers around it, and the innermost of these layers. */
   private readonly members: Int32Array[];
   private readonly around: (Layers | null)[];
-  /** By closed box and the layers that are shown around it. */
+  /** Cached courses by closed box and the shown layers around it. */
   private readonly known = new Map<string, Courses>();
 
   constructor(
@@ -59,7 +59,7 @@ export class BoxCounts {
     return found;
   }
 
-  /** At position `t`, when `ran` tasks have really run. `card` is an index in the layout's boxes. */
+  /** Return the counts at position `t` if `ran` tasks have actually run. `card` is an index in the layout's boxes. */
   at(card: number, t: number, ran: number): BoxCount {
     const { places, readyAts } = this.courses(card);
     const passed = countBelow(places, t);
@@ -79,7 +79,7 @@ function stateOfAll({ size, done, planned, ready, running }: Omit<BoxCount, "sta
   return ready > 0 ? "ready" : "waiting";
 }
 
-/** By closed box its tasks without parameters that others have, those of layers that are not drawn left out. */
+/** Return the tasks of each closed box, without parameters owned by others and without layers that are not drawn. */
 function membersOf({ layout, cardOf, tree }: Scene, around: readonly (Layers | null)[]): Int32Array[] {
   const found: number[][] = layout.boxes.map(() => []);
   cardOf.forEach((card, task) => {

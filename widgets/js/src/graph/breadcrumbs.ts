@@ -1,4 +1,4 @@
-/** The open boxes around what is seen whose headers are not: without them nobody knows where they are. */
+/** Breadcrumbs: the open boxes around the view whose headers are out of view. */
 
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
@@ -6,10 +6,10 @@ import { HEADER_HEIGHT } from "./draw_box.ts";
 import type { Scene } from "./scene.ts";
 
 export class Crumbs {
-  readonly element = el("nav", { class: "crumbs", "aria-label": "modules around what is in view" });
+  readonly element = el("nav", { class: "crumbs", "aria-label": "modules around the visible part" });
   private shown: readonly PlacedBox[] = [];
 
-  /** A click closes the box. */
+  /** `close` is called when a crumb is clicked. */
   constructor(private readonly close: (box: PlacedBox) => void) {}
 
   update(scene: Scene, area: Rect): void {
@@ -30,7 +30,7 @@ export class Crumbs {
   }
 }
 
-/** Outermost first. */
+/** Return the boxes with hidden headers, outermost first. */
 function hiddenHeaders(scene: Scene, area: Rect): PlacedBox[] {
   return scene
     .boxesAround(area.x + area.width / 2, area.y + area.height / 2)

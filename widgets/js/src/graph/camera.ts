@@ -1,4 +1,4 @@
-/** Where the camera should be. Of a view a point of the picture times `k`, plus (x, y), is a point of the screen. */
+/** Positions of the camera. A view maps a point of the picture to the screen: the point times `k`, plus (x, y). */
 
 import type { PlacedBox, Rect, Size } from "../layout/layout_types.ts";
 import type { Scene } from "./scene.ts";
@@ -9,33 +9,39 @@ export interface CameraView {
   k: number;
 }
 
-/** Free around the whole picture, pixels of the screen. */
+/** Free space around the whole picture, pixels of the screen. */
 const MARGIN = { x: 12, y: 10 };
 const LARGEST_FIT = 1.1;
 export const LARGEST_SCALE = 3;
-/** A picture that fits at this scale is not followed but shown whole; rows of chips are read at a smaller one. */
+/**
+ * Scale at which a picture that fits is shown completely instead of following tasks; rows of chips are readable at
+ * smaller scales.
+ */
 const READABLE = 0.78;
 const READABLE_CHIPS = 0.5;
 const FOLLOW_SCALES = { least: 0.92, most: 1 };
-/** A followed task that has left the middle of the screen is put here: there is more to come below and to the right. */
+/**
+ * Screen position, relative, to which a followed task is moved after it left the middle; more space remains below and
+ * to the right.
+ */
 const ANCHOR = 0.3;
 const MIDDLE = { from: 0.15, to: 0.85 };
-/** Where it is put at first. */
+/** Screen position of the followed task at first, relative. */
 const FIRST = { x: 0.42, y: 0.45 };
-/** Of the screen's width: a box of which no more is missing at first is moved into view. */
+/** Maximum share of the screen's width by which a box may be cut off at first and still be moved into view. */
 const LITTLE = 0.3;
 
-/** What a panel of this size has for the picture. */
+/** Return the space for the picture in a panel of this size. */
 export function roomIn({ width, height }: Size): Size {
   return { width: width - 2 * MARGIN.x, height: height - 2 * MARGIN.y };
 }
 
-/** What of the picture is seen. */
+/** Return the visible part of the picture. */
 export function areaOf(view: CameraView, size: Size): Rect {
   return { x: -view.x / view.k, y: -view.y / view.k, width: size.width / view.k, height: size.height / view.k };
 }
 
-/** The whole picture. */
+/** Return the view of the whole picture. */
 export function fitView(picture: Size, size: Size): CameraView {
   const k = Math.min(
     (size.width - 2 * MARGIN.x) / picture.width,
@@ -50,14 +56,14 @@ export function fitView(picture: Size, size: Size): CameraView {
   };
 }
 
-/** Whether the picture can be read when all of it is on the screen. */
+/** Return whether the whole picture is readable on the screen. */
 export function fitsReadably(scene: Scene, size: Size): boolean {
   return fitView(scene.layout, size).k >= (scene.layout.rows.length ? READABLE_CHIPS : READABLE);
 }
 
 /**
- * Keeps a task in view: moves only if it is not in the middle 70 % of the screen; then shows the whole of the largest
- * box around it that fits. `from` is where the camera is; null at first.
+ * Return a view that keeps a task visible. It moves only if the task is outside of the middle 70 % of the screen; then
+ * it shows the largest box around the task that fits. `from` is the current view; null at first.
  */
 export function followView(scene: Scene, size: Size, from: CameraView | null, task: number): CameraView | null {
   const { layout } = scene;
@@ -80,7 +86,7 @@ export function followView(scene: Scene, size: Size, from: CameraView | null, ta
   return keeps || x * k + whole.x > size.width * MIDDLE.to ? view : whole;
 }
 
-/** How far the outermost boxes in view reach over the left edge, where that is little: pixels of the screen. */
+/** Return by how many screen pixels the outermost visible boxes are cut off at the left, if only slightly. */
 function cutAtLeft(scene: Scene, size: Size, view: CameraView): number {
   let most = 0;
   for (const { rect, depth } of scene.layout.boxes) {
@@ -101,7 +107,7 @@ function isWithin({ rect }: PlacedBox, size: Size, k: number): boolean {
   return rect.width * k + 2 * MARGIN.x <= size.width && rect.height * k + 2 * MARGIN.y <= size.height;
 }
 
-/** One coordinate of a view, so that the picture fills the screen as far as it can. `box`: start and length. */
+/** Return one coordinate of a view that fills the screen with the picture if possible. `box`: start and length. */
 function placed(
   point: number,
   screen: number,
@@ -119,7 +125,7 @@ function placed(
   return Math.max(screen - picture * k - MARGIN.x, Math.min(MARGIN.x, at));
 }
 
-/** The view that shows a rectangle, moved as little as needed, with some room around it. */
+/** Return the view that shows a rectangle with a margin, moved as little as possible. */
 export function reveal(view: CameraView, size: Size, rect: Rect): CameraView {
   const room = 24;
   return {
@@ -135,18 +141,18 @@ function shift(start: number, length: number, screen: number, room: number): num
   return 0;
 }
 
-/** The view with a rectangle in its middle. */
+/** Return the view with a rectangle in its middle. */
 export function centred({ k }: CameraView, size: Size, { x, y, width, height }: Rect): CameraView {
   return { k, x: size.width / 2 - (x + width / 2) * k, y: size.height / 2 - (y + height / 2) * k };
 }
 
-/** The view at another scale, with the point (x, y) of the screen where it was. */
+/** Return the view at another scale; the point (x, y) of the screen stays in place. */
 export function scaledAbout(view: CameraView, k: number, x: number, y: number): CameraView {
   const ratio = k / view.k;
   return { k, x: x - (x - view.x) * ratio, y: y - (y - view.y) * ratio };
 }
 
-/** The view in which `to` is where `from` was: what keeps the reader's place when a box opens. */
+/** Return the view that shows `to` where `from` was, which keeps a box in place when it opens. */
 export function kept(view: CameraView, from: Rect, to: Rect): CameraView {
   return { k: view.k, x: view.x + (from.x - to.x) * view.k, y: view.y + (from.y - to.y) * view.k };
 }

@@ -1,20 +1,23 @@
-/** Moves the camera: at once where the reader drags, turns the wheel or pinches, and smoothly where the deck does. */
+/** Camera movements: immediate when the user drags, scrolls or pinches, and smooth when the deck moves it. */
 
-import { bindLetGo } from "../views/cancel_drag.ts";
+import { bindDragEnd } from "../views/cancel_drag.ts";
 import { type CameraView, LARGEST_SCALE, sameView, scaledAbout } from "./camera.ts";
 
-/** The time in which the camera goes 63 % of the way, milliseconds. */
+/** Time in which the camera moves 63 % of the way, milliseconds. */
 const TIME_CONSTANT = 70;
-/** This near it has arrived: pixels, and parts of the scale. */
+/** Distance at which a movement ends: pixels, and relative scale. */
 const NEAR = { move: 0.3, scale: 0.001 };
 const SMALLEST_SCALE = 0.15;
-/** Further out than the whole picture. */
+/** Minimum scale relative to the scale of the whole picture. */
 const BELOW_FIT = 0.7;
-/** With ctrl ten times as fast, for the small steps of a pinch: one click of a wheel must not be a leap. */
+/**
+ * Largest zoom of one wheel event. Wheel events with ctrl count tenfold, for the small steps of a pinch; a mouse wheel
+ * must not jump.
+ */
 const LARGEST_WHEEL_STEP = 0.4;
 const PINCH = 10;
 const WHEEL_UNITS = [0.002, 0.05, 1] as const;
-/** A press that moves less is a click, pixels. */
+/** Maximum movement of a click, pixels. */
 const CLICK_DISTANCE = 4;
 
 interface Point {
@@ -24,11 +27,11 @@ interface Point {
 
 export class Pilot {
   view: CameraView = { x: 0, y: 0, k: 1 };
-  /** Where the camera glides to; null where it stands. */
+  /** Target of a smooth movement; null if the camera is at rest. */
   target: CameraView | null = null;
   private least = SMALLEST_SCALE;
 
-  /** `takes` says whether a wheel or a touch is for the camera; `moved` is called for each move of the reader's. */
+  /** `takes` decides whether a wheel or touch event is for the camera; `moved` is called when the user moves it. */
   constructor(
     private readonly canvas: HTMLCanvasElement,
     private readonly takes: (event: WheelEvent | TouchEvent) => boolean,
@@ -40,7 +43,7 @@ export class Pilot {
     canvas.addEventListener("wheel", (event) => {
       if (!takes(event)) return;
       event.preventDefault();
-      if (!event.deltaY) return; // sideways
+      if (!event.deltaY) return; // horizontal scrolling
       const { x, y } = this.pointOf(event);
       this.steer(scaledAbout(this.view, this.allowed(this.view.k * 2 ** wheelDelta(event)), x, y));
     }, { signal, passive: false });
@@ -66,10 +69,10 @@ export class Pilot {
       this.steer(dragged(this.view, last, to));
       last = to;
     }, { signal });
-    canvas.addEventListener("lostpointercapture", () => { // released, cancelled, or taken away without a word
+    canvas.addEventListener("lostpointercapture", () => { // released, cancelled, or lost without an event
       last = null;
     }, { signal });
-    bindLetGo(() => last !== null, (back) => {
+    bindDragEnd(() => last !== null, (back) => {
       last = null;
       isClick = false;
       if (back) this.steer(before);
@@ -80,7 +83,7 @@ export class Pilot {
     }, { signal, capture: true });
   }
 
-  /** One finger drags, two drag and scale. */
+  /** Bind touch events: one finger drags, two drag and zoom. */
   private bindTouches(signal: AbortSignal): void {
     const { canvas } = this;
     let last: Point[] = [];
@@ -91,7 +94,7 @@ export class Pilot {
       }, { signal, passive: true });
     }
     canvas.addEventListener("touchmove", (event) => {
-      if (!last.length || !event.cancelable) return; // the page scrolls already
+      if (!last.length || !event.cancelable) return; // the page is already scrolling
       event.preventDefault();
       const points = pointsOf(event);
       const [from, to] = [middleOf(last), middleOf(points)];
@@ -106,18 +109,18 @@ export class Pilot {
     return { x: clientX - left, y: clientY - top };
   }
 
-  /** The reader's moves end those of the deck. */
+  /** Apply a movement by the user, which ends the deck's own movement. */
   private steer(view: CameraView): void {
     this.jump(view);
     this.moved();
   }
 
-  /** Lets the reader zoom out to the whole picture, and somewhat further. */
+  /** Set the minimum scale, slightly below that of the whole picture. */
   allow(fitScale: number): void {
     this.least = Math.min(SMALLEST_SCALE, fitScale * BELOW_FIT);
   }
 
-  /** The nearest scale that is allowed. */
+  /** Return the nearest allowed scale. */
   allowed(scale: number): number {
     return Math.max(this.least, Math.min(LARGEST_SCALE, scale));
   }
@@ -131,7 +134,7 @@ export class Pilot {
     this.view = view;
   }
 
-  /** Glides on. Returns whether there is more to go. */
+  /** Continue a smooth movement. Return whether it is unfinished. */
   advance(elapsed: number): boolean {
     const { target, view } = this;
     if (!target) return false;
@@ -147,7 +150,7 @@ export class Pilot {
     return this.target !== null;
   }
 
-  /** Where the camera is, or will be when it has arrived. */
+  /** Camera's position, or its target while it moves. */
   get aim(): CameraView {
     return this.target ?? this.view;
   }
@@ -162,12 +165,12 @@ function middleOf(points: readonly Point[]): Point {
   return { x: sum.x / points.length, y: sum.y / points.length };
 }
 
-/** How far two fingers are apart; 1 for one. */
+/** Return the distance between two fingers; 1 for a single finger. */
 function spreadOf([one, other]: readonly Point[]): number {
   return other ? Math.max(1, Math.hypot(one.x - other.x, one.y - other.y)) : 1;
 }
 
-/** By which power of two a turn of the wheel scales. */
+/** Return the power of two by which a wheel event zooms. */
 function wheelDelta({ deltaY, deltaMode, ctrlKey }: WheelEvent): number {
   const step = -deltaY * (WHEEL_UNITS[deltaMode] ?? WHEEL_UNITS[0]) * (ctrlKey ? PINCH : 1);
   return Math.max(-LARGEST_WHEEL_STEP, Math.min(LARGEST_WHEEL_STEP, step));

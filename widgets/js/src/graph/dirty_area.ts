@@ -1,4 +1,4 @@
-/** What of the picture a step or the pointer changes: that is drawn anew, not 20,000 tasks. */
+/** The part of the picture that a step or the pointer changes, so that not all of 20,000 tasks are drawn again. */
 
 import { HEADER } from "../../../../inspector/drawing/layout_constants.json";
 import { layersWidth } from "../layout/layers.ts";
@@ -6,20 +6,20 @@ import type { Rect } from "../layout/layout_types.ts";
 import type { Facts } from "./frame_state.ts";
 import { grown } from "./spatial_index.ts";
 
-/** More tasks at once change too much. */
+/** Maximum number of changed tasks; with more, everything is drawn. */
 const MOST_TASKS = 64;
-/** Rings, thick outlines and breakpoints reach so far out of a task: pixels of the screen, or of the picture. */
+/** Distance by which rings, thick outlines and breakpoints exceed a task, pixels of the screen or of the picture. */
 const OVERHANG = 12;
-/** From the middle of a row's label to its top and its bottom. */
+/** Distances from the middle of a row's label to its top and its bottom. */
 const ROW_LABEL = { above: 16, height: 44 };
 
-/** "none": the picture is as it was. "all": it must be drawn anew. */
+/** Return the changed area: "none" if nothing changed, "all" if everything must be drawn. */
 export function damageBetween(before: Facts, after: Facts, scale: number): Rect | "none" | "all" {
   if (!sameButTimeAndPointer(before, after)) return "all";
   const run = tasksBetween(after, before.t, after.t);
-  const told = tasksBetween(after, before.ran, after.ran); // planned, and now they have run
-  if (run.length > MOST_TASKS || told.length > MOST_TASKS) return "all";
-  const changed = new Set(told);
+  const executed = tasksBetween(after, before.ran, after.ran); // these tasks were planned and have run now
+  if (run.length > MOST_TASKS || executed.length > MOST_TASKS) return "all";
+  const changed = new Set(executed);
   const wired = new Set(run);
   if (before.t !== after.t) {
     for (const { queuePlaces } of [before, after]) for (const task of queuePlaces.keys()) changed.add(task);
@@ -34,12 +34,12 @@ export function damageBetween(before: Facts, after: Facts, scale: number): Rect 
   return rects.length ? grown(around(rects), OVERHANG * Math.max(1, 1 / scale)) : "none";
 }
 
-/** Those at the places from one position to another, both included; none where the position is the same. */
+/** Return the tasks at the places between two positions, inclusive; empty if the positions are equal. */
 function tasksBetween({ replay }: Facts, one: number, other: number): number[] {
   return one === other ? [] : replay.schedule.order.slice(Math.min(one, other), Math.max(one, other) + 1);
 }
 
-/** Of tasks, or the closed boxes around them, and of the labels of their rows. */
+/** Return the rectangles of tasks, or of the closed boxes around them, and of their rows' labels. */
 function rectsOf(facts: Facts, tasks: Iterable<number>): Rect[] {
   const { scene } = facts;
   const rects: Rect[] = [];
@@ -52,7 +52,7 @@ function rectsOf(facts: Facts, tasks: Iterable<number>): Rect[] {
   return rects;
 }
 
-/** The buttons of equal layers say which of them runs, and which are done. */
+/** Return the buttons of equal layers, which show the running layer and the finished ones. */
 function buttonsOf({ scene }: Facts): Rect[] {
   return scene.layout.boxes.flatMap(({ box, rect, closed, layersAt }) => {
     if (!box.layers || closed) return [];
@@ -91,7 +91,7 @@ function rowLabel({ scene }: Facts, row: number): Rect {
   return { x: rect.x + rect.width - width, y: rect.y - ROW_LABEL.above, width, height: ROW_LABEL.height };
 }
 
-/** The smallest rectangle around all. */
+/** Return the smallest rectangle around all. */
 export function around(rects: readonly Rect[]): Rect {
   let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const { x, y, width, height } of rects) {

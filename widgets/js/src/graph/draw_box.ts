@@ -1,4 +1,4 @@
-/** Open boxes around their tasks, and the labels of rows of chips. */
+/** Drawing of open boxes around their tasks, and of the labels of rows of chips. */
 
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
 import { grouped } from "../format.ts";
@@ -9,12 +9,12 @@ import type { Pen, Span } from "./pen.ts";
 import { LABEL, SMALLEST_TEXT } from "./draw_task.ts";
 
 const RADIUS = 8;
-/** The cards behind equal layers stand out so far, pixels. */
+/** Offset of the cards behind equal layers, pixels. */
 const BEHIND = 3;
-/** Headers shrink to this on the screen, then disappear: as a label at the least scale of a first view, no larger. */
+/** Size on the screen below which headers disappear: that of a label at the smallest scale of a first view. */
 const SMALLEST_HEADER = 8.5;
 const LARGEST_HEADER = 20;
-/** The depth of boxes that are named from any distance, and how many lines of text they must be high. */
+/** Depth of boxes that are named at any scale, and their minimum height in lines of text. */
 const OUTERMOST = 1;
 const NAMED_FROM = 5;
 const LARGEST_ROW_LABEL = 14;
@@ -26,7 +26,7 @@ export function drawOpenBox(pen: Pen, colours: Colours, placed: PlacedBox, rect:
   pen.rounded(rect, RADIUS, { stroke: colours.line });
 }
 
-/** What is drawn once for equal layers lies on two more. */
+/** Draw two cards behind a box that represents equal layers. */
 export function drawCardsBehind(pen: Pen, colours: Colours, rect: Rect, radius: number): void {
   for (const shift of [2 * BEHIND, BEHIND, 0]) {
     const card = { ...rect, x: rect.x + shift, y: rect.y + shift };
@@ -35,12 +35,15 @@ export function drawCardsBehind(pen: Pen, colours: Colours, rect: Rect, radius: 
   }
 }
 
-/** Whether names are larger than the headers: then they lie over what is in the boxes. */
+/** Return whether names are larger than headers at this scale, and therefore cover content. */
 export function areNamesFar(scale: number): boolean {
   return SMALLEST_HEADER / scale > LARGEST_HEADER;
 }
 
-/** Chevron, name and class, on a ground that hides wires. From afar only the names of the outermost boxes are left. */
+/**
+ * Draw chevron, name and class, on a ground that hides wires. At small scales only the names of the outermost boxes are
+ * drawn.
+ */
 export function drawHeader(
   pen: Pen,
   colours: Colours,
@@ -67,19 +70,19 @@ export function drawHeader(
   pen.text(x + before, y, spans);
 }
 
-/** Of equal layers the one that is shown. */
+/** Return the title of a box; for equal layers, that of the shown one. */
 export function titleOf({ scene }: Facts, { box, title }: PlacedBox): string {
   const { layers } = box;
   return layers ? layers.titles[scene.choice.get(box.id) ?? layers.drawn] : title;
 }
 
-/** The path of a module, of equal layers that of the one that is shown; "" for what is no single module. */
+/** Return the path of a module; for equal layers, that of the shown one; "" if it is not a single module. */
 export function pathOf({ scene }: Facts, { box }: PlacedBox): string {
   const { layers } = box;
   return layers ? layers.paths[scene.choice.get(box.id) ?? layers.drawn] : box.path;
 }
 
-/** As many of the spans as there is room for, the last one cut; none where not even a word has room. */
+/** Return the spans that fit, the last one shortened; empty if there is no space for a word. */
 export function fitted(pen: Pen, spans: readonly Span[], room: number): Span[] {
   for (let most = spans.length; most > 0; most--) {
     const kept = spans.slice(0, most);
@@ -105,7 +108,7 @@ function rowSays({ replay, t, ran }: Facts, tasks: readonly number[]): string {
   return done === tasks.length ? "all done" : `${grouped(done)} of ${grouped(tasks.length)} done`;
 }
 
-/** "Addmm ×50" and, below it, "48 of 50 done": as large as there is room for beside the chips. */
+/** Draw "Addmm ×50" and, below it, "48 of 50 done", as large as the space beside the chips allows. */
 export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: number, scale: number): void {
   const { scene } = facts;
   const row = scene.layout.rows[index];
@@ -118,7 +121,7 @@ export function drawRowLabel(pen: Pen, colours: Colours, facts: Facts, index: nu
   const size = Math.min(largest, Math.max(LABEL, SMALLEST_HEADER / scale));
   if (size * scale < SMALLEST_TEXT) return;
   const right = row.rect.x + row.rect.width;
-  // Not centred on the chips: the header of the box may be right above.
+  // The label is not centred on the chips, because the header of the box may be directly above.
   const first = row.rect.y + 4;
   pen.text(right, first, [{ ...title, size }], "end");
   pen.text(right, first + 1.25 * size, [{ ...below, size }], "end");

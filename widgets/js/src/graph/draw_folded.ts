@@ -1,4 +1,4 @@
-/** Closed boxes, each one row: a module with a line that says how far it is, or a quiet chain of views. */
+/** Drawing of closed boxes, one row each: a module with a progress line, or an inconspicuous chain of views. */
 
 import { runningView } from "../layout/box_cells.ts";
 import type { PlacedBox, Rect } from "../layout/layout_types.ts";
@@ -13,10 +13,10 @@ import { drawBreakpoint, drawGlyph } from "./glyphs.ts";
 import type { Pen, Span } from "./pen.ts";
 
 const RADIUS = 5;
-/** Where the text begins, and the line below it. */
+/** Left end of the text and of the line below it. */
 const TEXT = 20;
 const LINE_HEIGHT = 2;
-/** Of the line's ground on the accent. */
+/** Opacity of the line's track. */
 const FAINT = 0.35;
 
 export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: number, rect: Rect, scale: number): void {
@@ -54,13 +54,13 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
   pen.alpha = 1;
 }
 
-/** The least place in the ready queue of the tasks in a closed box; 0 where none is among the first. */
+/** Return the lowest queue place of the ready tasks in a closed box; 0 if none is among the first. */
 function leastPlace({ scene, queuePlaces }: Facts, index: number): number {
-  for (const [task, place] of queuePlaces) if (scene.cardOf[task] === index) return place; // in the queue's order
+  for (const [task, place] of queuePlaces) if (scene.cardOf[task] === index) return place; // in queue order
   return 0;
 }
 
-/** "fc Linear", "⋯ 7 views"; while one of its tasks runs "fc Addmm", "Clone ⋯ 7". Of a task -1 none runs. */
+/** Return the label: "fc Linear", "⋯ 7 views"; while `task` runs "fc Addmm", "Clone ⋯ 7". -1: none runs. */
 function rowLabel(
   colours: Colours,
   { scene }: Facts,
@@ -81,7 +81,7 @@ function rowLabel(
   return second ? [first, { text: second, fill: faint, size: LABEL, weight: 400, gap: 5 }] : [first];
 }
 
-/** What has run is solid, what is planned behind it faint. */
+/** Draw the progress: a solid line for executed tasks, followed by a faint one for planned tasks. */
 function drawProgress(
   pen: Pen,
   colours: Colours,
@@ -103,8 +103,8 @@ function drawProgress(
   part(done / size, ink);
 }
 
-/** "7 of 43 tasks done"; while something is searched for, how many were found. */
-export function cardSays(facts: Facts, index: number): string {
+/** Return "7 of 43 tasks done"; during a search, the number of matches. */
+export function cardText(facts: Facts, index: number): string {
   const { done, planned, size } = countOf(facts, index);
   const all = facts.scene.layout.boxes[index].box.size;
   if (facts.cardMatches) return `${grouped(facts.cardMatches[index])} of ${count(all, "task")} found`;

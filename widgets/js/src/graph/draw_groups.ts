@@ -1,4 +1,4 @@
-/** Outlines around the members of groups, and their names. Forward groups are dashed and their names hollow. */
+/** Outlines around the members of groups, and their names. Forward groups have dashed outlines and hollow names. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { Outline } from "../model/outlines.ts";
@@ -8,25 +8,25 @@ import { grown } from "./spatial_index.ts";
 import type { Grouping } from "./group_outlines.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
 
-/** From a task to its outline, and from one outline to the next around it, pixels. */
+/** Distance from a task to its outline, and between outlines, pixels. */
 const GAP = 2.6;
 const NEXT = 3.2;
 const WIDTH = 1.8;
 const LIT_WIDTH = 3;
-/** How opaque the others are while one is picked out. */
+/** Opacity of the other groups while one is selected. */
 const FAINT = 0.22;
 const DASHES = [4, 2.4];
-/** A name's square, pixels. */
+/** Size of a name's square, pixels. */
 const HEIGHT = 12;
 const LETTER = 9;
-/** So far a name stands out over the side. */
+/** Distance by which a name exceeds the side, pixels. */
 const OVER = 6;
 
 export function hueOf(colours: Colours, { hue, name }: Outline): string {
   return name ? colours[`hue${hue}` as keyof Colours] : colours.ink3;
 }
 
-/** Around tasks, below them: many of one group are one path. */
+/** Draw the outlines below the tasks; many outlines of one group form one path. */
 export function drawOutlines(
   pen: Pen,
   colours: Colours,
@@ -59,7 +59,7 @@ export function drawOutlines(
   pen.alpha = 1;
 }
 
-/** The names at the corners of tasks; of chips those of the last in their row, beside it. */
+/** Draw the names at the corners of tasks; for chips, beside the last one in the row. */
 export function drawNames(
   pen: Pen,
   colours: Colours,
@@ -82,7 +82,9 @@ export function drawNames(
   pen.alpha = 1;
 }
 
-/** The names of the groups that have tasks in a closed box, along its upper edge; around it that which is picked out. */
+/**
+ * Draw the names of the groups in a closed box along its upper edge, and the outline of the selected group around it.
+ */
 export function drawCardGroups(
   pen: Pen,
   colours: Colours,
@@ -109,7 +111,7 @@ export function drawCardGroups(
   pen.alpha = 1;
 }
 
-/** Beginning, or else ending, at x; y is their middle. */
+/** Draw names in a row that starts, or else ends, at x; y is their middle. */
 function drawRowOfNames(
   pen: Pen,
   colours: Colours,
@@ -128,7 +130,7 @@ function drawRowOfNames(
     const width = Math.max(HEIGHT * size, pen.measure([name]) + 6 * size);
     if (!begins) x -= width;
     const rect = { x, y: y - (HEIGHT / 2) * size, width, height: HEIGHT * size };
-    pen.alpha = 1; // what lies below must not be read through it
+    pen.alpha = 1; // opaque, to hide the content below
     pen.rounded(rect, 3 * size, { fill: colours.panel });
     pen.alpha = alpha * shareOf(grouping, outline);
     pen.rounded(rect, 3 * size, hollow ? { fill: colours.panel, stroke: hue, width: 1.2 * size } : { fill: hue });
@@ -148,7 +150,7 @@ function shareOf({ lit }: Grouping, outline: Outline): number {
   return lit === null || lit === outline ? 1 : FAINT;
 }
 
-/** Of the picture to one of the screen, where it is drawn small. */
+/** Return the picture pixels per screen pixel if the picture is drawn small. */
 function pixelAt(scale: number): number {
   return Math.max(1, 0.9 / scale);
 }

@@ -1,4 +1,4 @@
-/** The buttons of equal layers, in the order in which they run: numbers, cells where there are more, or one strip. */
+/** Buttons of equal layers, in the order in which they run: numbers, cells if there are more, or one strip. */
 
 import { STRIP_WIDTH } from "../../../../inspector/drawing/layout_constants.json";
 import { countBelow } from "../binary_search.ts";
@@ -11,12 +11,12 @@ import { grown } from "./spatial_index.ts";
 import type { Course } from "./layer_choice.ts";
 import type { Paint, Pen, Span } from "./pen.ts";
 
-/** The middle of a header, from the top of its box. */
+/** Distance from the top of a box to the middle of its header. */
 const MIDDLE = 13;
 
 export type LayerState = "waiting" | "begun" | "running" | "done";
 
-/** Where the button of a layer is; of a strip its part of that. The layers that were created last run first. */
+/** Return the rectangle of a layer's button, or its part of the strip. The layers created last run first. */
 export function layerRect({ box, rect, layersAt }: PlacedBox, layer: number): Rect {
   const count = box.layers?.count ?? 1;
   const place = count - 1 - layer;
@@ -29,7 +29,7 @@ export function layerRect({ box, rect, layersAt }: PlacedBox, layer: number): Re
   return { x: left + place * pitch, y: rect.y + MIDDLE - height / 2, width, height };
 }
 
-/** The layer whose button is at a point; -1 where none is. */
+/** Return the layer whose button contains a point; -1 if there is none. */
 export function layerAt(placed: PlacedBox, x: number, y: number): number {
   const { layers } = placed.box;
   if (!layers || placed.closed || !placed.layersAt) return -1;
@@ -81,7 +81,7 @@ function paintOf(colours: Colours, state: LayerState): Paint {
   return { fill: state === "begun" ? colours["accent-soft"] : colours.panel, stroke: colours.line2, width: 1 };
 }
 
-/** Pixel by pixel: of many layers no single one is seen. */
+/** Draw the strip pixel by pixel, because single layers are too narrow. */
 function drawStrip(pen: Pen, colours: Colours, placed: PlacedBox, layers: Layers, state: (layer: number) => LayerState): void {
   const whole = { ...layerRect(placed, layers.count - 1), width: STRIP_WIDTH };
   pen.rounded(whole, 2, { fill: colours.panel, stroke: colours.line2, width: 1 });

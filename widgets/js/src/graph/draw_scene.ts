@@ -1,4 +1,4 @@
-/** The whole graph, with any pen. */
+/** Drawing of the whole graph with any pen. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { Colours } from "../view_types.ts";
@@ -15,17 +15,17 @@ import { between, grown, touch } from "./spatial_index.ts";
 import type { Motion } from "./layout_animation.ts";
 import type { Pen } from "./pen.ts";
 
-/** Rings, cards behind and labels of rows reach so far out of their rectangles. */
+/** Distance by which rings, stacked cards and labels of rows exceed their rectangles. */
 const OVERHANG = 24;
 
 export interface Shot {
-  /** What is seen of the picture. */
+  /** Visible part of the picture. */
   area: Rect;
-  /** Pixels of the screen to one of the picture. */
+  /** Screen pixels per pixel of the picture. */
   scale: number;
-  /** By edge its bytes. */
+  /** Bytes of each edge. */
   bytes: Float64Array;
-  /** The change of layout that is going on, and how much of it is gone. */
+  /** Current transition between layouts, and its progress. */
   motion: Motion | null;
   share: number;
 }
@@ -58,7 +58,7 @@ export function drawScene(pen: Pen, colours: Colours, facts: Facts, shot: Shot):
     for (const index of seenBoxes) {
       if (!boxes[index].closed) drawHeader(pen, colours, facts, boxes[index], boxRects[index], scale);
     }
-    drawRunning(pen, colours, facts, shot); // no name may hide it
+    drawRunning(pen, colours, facts, shot); // on top, so that no name hides it
   }
   if (motion) drawLeaving(pen, colours, facts, motion, share);
 }

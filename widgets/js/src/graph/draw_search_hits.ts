@@ -1,4 +1,4 @@
-/** A ring around what a search has found, which stays when the search has let go. */
+/** A ring around search matches that remains after the search field loses the focus. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { Colours } from "../view_types.ts";
@@ -7,7 +7,7 @@ import type { Facts } from "./frame_state.ts";
 import { grown } from "./spatial_index.ts";
 import type { Pen } from "./pen.ts";
 
-/** Pixels outside: inside of the ring of what is selected. */
+/** Distance from the task, inside of the ring of the selected task, pixels. */
 const OUTSIDE = 1.8;
 const CARD_RADIUS = 6;
 

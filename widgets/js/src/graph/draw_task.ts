@@ -1,4 +1,4 @@
-/** Tasks, pills and stubs. States differ in fill, outline and glyph. */
+/** Drawing of tasks, pills and stubs. States differ in fill, outline and glyph. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { ShownState } from "../model/replay.ts";
@@ -10,23 +10,23 @@ import type { Paint, Pen, Span } from "./pen.ts";
 import type { Spot } from "./scene_types.ts";
 
 export const LABEL = 11;
-/** Below this size on the screen text is not drawn. */
+/** Minimum size of text on the screen. */
 export const SMALLEST_TEXT = 6;
-/** Chips and dots keep their glyphs down to this scale. */
+/** Minimum scale at which chips and dots have glyphs. */
 const SMALLEST_CHIP = 0.45;
-/** Below this scale corners are not rounded: nobody sees them. */
+/** Minimum scale at which corners are rounded. */
 const ROUNDED_FROM = 0.3;
-/** Below this scale a task is too small to be seen hollow. */
+/** Minimum scale at which a task can look hollow. */
 const HOLLOW_FROM = 0.15;
 const RING = 3.5;
-/** The outline of what is only planned. */
+/** Dash pattern of the outline of planned tasks. */
 const DASHES = [2.5, 2];
 
 export function isFar(spot: Spot, scale: number): boolean {
   return spot.small ? scale < SMALLEST_CHIP : LABEL * scale < SMALLEST_TEXT;
 }
 
-/** How a state is filled and outlined. */
+/** Return the fill and outline of a state. */
 export function paintOf(colours: Colours, state: ShownState): Paint {
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
   if (state === "ready") return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
@@ -34,7 +34,7 @@ export function paintOf(colours: Colours, state: ShownState): Paint {
   return { fill: state === "running" ? colours.accent : colours.done };
 }
 
-/** Near enough to be read. */
+/** Draw a task at a readable scale. */
 export function drawSpot(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Rect): void {
   pen.alpha = opacityOf(facts, spot.task);
   if (spot.kind === "stub") drawStub(pen, colours, spot, rect);
@@ -46,11 +46,11 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   const state = stateOf(facts, spot);
   const radius = radiusOf(spot, rect);
   if (spot.tasks.includes(facts.ringed)) drawRing(pen, colours, state, rect, radius, 1);
-  // One that only a plan or a simulation runs, or that has failed, looks as the queue has it: as what is ready.
+  // If only a plan or a simulation runs the task, or if it failed, it is drawn as ready, as in the queue.
   const isPlan = state === "running" && facts.unreal !== null;
   const look = isPlan ? "ready" : state;
   const { dash, ...paint } = paintOf(colours, look);
-  pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // around a chip dashes are noise
+  pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // dashes around a chip would be unreadable
   if (spot.tasks.includes(facts.hovered ?? -1)) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
   const middle = rect.y + rect.height / 2;
   const share = state === "waiting" ? shareOf(facts, spot.task) : 0;
@@ -81,7 +81,7 @@ export function labelInk(colours: Colours, state: ShownState): string {
   return inks[state];
 }
 
-/** Of what stands behind the label: quieter, where the ground lets it be. */
+/** Return the colour of secondary text after the label: muted if it contrasts with the fill. */
 export function captionInk(colours: Colours, state: ShownState): string {
   return state === "running" || state === "done" ? labelInk(colours, state) : colours.ink3;
 }
@@ -109,7 +109,7 @@ export function radiusOf(spot: Spot, rect: Rect): number {
   return spot.small ? 3 : 5;
 }
 
-/** Around what is selected, or else runs. `pixel` is one of the screen's. */
+/** Draw the ring around the selected or running task. `pixel` is the size of a screen pixel. */
 export function drawRing(
   pen: Pen,
   colours: Colours,
@@ -130,8 +130,8 @@ interface Alike {
 }
 
 /**
- * Too far to be read: waiting is hollow, done dark, planned half as dark, ready and running accent. One path for all that
- * look alike.
+ * Draw tasks at a scale too small to be read: waiting ones hollow, done ones dark, planned ones half as dark, ready and
+ * running ones in the accent colour. Tasks that look alike share a path.
  */
 export function drawFar(
   pen: Pen,
@@ -172,7 +172,7 @@ export function farPaint(colours: Colours, state: ShownState, scale: number): Pa
   return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };
 }
 
-/** The ring, the hovered outline and breakpoints of far tasks. */
+/** Draw the ring, the hovered outline and the breakpoints of tasks at a small scale. */
 function drawFarMarks(
   pen: Pen,
   colours: Colours,

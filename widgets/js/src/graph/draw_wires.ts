@@ -1,4 +1,7 @@
-/** The wires: quiet, unless a gradient waits on one, a task runs at its end, or the reader asks for it. */
+/**
+ * Drawing of the wires. They are inconspicuous unless a gradient waits on them, a task at an end runs, or the user
+ * selects them.
+ */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { DeckGraph } from "../model/graph.ts";
@@ -11,25 +14,25 @@ import { DOWNSTREAM, UPSTREAM } from "./upstream_downstream.ts";
 import type { Scene } from "./scene.ts";
 import type { Wire } from "./scene_types.ts";
 
-/** In the order in which they are drawn. */
+/** States, in drawing order. */
 const STATES = ["consumed", "not yet", "waits", "out", "into"] as const;
 export type WireState = (typeof STATES)[number];
 
-/** A wire is drawn on the screen no thinner than this, pixels. */
+/** Minimum width of a wire on the screen, pixels. */
 const THINNEST = 0.7;
-/** A gradient of so many bytes begins to widen its wire. */
+/** Bytes from which on a gradient widens its wire. */
 const WIDENS_FROM = 2 ** 17;
-/** A wire that is shorter on the screen is not seen between what it joins, pixels. */
+/** Length on the screen below which a wire is not drawn, pixels. */
 const SHORTEST = 2;
-/** Below these scales wires are straight from corner to corner: where there are few, and where there are many. */
+/** Scales below which wires have no rounded corners, if there are few wires and if there are many. */
 const ROUNDED_FROM = { few: 0.1, many: 0.3 };
 const MANY = 4000;
 const NARROWEST_WAIT = 1.4;
 const MOST_WIDENED = 1.6;
-/** Of wires that neither match nor are reached. */
+/** Opacity of wires that neither match nor are reached. */
 const FADED = 0.3;
 
-/** What a wire's edges are doing; of several the liveliest. */
+/** Return the state of a wire: the most active one of its edges. */
 export function wireState(edges: readonly number[], graph: DeckGraph, replay: Replay, t: number): WireState {
   const { task, next } = graph.document.edges;
   const { place, length } = replay;
@@ -47,7 +50,7 @@ export function wireState(edges: readonly number[], graph: DeckGraph, replay: Re
   return out ? "out" : waits ? "waits" : open ? "not yet" : "consumed";
 }
 
-/** By edge the bytes of the gradient that it carries. */
+/** Return the bytes of the gradient on each edge. */
 export function edgeBytes(graph: DeckGraph): Float64Array {
   const { edges, forms, metas, tasks } = graph.document;
   return Float64Array.from(edges.next, (next, edge) => {
@@ -57,10 +60,10 @@ export function edgeBytes(graph: DeckGraph): Float64Array {
 }
 
 export interface WireView {
-  /** What is seen of the picture. */
+  /** Visible part of the picture. */
   area: Rect;
   scale: number;
-  /** 0 to 1 while the layout changes. */
+  /** Opacity from 0 to 1 while the layout changes. */
   shown: number;
   bytes: Float64Array;
 }
@@ -89,7 +92,9 @@ function drawWire(pen: Pen, colours: Colours, facts: Facts, view: WireView, inde
   pen.outline(wire.outline, { stroke, width: width * Math.max(1, THINNEST / view.scale) });
 }
 
-/** Of the whole graph, so that a part that is drawn anew looks like the rest. */
+/**
+ * Return whether wires are drawn straight. It depends on the whole graph, so that a part drawn anew matches the rest.
+ */
 function isStraight({ wires }: Scene, scale: number): boolean {
   return scale < (wires.length > MANY ? ROUNDED_FROM.many : ROUNDED_FROM.few);
 }
@@ -98,7 +103,7 @@ function isFaded({ wireReach, fades }: Facts, index: number): boolean {
   return wireReach ? !wireReach[index] : fades;
 }
 
-/** Those that look alike at once: from afar there are many. */
+/** Draw wires at a small scale; those that look alike share a path. */
 function drawFarWires(
   pen: Pen,
   colours: Colours,
@@ -130,7 +135,7 @@ function look(colours: Colours, wire: Wire, state: WireState, bytes: Float64Arra
   return { stroke: colours.accent, width: wire.fan ? 1 : 1.5, alpha: state === "out" ? 0.65 : 1 };
 }
 
-/** 1.4 to 3 px by bytes; 1 px in a fan. */
+/** Return the width of a waiting gradient's wire: 1.4 to 3 px depending on the bytes; 1 px in a fan. */
 function widthOfWait(wire: Wire, bytes: Float64Array): number {
   if (wire.fan) return 1;
   let most = 0;
@@ -138,7 +143,7 @@ function widthOfWait(wire: Wire, bytes: Float64Array): number {
   return NARROWEST_WAIT + Math.min(MOST_WIDENED, Math.log2(1 + most / WIDENS_FROM) * 0.4);
 }
 
-/** Quiet wires upstream in a full line, downstream in a dashed one. */
+/** Draw wires upstream with a full line and downstream with a dashed one. */
 function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, quiet: readonly number[]): void {
   const { wireReach, scene } = facts;
   if (!wireReach) return;
@@ -152,7 +157,7 @@ function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, q
   }
 }
 
-/** The wires at the task under the pointer. */
+/** Draw the wires of the task under the pointer. */
 function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
   if (facts.hovered === null) return;
   pen.alpha = view.shown;

@@ -1,4 +1,4 @@
-/** The graph as a file: SVG with real shapes and text, or PNG. */
+/** Export of the graph: SVG with real shapes and text, or PNG. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
@@ -12,34 +12,34 @@ import { grown } from "./spatial_index.ts";
 import { CanvasPen, type Pen, type Span } from "./pen.ts";
 import { SvgPen } from "./svg_pen.ts";
 
-/** Pixels of a PNG to one of the screen. */
+/** PNG pixels per screen pixel. */
 const SHARPNESS = 2;
-/** Browsers refuse larger canvases. */
+/** Longest side of a PNG; browsers refuse larger canvases. */
 const LONGEST_SIDE = 16_000;
 const MOST_PIXELS = 120_000_000;
-const REFUSED = "the browser has no memory for a picture of this size, an SVG may do";
-/** Around the whole graph, pixels. */
+const REFUSED = "the browser cannot allocate a picture of this size; try SVG instead";
+/** Margin around the whole graph, pixels. */
 const MARGIN = 16;
-/** Height of the line that says what signs mean, pixels. */
+/** Height of the line that explains the signs, pixels. */
 const LEGEND = 28;
 
 export interface PictureOf {
   facts: Facts;
   colours: Colours;
   bytes: Float64Array;
-  /** What of the graph, and at which scale. */
+  /** Part of the graph, and the scale. */
   area: Rect;
   scale: number;
   title: string;
 }
 
-/** The area and scale of the whole graph at its own size. */
+/** Return the area and scale of the whole graph at its natural size. */
 export function wholeOf({ scene }: Facts): { area: Rect; scale: number } {
   const { width, height } = scene.layout;
   return { area: grown({ x: 0, y: 0, width, height }, MARGIN), scale: 1 };
 }
 
-/** `measure` tells how wide text is. */
+/** Return the picture as SVG. `measure` returns text widths. */
 export function svgPicture(picture: PictureOf, measure: Pen["measure"]): string {
   const { scale, colours, title } = picture;
   const pen = new SvgPen(measure);
@@ -53,7 +53,7 @@ function draw(pen: Pen, picture: PictureOf): void {
   drawLegend(pen, picture);
 }
 
-/** With what the signs of mirroring mean below it, where there are any. */
+/** Return the area, extended by a legend of the recompute signs if there are any. */
 function withLegend({ facts, area, scale }: PictureOf): Rect {
   return facts.marks.size ? { ...area, height: area.height + LEGEND / scale } : area;
 }
@@ -93,7 +93,7 @@ export async function pngPicture(picture: PictureOf): Promise<Blob> {
   );
 }
 
-/** Saves through a link: works in JupyterLab and in a page from a file alike. */
+/** Save a file through a link, which works in JupyterLab and in a page from a file. */
 export function download(content: Blob, name: string): void {
   const url = URL.createObjectURL(content);
   el("a", { href: url, download: name }).click();
@@ -101,7 +101,7 @@ export function download(content: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** `gpt-heap-task-58.svg`, or `-end.svg`, of any title: nothing that a file system minds. */
+/** Return a file name that every file system accepts, for any title: `gpt-heap-task-58.svg`, or `-end.svg`. */
 export function fileName(title: string, policy: string, moment: string, extension: string): string {
   const clean = (text: string) => text.replace(/[^\p{L}\p{N}._-]+/gu, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 60);
   const parts = [clean(title) || "backward", clean(policy), moment];

@@ -1,4 +1,4 @@
-/** Around what has the keyboard's focus in the picture: the button that has it is in a list that nobody sees. */
+/** Ring around the item with the keyboard focus. The focused button itself is in an invisible list. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
@@ -11,7 +11,7 @@ import type { Scene } from "./scene.ts";
 export class FocusRing {
   readonly element = el("div", { class: "focused", "aria-hidden": "true", hidden: "hidden" });
 
-  /** `share` of a change of layout is gone. */
+  /** Show the ring; `share` is the progress of a layout transition. */
   show(focused: Entry | null, scene: Scene, motion: Motion | null, share: number, { x, y, k }: CameraView): void {
     const rect = focused && rectOf(focused, scene, motion, share);
     this.element.hidden = !rect;

@@ -1,4 +1,4 @@
-/** What the drawing must know of the state, at one moment. */
+/** Facts about the state at one moment that the drawing needs. */
 
 import type { PlacedBox } from "../layout/layout_types.ts";
 import type { Box } from "../layout/box_tree.ts";
@@ -15,53 +15,53 @@ import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from ".
 import type { Scene } from "./scene.ts";
 import type { Spot } from "./scene_types.ts";
 
-/** How opaque is what neither matches the search, while one is typed, nor lies up- or downstream of what does. */
+/** Opacity, during a search, of tasks that neither match nor are upstream or downstream of a match. */
 const NO_MATCH = 0.35;
-/** The same while nothing is searched for. */
+/** Opacity of other tasks without a search. */
 const NOT_REACHED = 0.38;
-/** Up- or downstream of the only task that was found. */
+/** Opacity of tasks upstream or downstream of the only match. */
 const REACHED_IN_SEARCH = 0.65;
 
 export interface Facts {
   scene: Scene;
-  /** Which of equal layers are shown, by the scene's count. */
+  /** Version of the scene's choice of layers. */
   version: number;
   replay: Replay;
   t: number;
-  /** How many tasks have really run: less than `t` where a plan is looked at. */
+  /** Number of tasks that have actually run; less than `t` if the position is planned. */
   ran: number;
-  /** Why the task at the position does not run now; null where it does. */
+  /** Reason why the task at the position does not run now; null if it does. */
   unreal: Unreal | null;
   counts: BoxCounts;
-  /** The first places of the ready queue, from 1. */
+  /** First places of the ready queue, starting at 1. */
   queuePlaces: ReadonlyMap<number, number>;
-  /** The selected task, or else the one that runs: it has the ring. -1 for none. */
+  /** The selected task, or else the running one, which has the ring. -1 for none. */
   ringed: number;
   hovered: number | null;
-  /** By task, and by closed box, whether its breakpoint is enabled. */
+  /** Tasks and closed boxes with a breakpoint; the value is true if it is enabled. */
   breakpoints: Marks;
   cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
-  /** What the search has found, whether it is still typed or has let go. */
+  /** Search matches, also after the search field has lost the focus. */
   matches: Uint8Array | null;
-  /** Whether what it has not found is faded: while it is typed. */
+  /** True if other tasks are faded, which is the case while the search field has the focus. */
   fades: boolean;
   cardMatches: Int32Array | null;
   reach: Reach | null;
-  /** By wire and by closed box. */
+  /** Upstream and downstream flags by wire; `cardReach` by closed box. */
   wireReach: Uint8Array | null;
   cardReach: Uint8Array | null;
-  /** What mirroring does, by task and by closed box. */
+  /** Recomputation marks by task and by closed box. */
   marks: MirrorMarks;
   cardMarks: ReadonlyMap<number, Mark[]>;
-  /** The groups that are outlined; null where none are. */
+  /** Outlined groups; null if none. */
   grouping: Grouping | null;
-  /** The layers that were asked for, by box. */
+  /** Pinned layers, by box. */
   layers: ReadonlyMap<number, number>;
-  /** When the equal layers of a box run. */
+  /** Return the course of a box's equal layers. */
   courseOf(box: Box): Course | null;
 }
 
-/** Gathers the facts; what only changes with the layout, the search or the selection is kept from before. */
+/** Collector of the facts. Facts that depend only on the layout, the search or the selection are cached. */
 export class FactFinder {
   private version = -1;
   private markedFor: Replay | null = null;
@@ -153,7 +153,7 @@ export class FactFinder {
   }
 }
 
-/** The closed boxes with a breakpoint in them. */
+/** Return the closed boxes that contain a breakpoint. */
 function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
   const found = new Map<PlacedBox, boolean>();
   for (const [task, enabled] of marks) {
@@ -163,7 +163,7 @@ function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
   return found;
 }
 
-/** By closed box the marks of the tasks in it. */
+/** Return the marks of the tasks in each closed box. */
 function cardsMarked(marks: MirrorMarks, scene: Scene): Map<number, Mark[]> {
   const found = new Map<number, Mark[]>();
   for (const [task, mark] of marks) {
@@ -173,7 +173,7 @@ function cardsMarked(marks: MirrorMarks, scene: Scene): Map<number, Mark[]> {
   return found;
 }
 
-/** Of a spot's breakpoints whether one is enabled; undefined where it has none. */
+/** Return whether one of a spot's breakpoints is enabled; undefined if it has none. */
 export function breakpointOf({ breakpoints }: Facts, { tasks }: Spot): boolean | undefined {
   let found: boolean | undefined;
   for (const task of breakpoints.size ? tasks : []) {
@@ -183,7 +183,7 @@ export function breakpointOf({ breakpoints }: Facts, { tasks }: Spot): boolean |
   return found;
 }
 
-/** The state of a spot: its task's; that of several is theirs together. */
+/** Return the state of a spot; if it represents several tasks, their combined state. */
 export function stateOf({ replay, t, ran }: Facts, { task, tasks }: Spot): ShownState {
   if (tasks.length === 1) return replay.shownState(task, t, ran);
   const states = new Set(tasks.map((each) => replay.shownState(each, t, ran)));
@@ -194,22 +194,22 @@ export function stateOf({ replay, t, ran }: Facts, { task, tasks }: Spot): Shown
   return "ready";
 }
 
-/** How many tasks of a closed box, by its index in the layout's boxes, are in which state. */
+/** Return how many tasks of a closed box are in each state; `card` is an index in the layout's boxes. */
 export function countOf({ counts, t, ran }: Facts, card: number): BoxCount {
   return counts.at(card, t, ran);
 }
 
-/** The share of a waiting task's gradients that are here. */
+/** Return the share of a waiting task's gradients that have arrived. */
 export function shareOf({ replay, t, scene }: Facts, task: number): number {
   return replay.arrivedInputs(task, t) / Math.max(1, scene.graph.waits[task]);
 }
 
-/** How opaque a task is drawn. */
+/** Return the opacity of a task. */
 export function opacityOf(facts: Facts, task: number): number {
   return opacity(facts, facts.matches?.[task] === 1, facts.reach?.tasks[task] ?? 0);
 }
 
-/** How opaque a closed box is drawn. */
+/** Return the opacity of a closed box. */
 export function cardOpacity(facts: Facts, card: number): number {
   return opacity(facts, (facts.cardMatches?.[card] ?? 0) > 0, facts.cardReach?.[card] ?? 0);
 }

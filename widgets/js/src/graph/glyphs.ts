@@ -1,25 +1,25 @@
-/** The signs of the four states, of breakpoints, of boxes that fold and of stubs. */
+/** Glyphs of the four states, of breakpoints, of foldable boxes and of stubs. */
 
 import type { PlacedStub } from "../layout/layout_types.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Colours } from "../view_types.ts";
 import type { Pen } from "./pen.ts";
 
-/** Places in the queue up to this one are written on the disc. */
+/** Largest queue place that is written on the disc. */
 export const LAST_NUMBERED = 9;
 
 export interface GlyphFacts {
-  /** Waiting: the share of the inputs that are here. */
+  /** For waiting tasks: share of the inputs that have arrived. */
   share?: number;
-  /** Ready: the place in the queue; 0 for none. */
+  /** For ready tasks: place in the queue; 0 for none. */
   place?: number;
-  /** Instead of the state's own colour. */
+  /** Colour that replaces the state's own. */
   ink?: string;
 }
 
 /**
- * Waiting: a ring, filled by its share. Ready: a disc with its place. Running: ▶. Done: ✓, planned: a hollow
- * one. `radius` is about 4.
+ * Draw the glyph of a state. Waiting: a ring filled by its share. Ready: a disc with its place. Running: ▶. Done: ✓.
+ * Planned: a hollow ✓. `radius` is about 4.
  */
 export function drawGlyph(
   pen: Pen,
@@ -55,7 +55,7 @@ export function drawGlyph(
   }
 }
 
-/** A breakpoint, hollow where it is disabled, with a rim that keeps it apart from what is below. */
+/** Draw a breakpoint, hollow if it is disabled, with a rim that separates it from the content below. */
 export function drawBreakpoint(
   pen: Pen,
   colours: Colours,
@@ -76,7 +76,7 @@ function octagon(x: number, y: number, radius: number): number[] {
   ]);
 }
 
-/** Points down where a click closes, to the right where it opens. */
+/** Draw a chevron: down if a click closes the box, right if it opens the box. */
 export function drawChevron(pen: Pen, colours: Colours, x: number, y: number, open: boolean): void {
   const corners = open
     ? [x - 3, y - 1.5, x, y + 1.8, x + 3, y - 1.5]
@@ -84,7 +84,7 @@ export function drawChevron(pen: Pen, colours: Colours, x: number, y: number, op
   pen.lines(corners, { stroke: colours.ink2, width: 1.4, round: true });
 }
 
-/** An arrow away (a parameter whose pill is elsewhere), down (to others) or up (from others). */
+/** Draw an arrow sideways (a parameter whose pill is elsewhere), down (to others) or up (from others). */
 export function drawStubArrow(pen: Pen, colours: Colours, kind: PlacedStub["kind"], x: number, y: number): void {
   const paint = { stroke: colours.ink3, width: 1.2, round: true };
   if (kind === "parameter") {

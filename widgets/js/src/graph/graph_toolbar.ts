@@ -1,4 +1,4 @@
-/** Below the graph: what its signs mean, and the buttons of the camera and of the export. */
+/** The strip below the graph: the legend of its signs, and the buttons for the camera and the export. */
 
 import { el, svg } from "../dom.ts";
 import { mirrorMarks, signsOf } from "../model/recompute.ts";
@@ -11,7 +11,7 @@ import type { Reach } from "./upstream_downstream.ts";
 
 export interface StripActions {
   zoom(factor: number): void;
-  /** Closes all boxes, or opens all. */
+  /** Open all boxes, or close all. */
   fold(all: boolean): void;
 
   save(kind: "svg" | "png", what: "seen" | "whole"): void;
@@ -19,7 +19,7 @@ export interface StripActions {
 
 const ZOOM_STEP = 1.4;
 const GROUPS = "Products that could run as one (M)";
-const NO_GROUPS = "Which products could run as one was not looked for while their factors were there";
+const NO_GROUPS = "Groups of products are unknown: nobody searched for them while their factors were in memory";
 
 export class Strip {
   readonly element: HTMLElement;
@@ -28,7 +28,7 @@ export class Strip {
   private readonly groups: HTMLButtonElement;
   private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
-  /** Of mirroring; nothing where it was not. */
+  /** Legend of the recompute signs; empty without recomputation. */
   private readonly signs = el("span", { class: "signs" });
   private signed = "";
 
@@ -39,7 +39,7 @@ export class Strip {
     this.follow = button("follow", "Follow the running task (G)", icon("follow"), () =>
       store.update({ camera: "follow" }),
     );
-    this.fit = button("fit", "As at first: folded until it fits (F)", icon("fit"), () => store.update({ camera: "fit" }));
+    this.fit = button("fit", "Initial view, folded until it fits (F)", icon("fit"), () => store.update({ camera: "fit" }));
     const shut = button("fold all", "Fold all (⇧[)", icon("fold"), () => actions.fold(true));
     const open = button("unfold all", "Unfold all (⇧])", icon("unfold"), () => actions.fold(false));
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
@@ -109,13 +109,13 @@ function button(name: string, title: string, picture: SVGElement, act: () => voi
 }
 
 const CHOICES = [
-  ["svg", "seen", "SVG of what is seen"],
+  ["svg", "seen", "SVG of the visible part"],
   ["svg", "whole", "SVG of the whole graph"],
-  ["png", "seen", "PNG of what is seen"],
+  ["png", "seen", "PNG of the visible part"],
   ["png", "whole", "PNG of the whole graph"],
 ] as const;
 
-/** A button with a menu: arrows move in it, Escape and any click elsewhere close it. */
+/** Create a button with a menu: arrow keys move in it; Escape and clicks elsewhere close it. */
 function exportMenu(actions: StripActions): HTMLElement {
   const items = CHOICES.map(([kind, what, title]) => {
     const item = el("button", { type: "button", role: "menuitem", tabindex: "-1", "data-save": `${kind} ${what}` }, title);

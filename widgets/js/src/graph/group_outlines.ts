@@ -1,4 +1,4 @@
-/** Which outlines are around what in a scene: the groups of one direction, and what is picked out of them. */
+/** Outlines of a scene: the groups of one direction, and the selected one. */
 
 import type { Direction } from "../model/document.ts";
 import type { Outline, Outlines } from "../model/outlines.ts";
@@ -6,17 +6,17 @@ import type { Scene } from "./scene.ts";
 
 export class Grouping {
   readonly version: number;
-  /** By spot, and by closed box as its index in the layout's boxes, those around it or around tasks in it. */
+  /** Outlines around each spot, and around each closed box (by its index in the layout's boxes) or tasks in it. */
   readonly spots = new Map<number, Outline[]>();
   readonly cards = new Map<number, Outline[]>();
-  /** The chips at which the names of groups stand: in each row the last of a group. */
+  /** Chips that show the name of each group: the group's last chip in each row. */
   readonly named = new Map<Outline, Set<number>>();
 
   constructor(
     readonly scene: Scene,
     readonly outlines: Outlines,
     readonly direction: Direction,
-    /** Picked out: alone it is drawn in full, the others are faint. */
+    /** Selected group; it is opaque, the others are faint. */
     readonly lit: Outline | null,
   ) {
     this.version = scene.version;

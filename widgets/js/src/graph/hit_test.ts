@@ -1,4 +1,4 @@
-/** What is under the pointer. */
+/** Hit testing of the pointer. */
 
 import type { PlacedBox } from "../layout/layout_types.ts";
 import { HEADER_HEIGHT } from "./draw_box.ts";
@@ -9,10 +9,12 @@ import type { Spot, Wire } from "./scene_types.ts";
 
 export type Hit = { spot: Spot } | { box: PlacedBox } | { layersOf: PlacedBox; layer: number } | null;
 
-/** A pointer this far off still hits a task, pixels of the screen. */
+/** Distance at which the pointer still hits a task, pixels of the screen. */
 const SLACK = 2;
 
-/** The task, pill or stub at a point of the picture, else the closed box, or the header of an open one. */
+/**
+ * Return the task, pill or stub at a point of the picture, else the closed box, or the open box whose header is there.
+ */
 export function hitAt(scene: Scene, x: number, y: number, scale: number): Hit {
   for (const placed of scene.layout.boxes) {
     const layer = layerAt(placed, x, y);
@@ -28,13 +30,13 @@ export function hitAt(scene: Scene, x: number, y: number, scale: number): Hit {
   return box ? { box } : null;
 }
 
-/** From a spot's middle. */
+/** Return the distance from a spot's middle. */
 function away(scene: Scene, index: number, x: number, y: number): number {
   const { rect } = scene.spots[index];
   return Math.hypot(rect.x + rect.width / 2 - x, rect.y + rect.height / 2 - y);
 }
 
-/** The wires near a point, the shortest first: those a pointer there may mean. */
+/** Return the wires near a point, the shortest first. */
 export function wiresNear(scene: Scene, x: number, y: number, scale: number): Wire[] {
   return scene
     .wiresNear(x, y, (2 * SLACK) / scale)

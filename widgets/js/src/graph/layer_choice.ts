@@ -1,14 +1,20 @@
-/** Which of equal layers the graph shows at a moment: the one that runs, or has run last, unless another is asked for. */
+/**
+ * Choice of the equal layer that the graph shows at a moment: the running one or the last that ran, unless the user
+ * pinned another.
+ */
 
 import type { Layers } from "../layout/layers.ts";
 import type { Tree } from "../layout/box_tree.ts";
 import { NEVER, type Replay } from "../model/replay.ts";
 import { lastUpTo } from "../binary_search.ts";
 
-/** By the id of the box that is drawn for equal layers, the one that it shows. */
+/** Shown layer, by id of the box that represents the equal layers. */
 export type Choice = ReadonlyMap<number, number>;
 
-/** When the tasks of equal layers run: sorted places with the layer of each; by layer the first and the last place. */
+/**
+ * Times at which the tasks of equal layers run: sorted places with the layer of each; first and last place of each
+ * layer.
+ */
 export interface Course {
   places: Int32Array;
   layers: Int32Array;
@@ -27,7 +33,7 @@ export class LayerChoice {
     this.all = tree.boxes.flatMap(({ layers }) => layers ?? []);
   }
 
-  /** `pins` are what was asked for; a selected task's layers are shown, too. */
+  /** Return the choice. `pins` are the user's; the layers of a selected task are shown, too. */
   at(t: number, selected: number | null, pins: Choice): Choice {
     const wanted = selected === null ? null : layersOfTask(this.tree, selected);
     const choice = new Map<number, number>();
@@ -38,7 +44,7 @@ export class LayerChoice {
     return choice;
   }
 
-  /** Of the layers in the ones chosen around them. */
+  /** Return the course of layers that are nested in the chosen ones. */
   course(layers: Layers, choice: Choice): Course {
     let key = `${layers.id}`;
     for (let each = layers.around; each; each = each.around) key += ` ${choice.get(each.id)}`;
@@ -77,13 +83,16 @@ function courseOf(tree: Tree, { place }: Replay, layers: Layers, choice: Choice)
   };
 }
 
-/** The task of the chosen layers that stands where a task of the drawn ones does; `layers` are the innermost around. */
+/**
+ * Return the task of the chosen layers that corresponds to a task of the drawn ones; `layers` are the innermost around
+ * it.
+ */
 export function inChosen(task: number, layers: Layers | null, choice: Choice): number {
   for (let each = layers; each; each = each.around) task = each.at(task, choice.get(each.id) ?? each.drawn);
   return task;
 }
 
-/** By box the layer that a task is in. */
+/** Return the layer of a task, by box. */
 export function layersOfTask({ layersOf, standIn, pills, owner }: Tree, task: number): Map<number, number> {
   const found = new Map<number, number>();
   let each = pills[task] ? owner[task] : task;

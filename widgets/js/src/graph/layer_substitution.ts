@@ -1,4 +1,7 @@
-/** What of a scene stands for other tasks and edges when equal layers, of which one is drawn, show another. */
+/**
+ * Substitution in a scene when equal layers, of which one is drawn, show another: the tasks and edges of its spots and
+ * wires.
+ */
 
 import type { Layers } from "../layout/layers.ts";
 import { parameterAt, type Tree } from "../layout/box_tree.ts";
@@ -7,7 +10,7 @@ import type { Ragged } from "../model/graph.ts";
 import { type Choice, inChosen, layersOfTask } from "./layer_choice.ts";
 import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 
-/** A spot with the tasks of the drawn layers; of a parameter the output of its user that leads to it, else NONE. */
+/** A spot with its tasks in the drawn layers; for a parameter, the output of its user that leads to it, else NONE. */
 interface ChangingSpot {
   spot: Spot;
   user: number;
@@ -20,15 +23,18 @@ interface ChangingWire {
   wire: Wire;
   sources: readonly number[];
   targets: readonly number[];
-  /** Of its edges: what leads to a parameter has the same output in each layer. */
+  /** Outputs of its edges; an edge to a parameter has the same output in each layer. */
   outputs: ReadonlySet<number>;
-  /** The layers that it leaves, and those that it comes into. */
+  /** Layers that it leaves; `entered` are those that it enters. */
   left: Layers | null;
   entered: Layers | null;
 }
 
 export class Changing {
-  /** By edge the wires that stand for it now: of one into the first layer that which comes from outside, and that which leads from layer to layer. */
+  /**
+   * Wires that currently represent each edge. For a wire into the first layer, the edges come from outside; between
+   * layers they lead from one layer to the next.
+   */
   readonly wiresOf = new Map<number, number[]>();
   private readonly spots: readonly ChangingSpot[];
   private readonly wires: readonly ChangingWire[];
@@ -70,7 +76,7 @@ export class Changing {
     return { index, wire, sources, targets, outputs, left, entered };
   }
 
-  /** Has spots and wires stand for the tasks and edges of the chosen layers. */
+  /** Substitute the tasks and edges of the chosen layers. */
   show(choice: Choice): void {
     const { tree } = this.scene;
     const shown = (task: number) => inChosen(task, tree.layersOf.get(task)?.at(-1) ?? null, choice);
@@ -106,13 +112,13 @@ export class Changing {
   }
 }
 
-/** Whether the first layers are around the others, or the same. */
+/** Return whether the first layers contain the others or are the same. */
 function isAround(layers: Layers, others: Layers | null): boolean {
   for (let each = others; each; each = each.around) if (each === layers) return true;
   return false;
 }
 
-/** The innermost layers around a drawn task that are seen, not in a closed box. */
+/** Return the innermost layers around a drawn task that are not in a closed box. */
 function layersAround({ boxes, boxOf }: Tree, task: number, open: ReadonlySet<number>): Layers | null {
   let found: Layers | null = null;
   for (let box = boxes[boxOf[task]]; box?.parent; box = box.parent) {

@@ -1,4 +1,7 @@
-/** From one layout to the next: what stays moves, tasks fly out of the card that opens and into the one that closes. */
+/**
+ * Transition from one layout to the next: common items move, tasks fly out of a card that opens and into one that
+ * closes.
+ */
 
 import type { Rect } from "../layout/layout_types.ts";
 import type { CameraView } from "./camera.ts";
@@ -7,18 +10,18 @@ import type { Scene } from "./scene.ts";
 import type { Spot } from "./scene_types.ts";
 
 const DURATION = 220;
-/** More are not seen flying into a card. */
+/** Maximum number of tasks that fly into a card. */
 const MOST_LEAVING = 1500;
-/** What comes out of a card begins so large. */
+/** Initial size of items that fly out of a card, relative. */
 const SEED = 0.3;
 
 export class Motion {
-  /** Spots that the new layout lacks, and where they go. */
+  /** Spots that the new layout lacks, and their destinations. */
   readonly leaving: { spot: Spot; to: Rect }[] = [];
   private readonly spotStarts: (Rect | null)[];
   private readonly boxStarts: (Rect | null)[];
 
-  /** The camera goes along from one view to the other, so that what was clicked stays under the pointer. */
+  /** The camera moves from one view to the other, which keeps the clicked item under the pointer. */
   constructor(
     from: Scene,
     private readonly to: Scene,
@@ -43,7 +46,7 @@ export class Motion {
     }
   }
 
-  /** How much of the way is gone, eased; 1 at the end. */
+  /** Return the eased progress; 1 at the end. */
   share(now: number): number {
     const share = Math.max(0, Math.min(1, (now - this.started) / DURATION));
     return 1 - (1 - share) ** 3;
@@ -79,7 +82,7 @@ function startOf(from: Scene, spot: Spot): Rect | null {
   return card && seed(card, spot.rect);
 }
 
-/** A small rectangle in the middle of a card, in the shape of what comes out of it. */
+/** Return a small rectangle in the middle of a card, with the proportions of `shape`. */
 function seed(card: Rect, shape: Rect): Rect {
   const width = shape.width * SEED;
   const height = shape.height * SEED;

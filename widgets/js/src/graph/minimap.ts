@@ -1,4 +1,4 @@
-/** The whole graph in a corner, with what is seen of it: shown when something is out of view. */
+/** The minimap: the whole graph in a corner and the visible part of it. It is shown if something is out of view. */
 
 import type { Rect, Size } from "../layout/layout_types.ts";
 import { el } from "../dom.ts";
@@ -12,21 +12,21 @@ import type { Outline } from "../model/outlines.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Spot } from "./scene_types.ts";
 
-/** Free inside of the map, pixels. */
+/** Margin inside of the map, pixels. */
 const MARGIN = 6;
-/** Something is out of view when the picture is so much larger than the screen, pixels. */
+/** Minimum excess of the picture over the screen for which something counts as out of view, pixels. */
 const TOLERANCE = 30;
-/** From the panel's edges; room that the map needs besides. */
+/** Distance from the panel's edges, and additional space around the map. */
 const FROM_EDGE = 8;
-/** What the map shows of a large graph's states is drawn anew this often, milliseconds. */
+/** Minimum interval between updates of a large graph's states, milliseconds. */
 const REFRESH = 200;
 const LARGE = 1500;
-/** The shown task weighs so much when a corner is chosen. */
+/** Weight of the shown task in the choice of a corner. */
 const WEIGHT_OF_SHOWN = 50;
-/** And a card, or the header of an open box, which is about so wide. */
+/** Weight of a card, and of an open box's header, and the approximate width of the header. */
 const WEIGHT_OF_BOX = 3;
 const HEADER_WIDTH = 120;
-/** What is faded in the graph is so in the map. */
+/** Opacity below which a task is also faded in the map. */
 const FADED_BELOW = 0.5;
 const FADED = 0.35;
 
@@ -47,7 +47,9 @@ export class Minimap {
     this.size = { width: box.inlineSize, height: box.blockSize };
   });
 
-  /** `taken` says whether something else is in the left top corner. `look` moves the camera's middle to a point of the picture. */
+  /**
+   * `taken` says whether the top left corner is occupied. `look` moves the camera's middle to a point of the picture.
+   */
   constructor(
     look: (x: number, y: number) => void,
     private readonly taken: () => boolean,
@@ -71,14 +73,14 @@ export class Minimap {
     this.observer.disconnect();
   }
 
-  /** Draws the map where it is wanted. Returns whether it must be drawn again soon. */
+  /** Draw the map if it is needed. Return whether it must be drawn again soon. */
   draw(colours: Colours, facts: Facts, view: CameraView, screen: Size, settled: boolean, now: number): boolean {
     const { layout } = facts.scene;
     const inView =
       layout.width * view.k <= screen.width + TOLERANCE && layout.height * view.k <= screen.height + TOLERANCE;
     if (this.canvas.hidden !== inView) this.canvas.hidden = inView;
     if (inView) return false;
-    if (!this.size.width || !this.size.height) return true; // it has just been shown: the next frame knows its size
+    if (!this.size.width || !this.size.height) return true; // it was just shown; its size is known in the next frame
     if (settled) this.place(facts, view, screen);
     const ratio = devicePixelRatio || 1;
     const again = this.refresh(colours, facts, ratio, now);
@@ -86,7 +88,7 @@ export class Minimap {
     return again;
   }
 
-  /** Goes to the corner with the fewest tasks below it, and stays where others are no better. */
+  /** Choose the corner that covers the fewest tasks; keep the current one unless another is better. */
   private place(facts: Facts, view: CameraView, screen: Size): void {
     const below = new Map(CORNERS.map((corner) => [corner, this.crowd(corner, facts, view, screen)]));
     for (const corner of CORNERS) {
@@ -114,7 +116,7 @@ export class Minimap {
     return found.length + WEIGHT_OF_BOX * boxes.length + (shown ? WEIGHT_OF_SHOWN : 0);
   }
 
-  /** Draws boxes and states into the bitmap where they have changed. */
+  /** Draw boxes and states into the bitmap if they have changed. */
   private refresh(colours: Colours, facts: Facts, ratio: number, now: number): boolean {
     const { scene, version, replay, matches, fades, reach, grouping, ran, t } = facts;
     const { width, height } = this.size;
@@ -190,7 +192,7 @@ function colourOf(colours: Colours, state: ShownState, waiting: string): string 
   return state === "done" ? colours["done-ink"] : colours.accent;
 }
 
-/** A canvas of that size, cleared. Resizing clears too, and is slow: only done when needed. */
+/** Clear a canvas, and resize it only if necessary, because resizing is slow. */
 function sized(canvas: HTMLCanvasElement, { width, height }: Size, ratio: number): CanvasRenderingContext2D {
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== wide || canvas.height !== high) {

@@ -1,4 +1,4 @@
-/** Draws the graph on its canvas: all of it, or only what a step has changed. */
+/** Painter of the graph's canvas, which redraws everything or only the part changed by a step. */
 
 import type { Rect, Size } from "../layout/layout_types.ts";
 import type { Colours } from "../view_types.ts";
@@ -10,7 +10,7 @@ import type { Motion } from "./layout_animation.ts";
 import { CanvasPen } from "./pen.ts";
 import type { Outline } from "./wire_path.ts";
 
-/** Where more than this share of the screen has changed, all is drawn. */
+/** Share of the screen above which everything is redrawn. */
 const MOST_DAMAGE = 0.6;
 
 export interface Frame {
@@ -29,7 +29,7 @@ export class Painter {
 
   constructor(
     private readonly canvas: HTMLCanvasElement,
-    /** By edge its bytes. */
+    /** Bytes of each edge. */
     readonly bytes: Float64Array,
   ) {
     this.context = canvas.getContext("2d") as CanvasRenderingContext2D;
@@ -64,13 +64,13 @@ export class Painter {
     context.restore();
   }
 
-  /** Whether a point of the picture is on a line so wide. */
+  /** Return whether a point of the picture is on a line of this width. */
   isOn(outline: Outline, x: number, y: number, width: number): boolean {
     this.context.lineWidth = width;
     return this.context.isPointInStroke(outline.path, x, y);
   }
 
-  /** What must be drawn, in pixels of the device, whole ones: half a pixel would show as a seam. */
+  /** Return the area to redraw, in whole device pixels, because half a pixel would leave a visible seam. */
   private damage(frame: Frame, ratio: number): Rect | "none" | "all" {
     const { last } = this;
     const { view, size, colours, motion, facts } = frame;

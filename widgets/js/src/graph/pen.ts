@@ -1,4 +1,4 @@
-/** What the graph is drawn with: the canvas on the screen, and SVG for the export. One drawing, two pens. */
+/** Pens that draw the graph: the canvas on the screen, and SVG for the export. */
 
 import { FONT } from "../canvas.ts";
 import type { Rect } from "../layout/layout_types.ts";
@@ -7,14 +7,14 @@ import type { Outline } from "./wire_path.ts";
 export interface Paint {
   fill?: string;
   stroke?: string;
-  /** Of the stroke; 1 without. */
+  /** Width of the stroke; 1 by default. */
   width?: number;
   dash?: readonly number[];
-  /** Line ends and corners are round. */
+  /** True for round line ends and corners. */
   round?: boolean;
 }
 
-/** A piece of text in one style. `gap` is what is free before it. */
+/** A piece of text in one style. `gap` is the space before it. */
 export interface Span {
   text: string;
   fill: string;
@@ -24,39 +24,39 @@ export interface Span {
 }
 
 export interface Pen {
-  /** How opaque all that follows is, 0 to 1. */
+  /** Opacity of everything drawn next, 0 to 1. */
   alpha: number;
   rounded(rect: Rect, radius: number, paint: Paint): void;
-  /** Many rectangles in one style. */
+  /** Draw many rectangles in one style. */
   rects(rects: readonly Rect[], radius: number, paint: Paint): void;
   circle(x: number, y: number, radius: number, paint: Paint): void;
-  /** A sector that starts at the top, `share` of the whole. */
+  /** Draw a sector that starts at the top and covers `share` of the circle. */
   sector(x: number, y: number, radius: number, share: number, fill: string): void;
-  /** Lines through corners x, y, x, y, ...; closed where it is filled. */
+  /** Draw lines through corners x, y, x, y, ...; the path is closed if it is filled. */
   lines(corners: readonly number[], paint: Paint): void;
   outline(outline: Outline, paint: Paint): void;
-  /** Many lines in one style, each through corners x, y, x, y, ...: nothing is rounded. */
+  /** Draw many lines in one style, each through corners x, y, x, y, ..., without rounding. */
   polylines(corners: readonly (readonly number[])[], paint: Paint): void;
-  /** Text in one line; y is its middle. */
+  /** Draw one line of text; y is its middle. */
   text(x: number, y: number, spans: readonly Span[], anchor?: "start" | "middle" | "end"): void;
   measure(spans: readonly Span[]): number;
-  /** What is drawn until `end` has this tooltip, in a picture that can have any. */
+  /** Start a group with this tooltip, up to the matching `end`, in formats that support tooltips. */
   begin(title: string): void;
   end(): void;
 }
 
-/** From the middle of a line of text down to its baseline, in parts of its size. */
+/** Distance from the middle of a line of text to its baseline, relative to the font size. */
 export const BASELINE = 0.36;
 
 const SOLID: readonly number[] = [];
-/** Longer paths are slower to draw than several shorter ones. */
+/** Maximum number of lines per path; longer paths are slower than several short ones. */
 const LINES_PER_PATH = 400;
 const MOST_MEASURED = 5000;
-/** Text is as wide as its size is large: it is measured once, at this one. */
+/** Font size at which text is measured. Widths are proportional to the size, so each text is measured once. */
 const MEASURED_AT = 20;
 
 export class CanvasPen implements Pen {
-  /** Widths of text that was measured, by font and text: browsers are slow at both. */
+  /** Cached text widths by font and text, because measuring is slow. */
   private readonly widths = new Map<string, number>();
   private font = "";
 
@@ -169,7 +169,7 @@ export class CanvasPen implements Pen {
     this.font = this.context.font = wanted;
   }
 
-  /** A canvas that was resized has forgotten its font. */
+  /** Reset the cached font after the canvas was resized, which clears it. */
   reset(): void {
     this.font = "";
   }

@@ -1,4 +1,4 @@
-/** The pointer on the graph: hover, click, double click, and whose the wheel is. */
+/** Pointer events of the graph: hover, click, double click, and the decision whether the wheel moves the camera. */
 
 import type { PlacedBox } from "../layout/layout_types.ts";
 import type { Stage } from "../view_types.ts";
@@ -8,16 +8,16 @@ import type { Painter } from "./painter.ts";
 import type { Pilot } from "./camera_controls.ts";
 import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./tooltips.ts";
 
-/** The hint how to zoom stays so long, milliseconds. */
+/** Duration of the hint about zooming, milliseconds. */
 const HINT = 1600;
-/** A pointer so near is on a wire, pixels; of many below it, the shortest are looked at. */
+/** Distance at which the pointer is on a wire, pixels; of many wires the shortest are checked. */
 const WIRE_WIDTH = 8;
 const MOST_WIRES = 40;
 
 export interface PointerOn {
   stage: Stage;
   canvas: HTMLCanvasElement;
-  /** The positioned element around the canvas: tooltips are in it. */
+  /** Positioned element around the canvas that contains the tooltips. */
   host: HTMLElement;
   hint: HTMLElement;
   pilot: Pilot;
@@ -26,7 +26,7 @@ export interface PointerOn {
   toggle(box: PlacedBox): void;
 }
 
-/** Listens until `signal` aborts. */
+/** Listen until `signal` aborts. */
 export function bindPointer(on: PointerOn, signal: AbortSignal): void {
   const { stage, canvas, host, pilot } = on;
   const { store } = stage;
@@ -38,7 +38,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
     stage.tip(null);
     store.update({ hoveredTask: null });
   };
-  /** The equal layers along which the pointer is dragged, and how far down. */
+  /** The equal layers over whose buttons the pointer is being dragged, and the vertical position. */
   let slide: { id: number; layer: number; y: number } | null = null;
   let slid = false;
   canvas.addEventListener("pointerdown", (event) => {
@@ -46,7 +46,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
     slide = null;
     slid = false;
     if (!hit || !("layer" in hit)) return;
-    event.stopImmediatePropagation(); // the camera stays where it is
+    event.stopImmediatePropagation(); // the camera must not move
     canvas.setPointerCapture(event.pointerId);
     slide = { id: hit.layersOf.box.id, layer: hit.layer, y: event.offsetY };
   }, { signal, capture: true });
@@ -92,7 +92,10 @@ function saidOf({ stage, facts, painter, pilot }: PointerOn, hit: Hit, event: Mo
   return wire ? tipOfWire(stage.store, facts(), wire, painter.bytes) : null;
 }
 
-/** Whether a wheel or a touch moves the camera. Otherwise the page scrolls: the graph is no trap. */
+/**
+ * Return whether a wheel or touch event moves the camera. If not, the page scrolls, so that the graph does not trap the
+ * user.
+ */
 export function isForCamera(canvas: HTMLCanvasElement, event: WheelEvent | TouchEvent): boolean {
   const focused = (canvas.getRootNode() as Document | ShadowRoot).activeElement === canvas;
   if ("touches" in event) return focused || event.touches.length > 1;

@@ -1,4 +1,4 @@
-/** One layout, indexed for those who draw it, point at it or move between two of them. */
+/** A layout with indices for drawing, hit testing and transitions. */
 
 import type { Layout, PlacedBox, PlacedWire, Rect } from "../layout/layout_types.ts";
 import type { Tree } from "../layout/box_tree.ts";
@@ -10,37 +10,37 @@ import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 import { WireIndex } from "./wire_index.ts";
 import { Outline, pathData } from "./wire_path.ts";
 
-/** How many edges make a fan. */
+/** Number of edges that make a fan. */
 const FAN = 8;
 
 const NOWHERE = -1;
 
-/** Free between the label of a row and the edge of its box, pixels. */
+/** Space between the label of a row and the edge of its box, pixels. */
 const BESIDE_ROW = 8;
 
 export class Scene implements SceneParts {
   readonly spots: readonly Spot[];
   readonly wires: readonly Wire[];
   readonly grid: Grid;
-  /** Counts up when equal layers show others than before: spots and wires stand for other tasks and edges then. */
+  /** Number of changes of the equal layers' choice; each changes the tasks and edges of spots and wires. */
   version = 0;
-  /** What the equal layers show. */
+  /** Layers shown for equal layers. */
   choice: Choice = new Map();
-  /** By task the spot that is it, or -1. */
+  /** Index of each task's spot, or -1. */
   readonly spotOf: Int32Array;
-  /** By task the closed box that holds it, as an index in `layout.boxes`, or -1. */
+  /** Closed box around each task, as an index in `layout.boxes`, or -1. */
   readonly cardOf: Int32Array;
-  /** By edge the wire that stands for it, or -1: none of those that `changing` knows. */
+  /** Wire of each edge, or -1; wires in `changing` are not included. */
   private readonly wireOf: Int32Array;
-  /** By task the row of chips that it is in, as an index in `layout.rows`, or -1. */
+  /** Row of chips of each task, as an index in `layout.rows`, or -1. */
   readonly rowOf: Int32Array;
-  /** How wide the label of each row may be: to the left edge of the box around it. */
+  /** Maximum width of each row's label, limited by the left edge of the box around it. */
   readonly rowRooms: readonly number[];
-  /** By a box's id its index in `layout.boxes`. */
+  /** Index in `layout.boxes` by box id. */
   readonly boxes = new Map<number, number>();
-  /** What stands for another task when equal layers show others. */
+  /** Spots and wires that represent other tasks when equal layers change. */
   private readonly changing: Changing;
-  /** Made when it is first asked. */
+  /** Index of the wires, created on first use. */
   private wireIndex: WireIndex | null = null;
 
   constructor(
@@ -80,7 +80,7 @@ export class Scene implements SceneParts {
     );
   }
 
-  /** Has equal layers show these. */
+  /** Show these layers. */
   show(choice: Choice): void {
     const isSame = [...choice].every(([id, layer]) => this.choice.get(id) === layer);
     this.choice = choice;
@@ -89,7 +89,7 @@ export class Scene implements SceneParts {
     this.changing.show(choice);
   }
 
-  /** Whether a task, or the closed box that it is in, is seen: not so in a layer that another is shown for. */
+  /** Return whether a task or the closed box around it is visible; false in a layer for which another is shown. */
   shows(task: number): boolean {
     for (const [id, layer] of layersOfTask(this.tree, task)) {
       const index = this.boxes.get(id);
@@ -99,7 +99,7 @@ export class Scene implements SceneParts {
     return true;
   }
 
-  /** The wires that stand for what leads to a task and from it. */
+  /** Return the wires of a task's incoming and outgoing edges. */
   wiresAt(task: number): Set<number> {
     const found = new Set<number>();
     for (const { starts, values } of [this.graph.inEdges, this.graph.outEdges]) {
@@ -110,14 +110,14 @@ export class Scene implements SceneParts {
     return found;
   }
 
-  /** The wires that come this near to a point. */
+  /** Return the wires within this distance of a point. */
   wiresNear(x: number, y: number, distance: number): Wire[] {
     this.wireIndex ??= new WireIndex(this.wires, this.layout);
     const found = this.wireIndex.near(x, y, distance);
     return [...found].map((index) => this.wires[index]);
   }
 
-  /** Where a task is: itself, or the closed box around it. */
+  /** Return the rectangle of a task or of the closed box around it. */
   rectOf(task: number): Rect | null {
     const spot = this.spotOf[task];
     if (spot >= 0) return this.spots[spot].rect;
@@ -125,13 +125,13 @@ export class Scene implements SceneParts {
     return card >= 0 ? this.layout.boxes[card].rect : null;
   }
 
-  /** The closed box that hides a task; null where the task is seen. */
+  /** Return the closed box that hides a task; null if the task is visible. */
   cardAround(task: number): PlacedBox | null {
     const card = this.spotOf[task] >= 0 ? NOWHERE : this.cardOf[task];
     return card >= 0 ? this.layout.boxes[card] : null;
   }
 
-  /** The open boxes around a point, outermost first. */
+  /** Return the open boxes around a point, outermost first. */
   boxesAround(x: number, y: number): PlacedBox[] {
     return this.layout.boxes.filter(
       ({ rect, closed }) =>
@@ -159,7 +159,7 @@ function spotsOf(layout: Layout): Spot[] {
   return [...tasks, ...pills, ...stubs];
 }
 
-/** By task the closed box around it. A pill may be drawn outside of the box that its first user is in. */
+/** Return the closed box around each task. A pill may be drawn outside of its first user's box. */
 function cardsOfTasks(tree: Tree, layout: Layout, spotOf: Int32Array): Int32Array {
   const cardOfBox = new Map<number, number>();
   layout.boxes.forEach((placed, index) => {

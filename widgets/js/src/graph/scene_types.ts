@@ -1,22 +1,22 @@
-/** The parts of a scene: spots and wires, with the graph, the boxes and the layout that they come from. */
+/** Parts of a scene: spots and wires, and the graph, boxes and layout they belong to. */
 
 import type { Layout, PlacedStub, PlacedWire, Rect } from "../layout/layout_types.ts";
 import type { Tree } from "../layout/box_tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import type { Outline } from "./wire_path.ts";
 
-/** A task, a pill or a stub, where it is. */
+/** A task, a pill or a stub, and its position. */
 export interface Spot {
   kind: "task" | "pill" | "stub";
-  /** The task that it stands for; of a pill of several and of a stub to several, the first. */
+  /** The task it represents; the first one for a pill or stub of several tasks. */
   task: number;
   tasks: readonly number[];
-  /** Of a pill the task that it is beside; otherwise the task itself. */
+  /** For a pill, the task beside it; otherwise the task itself. */
   user: number;
   rect: Rect;
   label: string;
   caption: string;
-  /** A chip or a dot: too small for a label. */
+  /** True for a chip or a dot, which is too small for a label. */
   small: boolean;
   stub: PlacedStub["kind"] | null;
 }
@@ -24,7 +24,7 @@ export interface Spot {
 export interface Wire extends PlacedWire {
   outline: Outline;
   bounds: Rect;
-  /** One of many at an end: drawn thin. */
+  /** True if it is one of many at an end, drawn thin. */
   fan: boolean;
 }
 

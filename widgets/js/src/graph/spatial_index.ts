@@ -1,8 +1,8 @@
-/** Rectangles by where they are: what is seen, and what is under the pointer, without asking each of 100,000. */
+/** Spatial index of rectangles, for finding the visible ones and the ones under the pointer among 100,000. */
 
 import type { Rect } from "../layout/layout_types.ts";
 
-/** How many rectangles a cell should hold. */
+/** Average number of rectangles per cell. */
 const PER_CELL = 8;
 const SMALLEST_CELL = 64;
 
@@ -12,7 +12,7 @@ export class Grid {
   private readonly rows: number;
   private readonly starts: Int32Array;
   private readonly members: Int32Array;
-  /** By rectangle the number of the last search that found it: one that spans cells is found once. */
+  /** Last search that found each rectangle, which avoids duplicates from several cells. */
   private readonly foundBy: Uint32Array;
   private searches = 0;
 
@@ -37,7 +37,7 @@ export class Grid {
     );
   }
 
-  /** The numbers of the rectangles that touch this one. */
+  /** Return the indices of the rectangles that touch this one. */
   search(area: Rect): number[] {
     const found: number[] = [];
     const search = ++this.searches;
@@ -85,12 +85,12 @@ export function inside(rect: Rect, x: number, y: number, margin = 0): boolean {
   );
 }
 
-/** The rectangle with `margin` more on each side. */
+/** Return the rectangle extended by `margin` on each side. */
 export function grown(rect: Rect, margin: number): Rect {
   return { x: rect.x - margin, y: rect.y - margin, width: rect.width + 2 * margin, height: rect.height + 2 * margin };
 }
 
-/** The way from one rectangle to another, `share` of it gone. */
+/** Return the interpolation between two rectangles. */
 export function between(from: Rect, to: Rect, share: number): Rect {
   return {
     x: from.x + (to.x - from.x) * share,

@@ -10,10 +10,10 @@ export class SvgPen implements Pen {
   alpha = 1;
   private readonly parts: string[] = [];
 
-  /** `measure` tells how wide spans are; SVG itself cannot. */
+  /** `measure` returns the width of spans, which SVG itself cannot compute. */
   constructor(readonly measure: (spans: readonly Span[]) => number) {}
 
-  /** All that was drawn, as a picture that shows `area` at `scale`. */
+  /** Return everything drawn, as a picture that shows `area` at `scale`. */
   document(area: Rect, scale: number, background: string, title: string): string {
     const box = [area.x, area.y, area.width, area.height].map((value) => hundredths(value)).join(" ");
     const size = `width="${hundredths(area.width * scale)}" height="${hundredths(area.height * scale)}"`;
@@ -103,7 +103,7 @@ function place(rect: Rect): string {
 
 const ENTITIES: Record<string, string> = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
 
-/** Text for SVG. What XML forbids, halves of surrogate pairs and control characters, becomes U+FFFD. */
+/** Escape text for SVG. Characters that XML forbids (lone surrogates, control characters) become U+FFFD. */
 export function escaped(text: string): string {
   return text
     .replace(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g, "\ufffd")

@@ -1,4 +1,4 @@
-/** What tooltips, and the list for screen readers, say of tasks and boxes. */
+/** Texts about tasks and boxes for tooltips and the list for screen readers. */
 
 import type { PlacedBox, PlacedStub } from "../layout/layout_types.ts";
 import { markSays } from "../model/recompute.ts";
@@ -8,7 +8,7 @@ import type { Store } from "../store.ts";
 import { count, grouped, size } from "../format.ts";
 import { pathOf, titleOf } from "./draw_box.ts";
 import { layerState } from "./draw_layers.ts";
-import { cardSays } from "./draw_folded.ts";
+import { cardText } from "./draw_folded.ts";
 import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./frame_state.ts";
 import type { Spot, Wire } from "./scene_types.ts";
@@ -18,11 +18,14 @@ const STUBS: Record<PlacedStub["kind"], string> = {
   to: "also goes to",
   from: "also comes from",
 };
-/** Of what is so only at the position that is shown, which a live session has not reached, or under another policy. */
+/**
+ * Additions to states that hold only at the shown position: not reached by the live session yet, or under another
+ * policy.
+ */
 const UNREAL: Record<Unreal, string> = { planned: ", as planned", simulated: ", as simulated", failed: "" };
-/** A tooltip names so many tasks at most. */
+/** Maximum number of tasks named in a tooltip. */
 const MOST_NAMED = 6;
-/** Longer names are cut: a tooltip is no place to read them. */
+/** Maximum length of a name in a tooltip. */
 const LONGEST = 160;
 
 export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
@@ -45,12 +48,12 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const name = cut(pathOf(facts, placed) || titleOf(facts, placed));
   const kind = box.subtitle ? ` (${cut(box.subtitle)})` : "";
   const index = facts.scene.boxes.get(box.id) as number;
-  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  const said = closed ? cardText(facts, index) : count(box.size, "task");
   const marks = markSays(facts.cardMarks.get(index) ?? []);
   return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks, ...hiddenMembers(facts, placed)].join("\n");
 }
 
-/** `group A: 3 of 4 members in layers not shown`: around those there is no outline. */
+/** Return `group A: 3 of 4 members in layers not shown`; those members have no outline. */
 function hiddenMembers({ grouping, scene }: Facts, { box: { layers } }: PlacedBox): string[] {
   if (!layers || !grouping) return [];
   const found = grouping.outlines.of(grouping.direction).flatMap(({ name, tasks }) => {
@@ -61,7 +64,7 @@ function hiddenMembers({ grouping, scene }: Facts, { box: { layers } }: PlacedBo
   return found;
 }
 
-/** `blocks.2 of 4 equal layers, runs`. */
+/** Return `blocks.2 of 4 equal layers, runs`. */
 export function tipOfLayer(facts: Facts, { box }: PlacedBox, layer: number): string {
   const { layers } = box;
   const course = facts.courseOf(box);
@@ -70,20 +73,20 @@ export function tipOfLayer(facts: Facts, { box }: PlacedBox, layer: number): str
   const isPinned = facts.layers.get(box.id) === layer;
   const which = layers.titles[layer] === layers.titles[layer && layer - 1] || layers.count === 1 ? `, ${grouped(layer)}` : "";
   const said = `${cut(layers.titles[layer])}${which}: ${LAYER_STATES[state]}`;
-  return `${isPinned ? "let go of" : "show"} ${said}\none of ${count(layers.count, "equal layer")}`;
+  return `${isPinned ? "unpin" : "show"} ${said}\none of ${count(layers.count, "equal layer")}`;
 }
 
-const LAYER_STATES = { waiting: "waits", begun: "has begun", running: "runs", done: "done" } as const;
+const LAYER_STATES = { waiting: "waits", begun: "started", running: "runs", done: "done" } as const;
 
 const WIRES: Record<WireState, string> = {
   "not yet": "not computed yet",
-  out: "made by the task that runs",
+  out: "computed by the running task",
   waits: "waits",
-  into: "taken by the task that runs",
-  consumed: "taken",
+  into: "read by the running task",
+  consumed: "consumed",
 };
 
-/** `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
+/** Return `Addmm, 47th → T, 48th` and `1.0 MiB, waits`. */
 export function tipOfWire(store: Store, facts: Facts, wire: Wire, bytes: Float64Array): string {
   const { graph } = store;
   const { task, next } = graph.document.edges;
@@ -100,7 +103,7 @@ function unreal(facts: Facts): string {
   return facts.unreal === null ? "" : UNREAL[facts.unreal];
 }
 
-/** `waiting, 1 of 2 inputs are here${planned}`; `ready, place 3 in the queue`. */
+/** Return `waiting, 1 of 2 inputs have arrived${planned}`; `ready, place 3 in the queue`. */
 export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
@@ -109,12 +112,12 @@ export function stateInWords(facts: Facts, spot: Spot): string {
   if (state === "ready") return (place ? `ready, place ${place} in the queue` : state) + planned;
   const waits = facts.scene.graph.waits[spot.task];
   if (state === "waiting" && waits > 1) {
-    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs are here${planned}`;
+    return `waiting, ${Math.round(shareOf(facts, spot.task) * waits)} of ${waits} inputs have arrived${planned}`;
   }
   return state;
 }
 
-/** `AddmmBackward0 in blocks.1.f2, waiting`. */
+/** Return `AddmmBackward0 in blocks.1.f2, waiting`. */
 export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const { graph } = store;
   const place = cut(graph.parameter(spot.task) || graph.module(spot.task) || graph.document.title);
@@ -126,7 +129,7 @@ export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${marks}${breakpoint}${groups}`;
 }
 
-/** Those of the outlined groups that a task is in. */
+/** Return the outlined groups that contain a task. */
 function groupsOf({ grouping }: Facts, task: number): Outline[] {
   if (!grouping) return [];
   const { outlines, direction } = grouping;
@@ -137,7 +140,7 @@ export function nameOfBox(facts: Facts, placed: PlacedBox): string {
   const { box, closed } = placed;
   const name = [cut(pathOf(facts, placed) || titleOf(facts, placed)), cut(box.subtitle)].filter(Boolean).join(", ");
   const index = facts.scene.boxes.get(box.id) as number;
-  const said = closed ? cardSays(facts, index) : count(box.size, "task");
+  const said = closed ? cardText(facts, index) : count(box.size, "task");
   return [name, said, ...hiddenMembers(facts, placed)].join(", ");
 }
 

@@ -1,4 +1,4 @@
-/** What is upstream and downstream of one task: where its gradient comes from, and where it goes. */
+/** Tasks upstream and downstream of one task: the sources of its gradient, and its destinations. */
 
 import type { DeckGraph } from "../model/graph.ts";
 import type { State } from "../store.ts";
@@ -10,15 +10,15 @@ export const DOWNSTREAM = 2;
 
 export interface Reach {
   task: number;
-  /** By task. The task itself has both flags. */
+  /** Flags of each task. The task itself has both. */
   tasks: Uint8Array;
   upstream: number;
   downstream: number;
 }
 
 /**
- * The task whose reach is shown: the selected one, or, while it is searched for, the only one that is found. A search
- * that has let go leaves all in full colour.
+ * Return the task whose upstream and downstream tasks are shown: the selected one, or during a search its only match.
+ * Once the search field has lost the focus, no tasks are faded.
  */
 export function reachedFrom(state: Pick<State, "selected" | "matches" | "searching">): number | null {
   const { selected, matches, searching } = state;
@@ -43,7 +43,7 @@ export function reachOf(graph: DeckGraph, task: number): Reach {
   return { task, tasks, upstream, downstream };
 }
 
-/** By wire whether it lies upstream or downstream. */
+/** Return the flags of each wire. */
 export function wiresOf(reach: Reach, scene: Scene): Uint8Array {
   const { task, next } = scene.graph.document.edges;
   return Uint8Array.from(scene.wires, ({ edges }) => {
@@ -53,7 +53,7 @@ export function wiresOf(reach: Reach, scene: Scene): Uint8Array {
   });
 }
 
-/** By closed box whether any of its tasks is reached. */
+/** Return the flags of each closed box. */
 export function cardsOf(reach: Reach, scene: Scene): Uint8Array {
   const cards = new Uint8Array(scene.layout.boxes.length);
   scene.cardOf.forEach((card, task) => {
@@ -62,7 +62,7 @@ export function cardsOf(reach: Reach, scene: Scene): Uint8Array {
   return cards;
 }
 
-/** By closed box how many of its tasks match the search. */
+/** Return how many tasks of each closed box match the search. */
 export function matchesOf(matches: Uint8Array, scene: Scene): Int32Array {
   const cards = new Int32Array(scene.layout.boxes.length);
   scene.cardOf.forEach((card, task) => {

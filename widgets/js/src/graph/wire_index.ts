@@ -1,11 +1,11 @@
-/** The wires by where their pieces are: bounds of whole wires overlap by the thousand, pieces are thin. */
+/** Spatial index of the pieces of wires. Whole wires have bounds that overlap by the thousand; pieces are thin. */
 
 import type { PlacedWire, Rect, Size } from "../layout/layout_types.ts";
 import { Grid } from "./spatial_index.ts";
 
 export class WireIndex {
   private readonly grid: Grid;
-  /** By piece its wire. */
+  /** Wire of each piece. */
   private readonly wireOf: number[] = [];
 
   constructor(wires: readonly Pick<PlacedWire, "points">[], { width, height }: Size) {
@@ -19,7 +19,7 @@ export class WireIndex {
     this.grid = new Grid(pieces, width, height);
   }
 
-  /** The numbers of the wires that may come this near to a point: curves lie within their pieces. */
+  /** Return the wires that may be within this distance of a point. Curves stay within the bounds of their pieces. */
   near(x: number, y: number, distance: number): Set<number> {
     const area = { x: x - distance, y: y - distance, width: 2 * distance, height: 2 * distance };
     return new Set(this.grid.search(area).map((piece) => this.wireOf[piece]));

@@ -1,11 +1,11 @@
-/** A wire's corners as a path. */
+/** Path of a wire through its corners. */
 
 import { tenths } from "../format.ts";
 
 /** Radius of a right-angled corner, pixels. */
 const CORNER = 6;
 
-/** A path that is parsed once for the canvas and written as it is into SVG. */
+/** A path that is parsed once for the canvas and written unchanged into SVG. */
 export class Outline {
   private made: Path2D | null = null;
 
@@ -16,7 +16,7 @@ export class Outline {
   }
 }
 
-/** SVG path data of corners x, y, x, y, ...: right angles are rounded, a step that goes both ways is an S-curve. */
+/** Return SVG path data of corners x, y, x, y, ...: right angles are rounded, a diagonal step is an S-curve. */
 export function pathData(points: readonly number[]): string {
   const last = points.length / 2 - 1;
   if (last < 1) return "";
@@ -33,7 +33,7 @@ export function pathData(points: readonly number[]): string {
   return data;
 }
 
-/** The way up to and around the corner with this number; "" where the wire does not turn by a right angle. */
+/** Return the path up to and around a corner; "" if the wire does not turn at a right angle there. */
 function roundedCorner(points: readonly number[], at: number): string {
   const [beforeX, beforeY, x, y, afterX, afterY] = points.slice(2 * at - 2, 2 * at + 4);
   const turns = (beforeX === x && y === afterY) || (beforeY === y && x === afterX);

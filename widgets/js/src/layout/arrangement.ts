@@ -1,6 +1,9 @@
-/** What the layout of one box takes and gives: extents of its items, wires between them; positions and points. */
+/**
+ * Input and output of the layout of one box: the extents of its items and the wires between them; their positions and
+ * points.
+ */
 
-/** The room an item takes on both sides of its axis and below its top. Wires leave it at `foot`. */
+/** Space of an item on both sides of its axis and below its top. Wires leave it at `foot`. */
 export interface Extent {
   left: number;
   right: number;
@@ -9,9 +12,9 @@ export interface Extent {
 }
 
 /**
- * A wire from one item to another, with its distance from their axes where it leaves and where it arrives. Of the wires
- * that leave an item, that of the greatest `weight` is straight where it can be, and that of a lower `output` is left
- * of the others where nothing speaks against it.
+ * A wire from one item to another, with its distance from their axes at both ends. Of the wires that leave an item, the
+ * one with the greatest `weight` is straight if possible; those with a lower `output` are further left unless that
+ * causes crossings.
  */
 export interface Link {
   source: number;
@@ -22,7 +25,7 @@ export interface Link {
   output: number;
 }
 
-/** Where a wire crosses the edge of the box: it comes to (or from) `item`, so far from its axis. */
+/** A wire that crosses the edge of the box: it enters (or leaves) `item` at this distance from its axis. */
 export interface Port {
   item: number;
   shift: number;
@@ -30,7 +33,10 @@ export interface Port {
   output: number;
 }
 
-/** What one box holds: `ranks` are of the items, every link goes to a higher rank. Columns are cut to be no taller than `tall`. */
+/**
+ * Content of one box: `ranks` are the ranks of the items, and every link leads to a higher rank. Columns are at most
+ * `tall` if possible.
+ */
 export interface Contained {
   extents: Extent[];
   ranks: number[];
@@ -41,8 +47,8 @@ export interface Contained {
 }
 
 /**
- * Where the items' axes and tops are, and the points (x, y, x, y, ...) of each wire, in the order in which the wires
- * were given, from the corner of the box's content. Entries start at the content's top, exits end at its bottom.
+ * Axes and tops of the items, and the points (x, y, x, y, ...) of each wire in the order of the input, relative to the
+ * corner of the box's content. Entries start at the content's top, exits end at its bottom.
  */
 export interface Arrangement {
   width: number;

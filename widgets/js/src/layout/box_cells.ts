@@ -1,4 +1,4 @@
-/** A box, closed as a card or open around what is in it. */
+/** Boxes in the layout: closed ones as cards, open ones around their content. */
 
 import {
   BEFORE_LAYERS, CARDS_BEHIND, CHEVRON, HEADER, NEARLY_STRAIGHT, PAD, SPINE, TASK_HEIGHT, WIDEST_FOLDED,
@@ -10,7 +10,7 @@ import { heightBeside, placeSides, roomBeside, type Side } from "./pills_and_stu
 import { shorten, shortenPath, textWidth } from "./text_width.ts";
 import type { Box, Tree } from "./box_tree.ts";
 
-/** A closed box as one row: name and class on its spine, with stubs at its right. */
+/** A closed box as one row, with name and class on its spine and stubs at its right. */
 export class FoldedCell implements Cell {
   readonly extent: Extent;
   private readonly label: FittedLabel;
@@ -46,7 +46,7 @@ export class FoldedCell implements Cell {
   }
 }
 
-/** How wide a row of views is while one of them runs, which it then names. */
+/** Return the width of a row of views while one of them runs; the row then shows its name. */
 function widestView({ graph }: Tree, { children }: Box): number {
   const views = children.filter((child) => typeof child === "number");
   return views.reduce((widest, task) => {
@@ -54,7 +54,7 @@ function widestView({ graph }: Tree, { children }: Box): number {
   }, 0);
 }
 
-/** "Clone ⋯ 7". */
+/** Return the label of views while one of them runs: "Clone ⋯ 7". */
 export function runningView(name: string, count: number): string {
   return `${shorten(name, WIDEST_FOLDED)} ⋯ ${count}`;
 }
@@ -65,7 +65,7 @@ interface FittedLabel {
   width: number;
 }
 
-/** Of equal layers the title of the one that is drawn, with room for that of any. */
+/** Return the header of a box. For equal layers, it has the title of the drawn layer and space for any other. */
 function openLabel(box: Box, width: number): FittedLabel {
   const { layers, subtitle } = box;
   if (!layers) return fittedLabel(box, width);
@@ -74,7 +74,7 @@ function openLabel(box: Box, width: number): FittedLabel {
   return { ...shown, width: labels.reduce((most, label) => Math.max(most, label.width), 0) };
 }
 
-/** Of title and subtitle the title is shortened last; numbers of calls are never cut. */
+/** Shorten subtitle and title to fit; the subtitle is shortened first, and numbers of calls are never cut. */
 function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path" | "layers">, width: number): FittedLabel {
   let title = shortenPath(box.title, width, true);
   const left = width - textWidth(title, 11, true) - 6;
@@ -86,7 +86,7 @@ function fittedLabel(box: Pick<Box, "title" | "subtitle" | "path" | "layers">, w
   return { title, subtitle, width: textWidth(title, 11, true) + (subtitle ? 6 + textWidth(subtitle) : 0) };
 }
 
-/** An open box around what has been laid out in it. */
+/** An open box around its laid out content. */
 export class BoxCell implements Cell {
   readonly extent: Extent;
   private readonly label: FittedLabel;
@@ -95,11 +95,11 @@ export class BoxCell implements Cell {
   private readonly height: number;
   private readonly margin: number;
   private readonly axis: number;
-  /** By wire the x at which it crosses the box's edge. */
+  /** The x at which each wire crosses the box's edge. */
   private readonly entryX = new Map<number, number>();
   private readonly exitX = new Map<number, number>();
 
-  /** `weights` are of the wires, by number. */
+  /** `weights` are indexed by wire. */
   constructor(
     private readonly box: Box,
     private readonly inside: Inside,
@@ -124,7 +124,7 @@ export class BoxCell implements Cell {
     this.extent = { left: this.axis, right, height: this.height + behind, foot: this.height };
   }
 
-  /** Where the heaviest wire comes in or leaves, or else the middle: where wires of both sides are straightest. */
+  /** Return the axis: the port of the heaviest wire, or the middle, which keeps the wires on both sides straightest. */
   private axisFor(weights: readonly number[]): number {
     const middle = this.width / 2;
     const entry = mainPort(this.entryX, weights, middle);
@@ -151,7 +151,7 @@ export class BoxCell implements Cell {
   }
 }
 
-/** The x of the heaviest wire's port, of equally heavy ones of that in the middle. */
+/** Return the x of the heaviest wire's port; of equally heavy wires, the middle one. */
 function mainPort(ports: ReadonlyMap<number, number>, weights: readonly number[], otherwise: number): number {
   let heaviest = -1;
   let equal: number[] = [];

@@ -1,4 +1,4 @@
-/** Which tasks are together in which box: modules, and runs of tasks where there is no module or one is too large. */
+/** The boxes of the graph: modules, and runs of tasks if there is no module or a module is too large. */
 
 import { NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";
@@ -8,57 +8,63 @@ import { ranksOf } from "./longest_paths.ts";
 import { findShapes } from "./repeats.ts";
 import { Settling } from "./group_siblings.ts";
 
-/** `children` are boxes and task ids, oldest first. */
+/** A box. `children` are boxes and task ids, oldest first. */
 export interface Box {
-  /** A module call, a run of siblings, or a chain of views. */
+  /** "module": a module call; "run": a run of siblings; "views": a chain of views. */
   kind: "module" | "run" | "views";
   id: number;
   parent: Box | null;
-  /** The module's path; "" for a run of tasks or calls. */
+  /** Path of the module; "" for a run of tasks or calls. */
   path: string;
-  /** "blocks.3", "cell ×100", "Sin, Mul and 4 more". */
+  /** Title: "blocks.3", "cell ×100", "Sin, Mul and 4 more". */
   title: string;
-  /** The module's class, "calls 0 to 99", or "". */
+  /** Subtitle: the module's class, "calls 0 to 99", or "". */
   subtitle: string;
-  /** Without the tasks of parameters, which are beside their users. */
+  /** Children, without the tasks of parameters, which are drawn beside their users. */
   children: (Box | number)[];
-  /** How many tasks are in it, those of the parameters that have their pill in it included. */
+  /** Number of tasks, including those of parameters whose pill is in the box. */
   size: number;
-  /** How many boxes it is in: 0 for the top. */
+  /** Number of enclosing boxes: 0 for the top. */
   depth: number;
-  /** Its row in the box around it, from top to bottom. */
+  /** Row in the enclosing box, from top to bottom. */
   rank: number;
-  /** How many things it shows when it is open, a line of chips as one. */
+  /** Number of things visible when the box is open; a row of chips counts as one. */
   things: number;
-  /** The equal layers that it is drawn for. */
+  /** Equal layers that the box represents. */
   layers: Layers | null;
 }
 
 export interface Tree {
   graph: DeckGraph;
-  /** Everything; never closed. */
+  /** Root box; never closed. */
   top: Box;
-  /** By id, the outermost first. */
+  /** Boxes by id, outermost first. */
   boxes: Box[];
-  /** By task the innermost box that holds it, as an index in `boxes`; a parameter is where its pill is. */
+  /** Innermost box of each task, as an index in `boxes`. A parameter belongs to the box of its pill. */
   boxOf: Int32Array;
-  /** By task its row in that box, from top to bottom. */
+  /** Row of each task in that box, from top to bottom. */
   rankOf: Int32Array;
-  /** By task whether it is drawn as a pill: an AccumulateGrad that a task leads to. */
+  /** For each task, 1 if it is drawn as a pill: an AccumulateGrad with an incoming edge. */
   pills: Uint8Array;
-  /** By parameter's task the task that has its pill: one in its own module, else the first that used it. */
+  /**
+   * For each parameter's task, the task beside which its pill is drawn: one in its own module, or else the first that
+   * used it.
+   */
   owner: Int32Array;
-  /** By task the parameters of which it has the pill. */
+  /** Parameters whose pill is drawn beside a task, by task. */
   owned: Map<number, number[]>;
-  /** By task how many tasks the longest way from it has: the longest path is to be straight. */
+  /** Length in tasks of the longest path from each task; the longest path is drawn straight. */
   weight: Int32Array;
-  /** The titles of modules that consist of one task, by that task, which is drawn in their place. */
+  /** Titles of modules that consist of one task, by that task, which is drawn instead. */
   captions: Map<number, string>;
-  /** By task the one that is drawn in its place: itself, or its like in the layer that is drawn. */
+  /** The task that is drawn for each task: itself, or its counterpart in the drawn layer. */
   standIn: Int32Array;
-  /** By task the equal layers that it is in, outermost first: those of a task that isn't drawn end where it isn't. */
+  /**
+   * Equal layers around each task, outermost first. For a task in a layer that is not drawn, the list ends with these
+   * layers.
+   */
   layersOf: Map<number, Layers[]>;
-  /** By edge that leads from one of equal layers to another the box that is drawn for them; 0 for others. */
+  /** For each edge between two of equal layers, the box that represents them; 0 for other edges. */
   between: Int32Array;
 }
 
@@ -104,7 +110,7 @@ export function makeTree(graph: DeckGraph): Tree {
   return tree;
 }
 
-/** Settles each box, from the outermost inwards. */
+/** Set the content of each box, from the outermost inwards. */
 function fill(tree: Tree): void {
   const { graph, boxes, pills } = tree;
   const { task, next } = graph.document.edges;
@@ -142,7 +148,7 @@ function boxFor(graph: DeckGraph, part: Part, parent: Box, id: number, rank: num
   return { layers: null, kind, id, parent, path, title, subtitle, children: [], size: 0, depth: parent.depth + 1, rank, things: 0 };
 }
 
-/** Has one of equal layers drawn for all. Gives the edges within that one. */
+/** Draw one of equal layers for all. Return the edges within it. */
 function drawOne(tree: Tree, box: Box, part: Part, edges: Int32Array): Int32Array<ArrayBuffer> {
   const { task, next } = tree.graph.document.edges;
   const layers = new Layers(box.id, layersAround(box.parent), part, tree.graph);
@@ -164,7 +170,7 @@ function drawOne(tree: Tree, box: Box, part: Part, edges: Int32Array): Int32Arra
   return Int32Array.from(edges).filter((edge) => isShown.has(task[edge]) && isShown.has(next[edge]));
 }
 
-/** The box of the layers that hold both tasks, each in another of them; 0 where there are none. */
+/** Return the box of the layers that contain both tasks in different layers; 0 if there are none. */
 function layersBetween({ layersOf }: Tree, one: number, other: number): number {
   for (let depth = 0; ; depth++) {
     const [layers, others] = [layersOf.get(one)?.[depth], layersOf.get(other)?.[depth]];
@@ -175,17 +181,18 @@ function layersBetween({ layersOf }: Tree, one: number, other: number): number {
   }
 }
 
-/** The innermost equal layers of which a box, or one around it, is the drawn one. */
+/** Return the innermost equal layers that a box or one of its ancestors represents. */
 export function layersAround(box: Box | null): Layers | null {
   for (let each = box; each; each = each.parent) if (each.layers) return each.layers;
   return null;
 }
 
-/** Says of every task that is not drawn itself where it is, of parameters who has their pill, and of boxes their size. */
+/** Assign every undrawn task to the box of its counterpart, parameters to their pills, and sizes to boxes. */
 function standInForOthers(tree: Tree): void {
   const { graph, pills, standIn, boxes, boxOf } = tree;
   for (let task = 0; task < graph.count; task++) {
-    while (standIn[standIn[task]] !== standIn[task]) standIn[task] = standIn[standIn[task]]; // as deep as layers nest
+    // repeats once per level of nested layers
+    while (standIn[standIn[task]] !== standIn[task]) standIn[task] = standIn[standIn[task]];
     boxOf[task] = boxOf[standIn[task]];
   }
   tree.owner = ownersOf(graph, pills, standIn);
@@ -216,7 +223,7 @@ function standInForOthers(tree: Tree): void {
   tree.top.size = graph.count;
 }
 
-/** The parameter that a task's output leads to. */
+/** Return the parameter that a task's output leads to. */
 export function parameterAt({ graph, pills }: Pick<Tree, "graph" | "pills">, task: number, output: number): number {
   const { starts, values } = graph.outEdges;
   const { next, output: outputs } = graph.document.edges;
@@ -226,7 +233,10 @@ export function parameterAt({ graph, pills }: Pick<Tree, "graph" | "pills">, tas
   return NONE;
 }
 
-/** By parameter's task the task that has its pill, one that is drawn where there is one; NONE for other tasks. */
+/**
+ * For each parameter's task, return the task beside which its pill is drawn, preferably a drawn one; NONE for other
+ * tasks.
+ */
 function ownersOf(graph: DeckGraph, pills: Uint8Array, standIn: Int32Array): Int32Array {
   const owner = new Int32Array(graph.count).fill(NONE);
   const own = new Uint8Array(graph.count);
@@ -246,12 +256,12 @@ function ownersOf(graph: DeckGraph, pills: Uint8Array, standIn: Int32Array): Int
   return owner;
 }
 
-/** Whether `name` is a parameter of the module at `path`, or of one in it. */
+/** Return whether `name` is a parameter of the module at `path` or of one of its submodules. */
 export function isInModule(name: string, path: string): boolean {
   return path !== "" && name.startsWith(path) && name[path.length] === ".";
 }
 
-/** `open` and whatever must be open so that the task is seen. */
+/** Return `open` with the boxes added that must be open to show the task. */
 export function opened(tree: Tree, open: ReadonlySet<number>, task: number): Set<number> {
   const all = new Set(open);
   for (let box: Box | null = tree.boxes[tree.boxOf[task]]; box?.parent; box = box.parent) all.add(box.id);

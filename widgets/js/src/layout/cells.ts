@@ -1,9 +1,9 @@
-/** What a box holds: cells, which have a size, are arranged and then placed. Each kind is in a file of its own. */
+/** Cells, the content of boxes: a cell has a size, is arranged and then placed. Each kind has its own file. */
 
 import type { Arrangement, Extent } from "./arrangement.ts";
 import type { Layout } from "./layout_types.ts";
 
-/** What has been placed so far. Wires between cells come in pieces, the outermost first. */
+/** Everything placed so far. Wires between cells come in pieces, the outermost first. */
 export interface Canvas extends Omit<Layout, "width" | "height"> {
   exits: Map<number, number[][]>;
   links: Map<number, number[]>;
@@ -12,7 +12,7 @@ export interface Canvas extends Omit<Layout, "width" | "height"> {
   pending: Pending[];
 }
 
-/** A box's content, to be placed with its corner at (x, y). Wires come in at `top` and leave at `bottom`. */
+/** Content of a box to be placed with its corner at (x, y). Wires enter at `top` and leave at `bottom`. */
 export interface Pending {
   inside: Inside;
   x: number;
@@ -21,7 +21,7 @@ export interface Pending {
   bottom: number;
 }
 
-/** The cells of a box where they have been put, and the numbers of its wires in the order of the arrangement's. */
+/** Arranged cells of a box, and the indices of its wires in the order of the arrangement. */
 export interface Inside {
   cells: Cell[];
   arrangement: Arrangement;
@@ -32,14 +32,14 @@ export interface Inside {
 
 export interface Cell {
   extent: Extent;
-  /** How far from its axis a wire arrives, which leads to `end` in it. */
+  /** Return the distance from the axis at which a wire to `end` arrives. */
   arrives(wire: number, end: number): number;
   leaves(wire: number, end: number): number;
-  /** Puts it with its axis at x and its top at y. */
+  /** Place the cell with its axis at x and its top at y. */
   place(x: number, y: number, canvas: Canvas): void;
 }
 
-/** Puts the cells and the wires of a box where they are in the picture. */
+/** Place the cells and wires of a box in the picture. */
 export function placeInside({ inside, x, y, top, bottom }: Pending, canvas: Canvas): void {
   const { arrangement } = inside;
   inside.cells.forEach((cell, place) => cell.place(x + arrangement.xs[place], y + arrangement.ys[place], canvas));

@@ -1,11 +1,11 @@
-/** Where the nodes of a column are from left to right: a straight spine, and rigid chains packed towards it. */
+/** Horizontal positions of the nodes of a column: a straight spine, and rigid chains packed towards it. */
 
 import { ITEM_GAP, WIDE, WIRE_GAP } from "../../../../inspector/drawing/layout_constants.json";
 import type { Near, Net } from "./crossing_reduction.ts";
 
 const SPINE = 0;
 
-/** Which side of the spine a chain is on. */
+/** Side of the spine that a chain is on. */
 type Side = -1 | 0 | 1;
 
 interface Row {
@@ -14,20 +14,20 @@ interface Row {
   [1]: number[];
 }
 
-/** The least distance from one chain to the next one outwards. */
+/** Minimum distance from one chain to the next one outwards. */
 interface Distance {
   chain: number;
   least: number;
 }
 
-/** The chains on one side of the spine, from it outwards. */
+/** Chains on one side of the spine, from the spine outwards. */
 interface Pushed {
   sign: -1 | 1;
   order: number[];
-  apart: Map<number, Distance[]>;
+  distances: Map<number, Distance[]>;
 }
 
-/** Gives each node its x, from the spine of its column. */
+/** Set the x of each node, starting with the spine of its column. */
 export function pack(net: Net): void {
   net.x = new Array(net.rank.length).fill(0);
   const jumps = net.jumps.toSorted((a, b) => net.weight[a.after.nodes[0]] - net.weight[b.after.nodes[0]]);
@@ -45,7 +45,7 @@ export function pack(net: Net): void {
   }
 }
 
-/** Of a column's first rank the node of the heaviest wire from outside, or the heaviest one. */
+/** Return the node in a column's first rank with the heaviest wire from outside, or else the heaviest node. */
 function heaviest(net: Net, layer: readonly number[], entered: ReadonlySet<number>): number {
   let best = layer[0];
   for (const node of layer) {
@@ -55,7 +55,7 @@ function heaviest(net: Net, layer: readonly number[], entered: ReadonlySet<numbe
   return best;
 }
 
-/** The heaviest path from a node down to the end of its column. */
+/** Return the heaviest path from a node down to the end of its column. */
 function spineFrom(net: Net, start: number): number[] {
   const spine = [start];
   let node = start;
@@ -70,7 +70,7 @@ function spineFrom(net: Net, start: number): number[] {
 class Column {
   private readonly spine: ReadonlySet<number>;
   private chain = new Map<number, number>();
-  /** By node its x from that of its chain. */
+  /** x of each node relative to its chain. */
   private offset = new Map<number, number>();
   private chains: number[][] = [];
 
@@ -82,12 +82,13 @@ class Column {
     this.spine = new Set(spine);
   }
 
-  /** Sets `net.x` of the column's nodes. */
+  /** Set `net.x` of the column's nodes. */
   place(): void {
     this.makeChains(this.aligned());
     let positions = this.packed();
     if (!positions) {
-      // Chains cross in a way that no position satisfies. Then nothing is aligned: single nodes can always be placed.
+      // The chains cross so that no position satisfies all of them. Without any alignment every node is a chain, which
+      // is always possible.
       this.makeChains(new Map());
       positions = this.packed() as number[];
     }
@@ -102,7 +103,10 @@ class Column {
     return this.offset.get(node) as number;
   }
 
-  /** Which node is to be straight below which, without crossings; wires before boxes, the spine before all. */
+  /**
+   * Return the node that each node is aligned with below, without crossings. Wires have precedence over boxes, the
+   * spine over all.
+   */
   private aligned(): Map<number, Near> {
     const { net, spine } = this;
     const aligned = new Map<number, Near>();
@@ -134,7 +138,7 @@ class Column {
     return aligned;
   }
 
-  /** Whether two nodes off the spine are a wire's place and a wide box: such boxes would push the wires apart. */
+  /** Return whether the pair is a wire and a wide box off the spine: aligning them would push other wires apart. */
   private tooWide(node: number, below: number): boolean {
     const { net } = this;
     if (node < net.items === below < net.items || this.spine.has(node)) return false;
@@ -143,8 +147,7 @@ class Column {
   }
 
   /**
-   * The first chain is the spine, with every node at 0: where its wires leave a wide box aside, they bend, and it goes
-   * on.
+   * Make the chains. The first is the spine, with every node at 0: its wires bend around a wide box and return to it.
    */
   private makeChains(aligned: ReadonlyMap<number, Near>): void {
     this.chain = new Map();
@@ -175,7 +178,7 @@ class Column {
     this.chains.push(nodes);
   }
 
-  /** The x of each chain: those on either side of the spine as near to it as they can be, then nearer to their own. */
+  /** Return the x of each chain: as close to the spine as possible, then moved towards its neighbours. */
   private packed(): number[] | null {
     const sides = this.sides();
     const positions: number[] = new Array(this.chains.length).fill(0);
@@ -194,8 +197,8 @@ class Column {
   }
 
   /**
-   * For each rank the nodes left and right of the spine, from the spine outwards. Below the end of the spine a chain
-   * stays on the side where its upper neighbour is.
+   * Return the nodes left and right of the spine in each rank, from the spine outwards. Below the end of the spine, a
+   * chain stays on the side of its upper neighbour.
    */
   private sides(): Row[] {
     const side = new Map<number, Side>([[SPINE, 0]]);
@@ -222,11 +225,11 @@ class Column {
     return sum < 0 ? -1 : 1;
   }
 
-  /** Sets the positions of the chains on one side. `null` if they cross in a circle. */
+  /** Set the positions of the chains on one side. Return null if they cross in a cycle. */
   private push(rows: readonly number[][], sign: -1 | 1, positions: number[]): Pushed | null {
     const { net } = this;
     const [outer, inner] = sign > 0 ? [net.right, net.left] : [net.left, net.right];
-    const apart = new Map<number, Distance[]>();
+    const distances = new Map<number, Distance[]>();
     const missing = new Map<number, number>();
     const pushOut = (chain: number, least: number) => {
       positions[chain] = sign * Math.max(sign * positions[chain], least);
@@ -244,9 +247,9 @@ class Column {
           const before = this.chainOf(previous);
           if (before === SPINE) pushOut(chain, least);
           else {
-            const after = apart.get(before) ?? [];
+            const after = distances.get(before) ?? [];
             after.push({ chain, least });
-            apart.set(before, after);
+            distances.set(before, after);
             missing.set(chain, (missing.get(chain) as number) + 1);
           }
         }
@@ -256,30 +259,30 @@ class Column {
     const order: number[] = [];
     for (const [chain, count] of missing) if (!count) order.push(chain);
     for (const chain of order) {
-      for (const after of apart.get(chain) ?? []) {
+      for (const after of distances.get(chain) ?? []) {
         pushOut(after.chain, sign * positions[chain] + after.least);
         const count = (missing.get(after.chain) as number) - 1;
         missing.set(after.chain, count);
         if (!count) order.push(after.chain);
       }
     }
-    return order.length === missing.size ? { sign, order, apart } : null;
+    return order.length === missing.size ? { sign, order, distances } : null;
   }
 
-  /** Moves chains outwards, where there is room, to be straight with what they are joined to. */
-  private loosen({ sign, order, apart }: Pushed, positions: number[]): void {
+  /** Move chains outwards, if there is space, to align them with their neighbours. */
+  private loosen({ sign, order, distances }: Pushed, positions: number[]): void {
     for (const chain of order.toReversed()) {
       const wanted = this.wantedPlaces(chain, sign, positions);
       if (!wanted.length) continue;
       let room = Infinity;
-      for (const after of apart.get(chain) ?? []) room = Math.min(room, sign * positions[after.chain] - after.least);
+      for (const after of distances.get(chain) ?? []) room = Math.min(room, sign * positions[after.chain] - after.least);
       if (room === Infinity) room = wanted[wanted.length - 1];
       const middle = wanted[(wanted.length - 1) >> 1];
       positions[chain] = sign * Math.max(sign * positions[chain], Math.min(middle, room));
     }
   }
 
-  /** Where a chain is straight with each of its neighbours, outwards, sorted. */
+  /** Return the positions at which a chain is aligned with one of its neighbours further out, sorted. */
   private wantedPlaces(chain: number, sign: -1 | 1, positions: readonly number[]): number[] {
     const { net } = this;
     const wanted: number[] = [];

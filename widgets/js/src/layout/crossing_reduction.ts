@@ -1,35 +1,35 @@
-/** The wires of one box threaded through its ranks, and the order within each rank. */
+/** Routing of a box's wires through its ranks, and the order within each rank. */
 
 import { SWEEPS } from "../../../../inspector/drawing/layout_constants.json";
 import { firstWhere } from "../binary_search.ts";
 import type { Extent, Link, Port } from "./arrangement.ts";
 
-/** A neighbour in the rank above or below. `shift`: x of the lower node - x of the upper one, if straight. */
+/** A neighbour in the rank above or below. `shift`: x of the lower node minus x of the upper one if aligned. */
 export interface Near {
   node: number;
   shift: number;
 }
 
-/** The part of a wire that lies in one column: the nodes that it goes through, and its shift at both ends. */
+/** The part of a wire within one column: the nodes on its way, and its shift at both ends. */
 export interface Piece {
-  /** The place of the wire in the list that it came in. */
+  /** Index of the wire in its list. */
   wire: number;
   nodes: number[];
   leaves: number;
   arrives: number;
 }
 
-/** Items and the places that wires hold in the ranks they pass, as nodes of a graph whose edges span one rank. */
+/** A graph whose edges span one rank. Its nodes are items, and the places that wires reserve in the ranks they pass. */
 export class Net {
-  /** Nodes below this number are items. */
+  /** Number of items; nodes below this number are items. */
   readonly items: number;
   readonly left: number[];
   readonly right: number[];
   readonly up: Near[][];
   readonly down: Near[][];
-  /** By rank. */
+  /** Column of each rank. */
   readonly column: number[] = [];
-  /** Of the heaviest wire at an item; of a place, that of its wire. */
+  /** Weight of each node: the heaviest wire of an item, or the wire of a place. */
   readonly weight: number[];
   readonly links: Piece[] = [];
   /** Wires from one column to another. */
@@ -56,7 +56,7 @@ export class Net {
     this.weight = new Array(extents.length).fill(0);
   }
 
-  /** Gives each wire its places. */
+  /** Reserve places for each wire. */
   thread(links: readonly Link[], entries: readonly Port[], exits: readonly Port[]): void {
     entries.forEach((port, wire) => this.threadEntry(port, wire));
     const leaving = [
@@ -97,7 +97,7 @@ export class Net {
     }
   }
 
-  /** New nodes for a wire in the ranks from `first` to before `end`. */
+  /** Add nodes for a wire in the ranks from `first` to before `end`. */
   private passes(first: number, end: number, weight: number): number[] {
     const nodes: number[] = [];
     for (let rank = first; rank < end; rank++) {
@@ -122,7 +122,7 @@ export class Net {
     return { wire, nodes, leaves, arrives };
   }
 
-  /** Orders the nodes of each rank so that few wires cross. */
+  /** Order the nodes of each rank so that few wires cross. */
   sort(): void {
     this.placeOf = new Array(this.rank.length).fill(0);
     this.takeFirstOrder(false);
@@ -145,7 +145,10 @@ export class Net {
     this.notePlaces();
   }
 
-  /** The order in which a walk downwards meets the nodes. Most graphs are nearly trees: then nothing crosses. */
+  /**
+   * Order the nodes by a depth-first traversal from the top. Most graphs are nearly trees, for which this order has no
+   * crossings.
+   */
   private takeFirstOrder(mirrored: boolean): void {
     const { rank, up, down } = this;
     const layers: number[][] = Array.from({ length: this.cuts[this.cuts.length - 1] }, () => []);
@@ -166,7 +169,7 @@ export class Net {
     this.notePlaces();
   }
 
-  /** Orders each rank by the mean place of its neighbours in the rank before. */
+  /** Order each rank by the mean position of its neighbours in the previous rank. */
   private sweep(upwards: boolean): void {
     const layers = upwards ? this.layers.toReversed() : this.layers;
     for (const layer of layers) if (layer.length > 1) this.sortLayer(layer, upwards);
@@ -175,7 +178,7 @@ export class Net {
   private sortLayer(layer: number[], upwards: boolean): void {
     const { placeOf } = this;
     const neighbours = upwards ? this.down : this.up;
-    const tilt = upwards ? -0.001 : 0.001; // of wires to one box, the one further left comes first
+    const tilt = upwards ? -0.001 : 0.001; // wires to the same box keep their order from left to right
     const keys = new Map<number, number>();
     for (const node of layer) {
       const near = neighbours[node];
@@ -203,9 +206,9 @@ export class Net {
     return count;
   }
 
-  /** How many of the wires below a layer cross: each against those that start left of it and end right of it. */
+  /** Return how many wires below a layer cross: for each wire, those that start left of it and end right of it. */
   private crossingsBelow(layer: number[]): number {
-    const ends: Near[] = []; // sorted; `node` is a place
+    const ends: Near[] = []; // sorted; `node` is a position in the rank
     let count = 0;
     for (const node of layer) {
       const found = this.down[node].map((below) => ({ node: this.placeOf[below.node], shift: below.shift }));
@@ -221,7 +224,7 @@ export class Net {
     return count;
   }
 
-  /** Of the nodes below that of the heaviest wire; of several equally heavy ones that in the middle. */
+  /** Return the lower neighbour with the heaviest wire; of equally heavy ones, the middle one. */
   main(node: number): Near {
     const below = this.down[node];
     if (below.length === 1) return below[0];
@@ -238,7 +241,7 @@ function byPlace(a: Near, b: Near): number {
   return a.node - b.node || a.shift - b.shift;
 }
 
-/** The first place of a sorted list that holds more than `end`. */
+/** Return the first index of a sorted list with an entry above `end`. */
 function firstAfter(sorted: readonly Near[], end: Near): number {
   return firstWhere(sorted.length, (at) => byPlace(sorted[at], end) > 0);
 }

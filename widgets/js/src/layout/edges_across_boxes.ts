@@ -1,16 +1,19 @@
-/** What is directly in each open box that is seen, and which wires cross whose edges. */
+/** Direct content of each open visible box, and the wires that cross the edges of boxes. */
 
 import { LARGE_FAN, LONG, ROW_LENGTH } from "../../../../inspector/drawing/layout_constants.json";
 import { NONE } from "../model/document.ts";
 import { type Box, parameterAt, type Tree } from "./box_tree.ts";
 
-/** So many places of wires that come from outside, or leave, there is room for in a box. */
+/** Maximum number of places in a box for wires from and to the outside. */
 const MOST_THROUGH = 10_000;
 
-/** What a box shows: a task, or a box as `~box.id`. Wires end at tasks and closed boxes. */
+/** An item in a box: a task, or a box as `~box.id`. Wires end at tasks and closed boxes. */
 export type Item = number;
 
-/** Edges drawn as one line; `between` equal layers it leads from one item out of their box, or into it to one. */
+/**
+ * Edges drawn as one line. `between` is set for edges between equal layers, which lead from an item out of their box or
+ * into it to an item.
+ */
 export interface Wire {
   from: Item;
   to: Item;
@@ -18,22 +21,22 @@ export interface Wire {
   between: "out" | "in" | null;
 }
 
-/** An open box. `links`, `entries` and `exits` name the items in it that a wire (by number) joins, or comes to. */
+/** An open box. `links`, `entries` and `exits` name the items that a wire (by index) joins, enters or leaves. */
 export interface Contents {
   box: Box;
-  /** An item, or the tasks of a row of chips. The latest created first: a backward's own order. */
+  /** Items, or the tasks of a row of chips; the latest created first, the order of a backward. */
   slots: (Item | Item[])[];
   ranks: number[];
-  /** The number of its ranks. */
+  /** Number of ranks. */
   height: number;
-  /** By item its place in `slots`. */
+  /** Index in `slots` of each item. */
   index: Map<Item, number>;
   links: { source: Item; target: Item; wire: number }[];
   entries: { item: Item; wire: number }[];
   exits: { item: Item; wire: number }[];
 }
 
-/** Task `user` gives a parameter's gradient by its output number `output`. `parameter` is the AccumulateGrad task. */
+/** A use of a parameter: output `output` of task `user` is its gradient. `parameter` is the AccumulateGrad task. */
 export interface Use {
   user: number;
   parameter: number;
@@ -41,7 +44,7 @@ export interface Use {
   edges: number[];
 }
 
-/** The innermost box around both ends of a wire, the items in it which the wire joins, and how far they are apart. */
+/** The innermost box around both ends of a wire, the items in it that the wire joins, and their distance in ranks. */
 interface Crossing {
   box: Box;
   source: Item;
@@ -49,16 +52,16 @@ interface Crossing {
   span: number;
 }
 
-/** The open boxes of a tree from the outermost inwards, their items, ranks and wires. */
+/** The open boxes of a tree from the outermost inwards, with their items, ranks and wires. */
 export class Wiring {
-  /** By box id. */
+  /** Contents by box id. */
   readonly contents = new Map<number, Contents>();
   readonly wires: Wire[] = [];
-  /** By seen task its parameters, in the order of its outputs. */
+  /** Parameters of each visible task, in the order of its outputs. */
   readonly uses = new Map<number, Use[]>();
-  /** Numbers of the wires that are not drawn but marked at both ends. */
-  readonly apart: number[];
-  /** By box the closed box that it is, or is in, as `~id`; 0 for those whose content is seen. */
+  /** Indices of the wires that are not drawn but marked at both ends. */
+  readonly undrawn: number[];
+  /** The closed box that each box is or is in, as `~id`; 0 for visible content. */
   private readonly closed: Int32Array;
 
   constructor(
@@ -72,7 +75,7 @@ export class Wiring {
     }
     this.join();
     const crossings = this.wires.map((wire) => this.crossing(wire));
-    this.apart = this.findApart(crossings);
+    this.undrawn = this.findUndrawn(crossings);
     this.lift(crossings);
     this.leadRound();
     for (const contents of this.contents.values()) this.formRows(contents);
@@ -89,18 +92,18 @@ export class Wiring {
     return item < 0 ? this.tree.boxes[~item].rank : this.tree.rankOf[item];
   }
 
-  /** The box that directly holds an item. */
+  /** Return the box that directly contains an item. */
   private boxAround(item: Item): Box {
     const { boxes, boxOf } = this.tree;
     return item < 0 ? (boxes[~item].parent as Box) : boxes[boxOf[item]];
   }
 
-  /** What shows a task: itself, or the closed box that it is in. */
+  /** Return the item that represents a task: itself, or the closed box around it. */
   shown(task: number): Item {
     return this.closed[this.tree.boxOf[task]] || this.tree.standIn[task];
   }
 
-  /** Makes one wire of all edges between the same two things, and collects the uses of parameters. */
+  /** Join all edges between the same two items into one wire, and collect the uses of parameters. */
   private join(): void {
     const { graph, boxes, pills, between, standIn } = this.tree;
     const { task, output, next } = graph.document.edges;
@@ -143,8 +146,8 @@ export class Wiring {
     return { box: here, source, target, span: this.rank(target) - this.rank(source) };
   }
 
-  /** Finds the wires that would fill the picture: large fans of long ones, and what there is no room for. */
-  private findApart(crossings: readonly Crossing[]): number[] {
+  /** Find the wires that would fill the picture: large fans of long wires, and wires for which there is no space. */
+  private findUndrawn(crossings: readonly Crossing[]): number[] {
     const fans = { from: new Map<Item, number[]>(), to: new Map<Item, number[]>() };
     crossings.forEach(({ span }, wire) => {
       if (span <= LONG) return;
@@ -155,25 +158,25 @@ export class Wiring {
         else fans[side].set(end, [wire]);
       }
     });
-    const apart = new Set<number>();
+    const undrawn = new Set<number>();
     for (const fan of [...fans.from.values(), ...fans.to.values()]) {
-      if (fan.length > LARGE_FAN) for (const wire of fan) apart.add(wire);
+      if (fan.length > LARGE_FAN) for (const wire of fan) undrawn.add(wire);
     }
     const room = new Map<Box, number>();
     for (const { box, slots } of this.contents.values()) room.set(box, 12 * slots.length + 500);
     const through = new Map<Box, number>();
     const shortest = Array.from(crossings.keys()).sort((a, b) => crossings[a].span - crossings[b].span);
     for (const wire of shortest) {
-      if (apart.has(wire)) continue;
+      if (undrawn.has(wire)) continue;
       const { box, span } = crossings[wire];
       const left = (room.get(box) as number) - (span - 1);
       room.set(box, left);
-      if (left < 0 || this.isCrowded(wire, box, through)) apart.add(wire);
+      if (left < 0 || this.isCrowded(wire, box, through)) undrawn.add(wire);
     }
-    return [...apart].sort((a, b) => a - b);
+    return [...undrawn].sort((a, b) => a - b);
   }
 
-  /** Whether there is no room for a wire in one of the boxes whose edge it crosses. */
+  /** Return whether one of the boxes whose edge the wire crosses has no space for it. */
   private isCrowded(wire: number, outside: Box, through: Map<Box, number>): boolean {
     const { from, to } = this.wires[wire];
     let isCrowded = false;
@@ -188,19 +191,19 @@ export class Wiring {
     return isCrowded;
   }
 
-  /** Notes each wire in every box whose edge it crosses, and in the one that it lies in. */
+  /** Add each wire to every box whose edge it crosses, and to the box that contains it. */
   private lift(crossings: readonly Crossing[]): void {
-    const apart = new Set(this.apart);
+    const undrawn = new Set(this.undrawn);
     crossings.forEach(({ box, source, target }, wire) => {
-      if (apart.has(wire)) return;
+      if (undrawn.has(wire)) return;
       this.contents.get(box.id)?.links.push({ source, target, wire });
       const { from, to } = this.wires[wire];
       for (const { item, box: left } of this.waysOut(from, box)) this.contents.get(left.id)?.exits.push({ item, wire });
-      for (const { item, box: met } of this.waysOut(to, box)) this.contents.get(met.id)?.entries.push({ item, wire });
+      for (const { item, box: entered } of this.waysOut(to, box)) this.contents.get(entered.id)?.entries.push({ item, wire });
     });
   }
 
-  /** Edges from one of equal layers to the next go out at the bottom of their box, and come in at its top. */
+  /** Route edges from one of equal layers to the next out of the bottom of their box and into its top. */
   private leadRound(): void {
     const { tree, wires } = this;
     const { task, next } = tree.graph.document.edges;
@@ -223,14 +226,18 @@ export class Wiring {
         const side = between === "out" ? "exits" : "entries";
         const end = between === "out" ? "from" : "to";
         const outermost = this.contents.get(ways[ways.length - 1].box.id);
-        if (outermost?.[side].some(({ wire }) => wires[wire][end] === item)) continue; // one from outside is drawn here
+        // a wire from outside is drawn here already
+        if (outermost?.[side].some(({ wire }) => wires[wire][end] === item)) continue;
         for (const way of ways) this.contents.get(way.box.id)?.[side].push({ item: way.item, wire: wires.length });
         wires.push({ from: item, to: item, edges, between });
       }
     }
   }
 
-  /** The boxes around an item from the innermost to below `outside`, each with what the wire comes from in it. */
+  /**
+   * Iterate over the boxes around an item, from the innermost up to but excluding `outside`, each with the item in it
+   * that the wire comes from.
+   */
   private *waysOut(end: Item, outside: Box): Generator<{ item: Item; box: Box }> {
     let item = end;
     let box = this.boxAround(item);
@@ -241,7 +248,7 @@ export class Wiring {
     }
   }
 
-  /** Makes a row of 16 or more tasks of one name at one rank of one box. */
+  /** Combine 16 or more tasks with the same name at the same rank of a box into a row. */
   private formRows(contents: Contents): void {
     const { name } = this.tree.graph.document.tasks;
     const alike = new Map<string, Item[]>();

@@ -1,7 +1,7 @@
 /**
- * Which boxes are open at first: all of them, or as many as let the whole picture be read at once. What says least is
- * folded first: chains of views, then modules that hold no other. Where that is not enough all modules are rows, and
- * those are opened again that leave room for the rest, the outermost and largest first.
+ * Choice of the boxes that are open at first: all of them, or as many as still let the whole picture be read at once.
+ * The least informative boxes are closed first: chains of views, then modules without submodules. If that is not
+ * enough, all modules are closed, and those are opened again for which there is space, the outermost and largest first.
  */
 
 import { LEAST_AREA, MOST_TRIED } from "../../../../inspector/drawing/layout_constants.json";
@@ -9,11 +9,11 @@ import { type Layout } from "./layout_types.ts";
 import { layOut, LayoutCache } from "./layout.ts";
 import type { Box, Tree } from "./box_tree.ts";
 
-/** Labels of 11 px are read down to this scale. */
+/** Smallest scale at which labels of 11 px are readable. */
 export const READABLE = 0.78;
-/** The picture is tried at these, the largest first. */
+/** Scales to try, the largest first. */
 const SCALES = [1, 0.88, READABLE];
-/** Columns are as tall as the panel, or lower where it is the width that there is too little of. */
+/** Heights of columns to try, relative to the panel; lower columns help if the height is not the limit. */
 const TALL = [1, 0.6];
 
 export interface Room {
@@ -21,13 +21,13 @@ export interface Room {
   height: number;
 }
 
-/** The open boxes, and how tall the columns of the picture are to be. */
+/** Open boxes, and the maximum height of the picture's columns. */
 export interface FirstView {
   open: Set<number>;
   tall: number;
 }
 
-/** What is seen at first in a panel of so many pixels. Where even all modules as rows do not fit, that is what it is. */
+/** Return the first view in a panel of this size. If even closed modules do not fit, they stay closed. */
 export function firstView(tree: Tree, room: Room): FirstView {
   const inner = tree.boxes.slice(1);
   const withoutViews = inner.filter(({ kind }) => kind !== "views");
@@ -42,8 +42,9 @@ export function firstView(tree: Tree, room: Room): FirstView {
 }
 
 /**
- * From all modules as rows on those are opened that leave room for the rest: the outermost first, the larger before. One
- * like several equal ones, which is none of them, says no more than they do: it stays closed where they do.
+ * Open boxes for which there is space, starting with all modules closed: the outermost first, larger ones before
+ * smaller ones. A box that resembles several equal ones without belonging to them stays closed if they do, because it
+ * shows nothing more than they do.
  */
 function opened(tree: Tree, boxes: readonly Box[], room: Room): FirstView {
   let best = fitted(tree, new Set(), room);
@@ -59,12 +60,15 @@ function opened(tree: Tree, boxes: readonly Box[], room: Room): FirstView {
   return best;
 }
 
-/** Where it is, its name without its number, and its class: `layers. Block`. */
+/** Return the parent, the name without its number, and the class of a box: `layers. Block`. */
 function kindOf({ parent, title, subtitle }: Box): string {
   return [parent!.id, title.split(" – ")[0].replace(/\d+/g, ""), subtitle.split(" ×")[0]].join();
 }
 
-/** The view with these boxes open, at the largest scale at which all of it is seen; null where it is none. */
+/**
+ * Return the view with these boxes open at the largest scale at which the whole picture is visible; null if there is
+ * none.
+ */
 function fitted(tree: Tree, open: Set<number>, room: Room): FirstView | null {
   const cache = new LayoutCache();
   let things = tree.top.things;

@@ -1,4 +1,4 @@
-/** Decides what is together in one box: such that siblings never depend on each other in a circle. */
+/** Grouping of tasks into the children of each box. Siblings must never depend on each other in a cycle. */
 
 import { ROW_LENGTH, ROW_LINE } from "../../../../inspector/drawing/layout_constants.json";
 import { DocumentError } from "../model/check_document.ts";
@@ -9,27 +9,27 @@ import { foldRuns, type Joined } from "./repeats.ts";
 import { MOST_THINGS, cutIntoRuns } from "./split_large_boxes.ts";
 import { foldViews } from "./view_chains.ts";
 
-/** So many tasks at most are in a box of parallel calls. */
+/** Maximum number of tasks in a box of parallel calls. */
 const MOST_PARALLEL = 5000;
 
-/** The children of one box, with what is inside of each. */
+/** The children of one box, with the content of each. */
 export interface Settled {
   children: Child[];
-  /** Of the children: the rows from top to bottom. */
+  /** Row of each child, from top to bottom. */
   ranks: Int32Array;
-  /** How many things it shows when it is open, a line of chips as one. */
+  /** Number of things visible when the box is open; a row of chips counts as one. */
   things: number;
-  /** Modules that consist of one task, by that task, which is drawn in their place. */
+  /** Modules that consist of one task, by that task, which is drawn instead. */
   alone: Map<number, Part>;
-  /** The parts among the children, each with the edges inside of it. */
+  /** Parts among the children, each with its inner edges. */
   parts: { part: Part; edges: Int32Array }[];
 }
 
 export class Settling {
-  /** The index of the child that holds a task, in the box at work. */
+  /** Index of the child that contains each task, in the box being processed. */
   private readonly place: Int32Array;
 
-  /** `shapes` tell by task which are alike. */
+  /** `shapes` has equal numbers for equal tasks. */
   constructor(
     private readonly graph: DeckGraph,
     private readonly pills: Uint8Array,
@@ -38,7 +38,7 @@ export class Settling {
     this.place = new Int32Array(graph.count);
   }
 
-  /** `edges` are those between the tasks in the box. */
+  /** Group the tasks of a box. `edges` are the edges between them. */
   settle(box: Part, edges: Int32Array): Settled {
     let { children, ranks, links } = this.withoutCircles(box.children, edges);
     const isRun = box.labels !== null && box.path === "";
@@ -73,7 +73,7 @@ export class Settling {
     return { children, ranks, things, alone, parts: this.withInnerEdges(children, edges) };
   }
 
-  /** A part with one task and no parameter is drawn as that task, with the name of the innermost module around it. */
+  /** Replace a part that has one task and no parameter by the task, with the name of the innermost module around it. */
   private unwrapped(child: Child, scope: string, alone: Map<number, Part>): Child {
     if (typeof child === "number") return child;
     let part = child;
@@ -91,9 +91,9 @@ export class Settling {
     return edges.some((edge) => this.pills[this.graph.document.edges.next[edge]] === 1);
   }
 
-  /** Parts on a circle are dissolved: a module need not be convex in the graph. */
-  private withoutCircles(given: Child[], edges: Int32Array): { children: Child[]; ranks: Int32Array; links: Links } {
-    let children = given;
+  /** Dissolve parts on a cycle; a module need not be convex in the graph. */
+  private withoutCircles(all: Child[], edges: Int32Array): { children: Child[]; ranks: Int32Array; links: Links } {
+    let children = all;
     for (;;) {
       const links = this.linksBetween(children, edges);
       const { ranks, order } = ranksOf(children.length, links);
@@ -105,7 +105,7 @@ export class Settling {
         typeof child === "number" || !onCircle[index] ? [child] : piecesOf(child),
       );
       if (pieces.length === children.length && pieces.every((piece, index) => piece === children[index])) {
-        throw new DocumentError("This deck's data is damaged: its edges lead in a circle.");
+        throw new DocumentError("This deck's data is damaged: its edges form a cycle.");
       }
       children = pieces.sort((a, b) => firstTask(a) - firstTask(b));
     }
@@ -129,7 +129,7 @@ export class Settling {
     return { sources, targets };
   }
 
-  /** The edges of each child to its siblings, gathered when they are first asked for. */
+  /** Return a function for the edges of each child to its siblings, collected at its first call. */
   private joined(children: readonly Child[], edges: Int32Array): Joined {
     let found: [number, string][][] | null = null;
     const { place } = this;
@@ -178,12 +178,12 @@ export class Settling {
   }
 }
 
-/** What a part falls into that can't be drawn as one box. */
+/** Return the pieces of a part that cannot be drawn as one box. */
 function piecesOf(part: Part): Child[] {
   return part.members.length ? part.members.flat() : part.children;
 }
 
-/** Many calls of one module that don't depend on each other become one part, so that their tasks can form rows. */
+/** Merge many independent calls of one module into one part, so that their tasks can form rows. */
 function mergeParallelCalls(children: readonly Child[], ranks: Int32Array): Child[] {
   const alike = new Map<string, Part[]>();
   children.forEach((child, index) => {

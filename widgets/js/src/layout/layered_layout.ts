@@ -1,12 +1,12 @@
 /**
- * The layered layout of what is directly in one box: ranks from top to bottom, columns from left to right.
+ * The layered layout of the direct content of one box: ranks from top to bottom, columns from left to right.
  *
- * The steps are Sugiyama's (ranks, order within ranks, positions), with three changes. A long column is cut, and goes
- * on in the next one at the right. The heaviest path is the spine of its column and exactly straight; everything else
- * is packed towards it, as rigid chains that are aligned where they can be (after Brandes and Köpf, Fast and Simple
- * Horizontal Coordinate Assignment, 2001). Where a wire passes a rank it holds a place of its own there, so it never
- * crosses a box: between its places it only moves sideways in the gap between two ranks, or in the lanes around the
- * columns. inspector/drawing/layered_layout.py does the same for the SVG.
+ * The steps are Sugiyama's (ranks, order within ranks, positions), with three changes. A long column is cut and
+ * continued in the next one at its right. The heaviest path is the spine of its column and exactly straight; everything
+ * else is packed towards it, as rigid chains that are aligned if possible (after Brandes and Köpf, Fast and Simple
+ * Horizontal Coordinate Assignment, 2001). A wire reserves a place in each rank it passes, so it never crosses a box:
+ * between its places it only moves sideways in the gap between two ranks, or in the lanes around the columns.
+ * inspector/drawing/layered_layout.py does the same for the SVG.
  */
 
 import {
@@ -18,8 +18,8 @@ import { Net } from "./crossing_reduction.ts";
 import { pack } from "./column_positions.ts";
 import { draw } from "./wire_routes.ts";
 
-export function arrange({ extents, ranks: given, links, entries, exits, tall }: Contained): Arrangement {
-  const ranks = withoutWideRanks(extents, given);
+export function arrange({ extents, ranks: originalRanks, links, entries, exits, tall }: Contained): Arrangement {
+  const ranks = withoutWideRanks(extents, originalRanks);
   const net = new Net(extents, ranks, cutsOf(extents, ranks, links, tall));
   net.thread(links, entries, exits);
   net.sort();
@@ -27,7 +27,7 @@ export function arrange({ extents, ranks: given, links, entries, exits, tall }: 
   return draw(net, extents);
 }
 
-/** Ranks none of which is too wide: the items of one don't depend on each other, so some can go further down. */
+/** Return ranks that are not too wide. Items of one rank do not depend on each other, so some of them can move down. */
 function withoutWideRanks(extents: readonly Extent[], ranks: readonly number[]): number[] {
   const rows: number[][] = Array.from({ length: highest(ranks) + 1 }, () => []);
   ranks.forEach((rank, item) => rows[rank].push(item));
@@ -49,7 +49,10 @@ function withoutWideRanks(extents: readonly Extent[], ranks: readonly number[]):
   return narrow;
 }
 
-/** The first rank of each column, and the number of ranks: as few columns as are no taller than they may be. */
+/**
+ * Return the first rank of each column, followed by the number of ranks; the columns are as few as the maximum height
+ * allows.
+ */
 function cutsOf(extents: readonly Extent[], ranks: readonly number[], links: readonly Link[], tall: number): number[] {
   const count = highest(ranks) + 1;
   const heights: number[] = new Array(count).fill(0);
@@ -72,7 +75,7 @@ function cutsOf(extents: readonly Extent[], ranks: readonly number[], links: rea
   return balancedCuts(ends, runningSums(changes), most);
 }
 
-/** As many columns as it takes where none is taller than `most`, and none much taller than it has to be. */
+/** Return as few columns as possible with heights up to `most`, and with similar heights. */
 function balancedCuts(ends: readonly number[], crossing: readonly number[], most: number): number[] {
   let cuts = fill(ends, crossing, most);
   let [low, high] = [ends[ends.length - 1] / (cuts.length - 1), most];
@@ -85,7 +88,7 @@ function balancedCuts(ends: readonly number[], crossing: readonly number[], most
   return cuts;
 }
 
-/** Cuts where the fewest wires cross, each column at most so high unless one rank is higher. */
+/** Choose cuts that cross the fewest wires, with columns up to this height unless a single rank is higher. */
 function fill(ends: readonly number[], crossing: readonly number[], height: number): number[] {
   const cuts = [0];
   const last = ends.length - 1;

@@ -1,4 +1,4 @@
-/** Equal layers, of which one is drawn: which task of another layer stands where, and what the layers are called. */
+/** Equal layers, of which one is drawn: the corresponding tasks of the others, and their names. */
 
 import { STRIP_WIDTH } from "../../../../inspector/drawing/layout_constants.json";
 import type { DeckGraph } from "../model/graph.ts";
@@ -6,15 +6,15 @@ import { grouped } from "../format.ts";
 import { type Child, Part } from "./module_parts.ts";
 import { tasksOf } from "./repeats.ts";
 
-/** So many layers at most are told by numbers on buttons, and by cells; more are one strip. */
+/** Maximum number of layers with numbered buttons, and with cells; beyond that they share one strip. */
 export const MOST_BUTTONS = 6;
 export const MOST_CELLS = 23;
 export const BUTTON = { width: 28, pitch: 32, height: 16 };
 export const CELL = { width: 7, pitch: 9, height: 12 };
-/** So many names are in the title of layers that no module is in. */
+/** Maximum number of names in the title of layers without a module. */
 const MOST_NAMES = 3;
 
-/** How wide the buttons of so many layers are together. */
+/** Return the total width of the buttons of this many layers. */
 export function layersWidth(count: number): number {
   if (count > MOST_CELLS) return STRIP_WIDTH;
   const { width, pitch } = count > MOST_BUTTONS ? CELL : BUTTON;
@@ -22,20 +22,20 @@ export function layersWidth(count: number): number {
 }
 
 export class Layers {
-  /** By layer, the first created first, its tasks; those at the same place in two layers do the same. */
+  /** Tasks of each layer, the first created first; tasks at the same index correspond. */
   readonly members: readonly Int32Array[];
-  /** "blocks.3"; and "3". */
+  /** Titles such as "blocks.3", and short ones such as "3". */
   readonly titles: readonly string[];
   readonly numbers: readonly string[];
-  /** "encoder.blocks.3"; "" where a layer is several modules. */
+  /** Module paths such as "encoder.blocks.3"; "" if a layer consists of several modules. */
   readonly paths: readonly string[];
-  /** The layer that the layout is made for. */
+  /** Index of the layer used for the layout. */
   readonly drawn: number;
   private readonly places = new Map<number, number>();
 
   constructor(
     readonly id: number,
-    /** Those that the drawn one of these lies in. */
+    /** Equal layers that contain these. */
     readonly around: Layers | null,
     part: Part,
     graph: DeckGraph,
@@ -58,38 +58,38 @@ export class Layers {
     return this.members.length;
   }
 
-  /** The layer that holds a task; -1 where it is in none. */
+  /** Return the layer that contains a task; -1 if there is none. */
   layerOf(task: number): number {
     const place = this.places.get(task);
     return place === undefined ? -1 : Math.floor(place / this.members[0].length);
   }
 
-  /** The task of a layer at the place that a task has in its own; the task itself where it is in none. */
+  /** Return the task of a layer that corresponds to this one; the task itself if it is in no layer. */
   at(task: number, layer: number): number {
     const place = this.places.get(task);
     return place === undefined ? task : this.members[layer][place % this.members[0].length];
   }
 }
 
-/** "cell", "cell, head", "layers.0 – layers.5". */
+/** Return the title of a layer: "cell", "cell, head", "layers.0 – layers.5". */
 function titleOf(member: readonly Child[]): string {
   const names = [...new Set(member.filter((child) => typeof child !== "number").map(({ title }) => title))];
   return names.length > 3 ? `${names[0]} – ${names[names.length - 1]}` : names.join(", ");
 }
 
-/** "Sin, Mul and 4 more". */
+/** Return the names of tasks: "Sin, Mul and 4 more". */
 export function namesOf(tasks: readonly number[], { titles }: DeckGraph): string {
   return someNames(tasks.map((task) => titles[task]));
 }
 
-/** Each once, and of many the first. */
+/** Return the distinct names, at most the first few. */
 export function someNames(all: readonly string[]): string {
   const names = [...new Set(all)];
   const more = names.length > MOST_NAMES + 1 ? names.splice(MOST_NAMES).length : 0;
   return names.join(", ") + (more ? ` and ${more} more` : "");
 }
 
-/** "model.py:60–66" of tasks that one function's lines made; otherwise "12 tasks". */
+/** Return the lines of tasks created in one function, "model.py:60–66"; otherwise their number, "12 tasks". */
 export function linesOf(tasks: readonly number[], graph: DeckGraph): string {
   const lines = tasks.map((task) => graph.sourceLine(task));
   const [first] = lines;
@@ -102,7 +102,7 @@ export function linesOf(tasks: readonly number[], graph: DeckGraph): string {
   return `${file}:${from}${to > from ? `–${to}` : ""}`;
 }
 
-/** "Block ×4", "(LSTMCell + 2 tasks) ×1,500", "model.py:60–66 ×1,539". */
+/** Return the subtitle: "Block ×4", "(LSTMCell + 2 tasks) ×1,500", "model.py:60–66 ×1,539". */
 export function layersSubtitle({ members }: Part, graph: DeckGraph): string {
   const [member] = members.slice(-1);
   if (member.every((child) => typeof child === "number")) return `${linesOf(member, graph)} ×${grouped(members.length)}`;

@@ -1,8 +1,8 @@
 /**
- * Where everything in the picture of a graph is: `layOut(tree, open)`. Every box is laid out on its own, from the
- * innermost outwards (layered_layout.ts), from what it holds (task_cell.ts, row_cell.ts, box_cells.ts) and the wires
- * across its edge (edges_across_boxes.ts). Only what is seen is laid out. inspector/drawing/layout.py does the same for
- * the SVG: with all boxes open, both place tasks alike, and what is changed here is changed there
+ * Layout of the whole picture: `layOut(tree, open)`. Every box is laid out separately, from the innermost outwards
+ * (layered_layout.ts), using its cells (task_cell.ts, row_cell.ts, box_cells.ts) and the wires across its edge
+ * (edges_across_boxes.ts). Only visible items are laid out. inspector/drawing/layout.py does the same for the SVG. With
+ * all boxes open both place tasks identically, so both have to be changed together
  * (tests/widgets/deck/test_layout_agrees.py).
  */
 
@@ -21,7 +21,7 @@ import { shorten, shortenMiddle } from "./text_width.ts";
 import { isInModule, type Tree } from "./box_tree.ts";
 import { type Contents, type Item, type Use, Wiring } from "./edges_across_boxes.ts";
 
-/** What each box has been arranged to last, and of what. A box of which nothing has changed is not arranged again. */
+/** The last arrangement of each box and its input. A box is arranged again only if its input has changed. */
 export class LayoutCache {
   private readonly known = new Map<number, { contained: Contained; arrangement: Arrangement }>();
 
@@ -34,7 +34,7 @@ export class LayoutCache {
   }
 }
 
-/** Lays out what is seen when these boxes are open, in columns that are no taller than `tall` where they needn't be. */
+/** Lay out the picture with these boxes open, in columns of height `tall` if possible. */
 export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new LayoutCache(), tall = TALL): Layout {
   const wiring = new Wiring(tree, open);
   const inside = new Assembly(tree, wiring, cache, tall).top();
@@ -59,7 +59,7 @@ export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new Layout
   return { width, height, boxes, tasks, pills, stubs, rows, wires };
 }
 
-/** The wires between cells, from their pieces: out of boxes, across, into boxes. */
+/** Return the wires between cells, joined from their pieces: out of boxes, across, into boxes. */
 function joined(wiring: Wiring, { exits, links, entries }: Canvas): PlacedWire[] {
   const wires: PlacedWire[] = [];
   wiring.wires.forEach(({ from, to, edges, between }, wire) => {
@@ -71,7 +71,7 @@ function joined(wiring: Wiring, { exits, links, entries }: Canvas): PlacedWire[]
   return wires;
 }
 
-/** The pieces of one wire, each from where the last one ended, without corners on straight ways. */
+/** Join the pieces of one wire, each starting at the end of the previous one, without corners on straight lines. */
 function chained(pieces: readonly number[][]): number[] {
   const points: number[] = [];
   for (const piece of pieces) {
@@ -90,13 +90,13 @@ function tenth(value: number): number {
   return Math.round(value * 10) / 10;
 }
 
-/** Makes the cells of every open box, the innermost first, and lays them out. */
+/** Assembly of the cells of every open box, the innermost first, and their layout. */
 class Assembly {
-  /** Of boxes, by id. */
+  /** Cells by box id. */
   private readonly cells = new Map<number, BoxCell>();
-  /** The stubs for wires that are not drawn in full, by the item that has them. */
+  /** Stubs for wires that are not drawn completely, by their item. */
   private readonly marks: Map<Item, Side[]>;
-  /** By wire: of the wires from one item the heaviest is to be straight. */
+  /** Weight of each wire; the heaviest wire of an item is drawn straight. */
   private readonly weights: number[];
 
   constructor(
@@ -152,7 +152,7 @@ class Assembly {
     };
   }
 
-  /** A grid of chips has one wire for all that would look the same: it gets their edges. */
+  /** Return the links. A grid of chips has one wire for all that would look the same; it represents their edges. */
   private linksOf(
     { links, index }: Contents,
     cells: readonly Cell[],
@@ -258,14 +258,14 @@ class Assembly {
   }
 
   private makeMarks(): Map<Item, Side[]> {
-    const { wires, apart } = this.wiring;
+    const { wires, undrawn } = this.wiring;
     const ends = new Map<string, { kind: "to" | "from"; item: Item; wires: number[] }>();
     const note = (kind: "to" | "from", item: Item, wire: number) => {
       const found = ends.get(`${kind} ${item}`);
       if (found) found.wires.push(wire);
       else ends.set(`${kind} ${item}`, { kind, item, wires: [wire] });
     };
-    for (const wire of apart) {
+    for (const wire of undrawn) {
       note("to", wires[wire].from, wire);
       note("from", wires[wire].to, wire);
     }
@@ -291,7 +291,7 @@ class Assembly {
   }
 }
 
-/** Very many parameters of one task as one pill (and one stub for those that are drawn elsewhere). */
+/** Combine very many parameters of one task into one pill, and those drawn elsewhere into one stub. */
 function summed(sides: readonly { output: number; side: Side }[]): { output: number; side: Side }[] {
   return (["pill", "parameter"] as const).flatMap((kind) => {
     const same = sides.map(({ side }) => side).filter((side) => side.kind === kind);

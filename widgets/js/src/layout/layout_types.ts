@@ -1,4 +1,4 @@
-/** What the layout gives to those who draw: everything in pixels of the picture, y downwards, gradients flow down. */
+/** Output of the layout, in pixels of the picture. y points down, and gradients flow down. */
 
 import type { Box } from "./box_tree.ts";
 
@@ -14,7 +14,7 @@ export interface Rect {
   height: number;
 }
 
-/** A task. `caption` names the module that consists of it alone; a `chip` is too small for its label. */
+/** A task. `caption` names the module that consists only of this task; a `chip` is too small for its label. */
 export interface PlacedTask {
   task: number;
   rect: Rect;
@@ -23,19 +23,19 @@ export interface PlacedTask {
   chip: boolean;
 }
 
-/** A parameter beside one of its users, as its AccumulateGrad task (very many of one user are one pill). */
+/** A parameter beside one of its users, as its AccumulateGrad task. Very many parameters of one user share one pill. */
 export interface PlacedPill {
   tasks: number[];
   user: number;
   rect: Rect;
   label: string;
-  /** Too small for its label. */
+  /** True if it is too small for its label. */
   dot: boolean;
 }
 
 /**
- * The end of a wire that is not drawn in full, beside a task, or a closed box as `~box.id`: "parameter" (its pill is
- * elsewhere), "to" or "from" other tasks.
+ * One end of a wire that is not drawn completely, beside a task or a closed box (`~box.id`). Kinds: "parameter" (its
+ * pill is elsewhere), "to" or "from" other tasks.
  */
 export interface PlacedStub {
   kind: "parameter" | "to" | "from";
@@ -43,11 +43,11 @@ export interface PlacedStub {
   others: number[];
   rect: Rect;
   label: string;
-  /** Too small for its label. */
+  /** True if it is too small for its label. */
   dot: boolean;
 }
 
-/** The label of a row of chips: "Addmm ×50". */
+/** Label of a row of chips: "Addmm ×50". */
 export interface PlacedRow {
   tasks: number[];
   rect: Rect;
@@ -58,21 +58,21 @@ export interface PlacedRow {
 export interface PlacedBox {
   box: Box;
   rect: Rect;
-  /** Shortened to fit. */
+  /** Title, shortened to fit. */
   title: string;
   subtitle: string;
-  /** As `box.depth`: 1 for the outermost. */
+  /** Depth as in `box.depth`: 1 for the outermost. */
   depth: number;
   closed: boolean;
-  /** Where the buttons of the equal layers begin that it is drawn for, from its left edge; 0 where it has none. */
+  /** Left end of the buttons of equal layers, relative to the box; 0 without buttons. */
   layersAt: number;
 }
 
 /**
- * One line for some edges. `from` and `to` are what it joins: a task, or a closed box as `~box.id`; `points` are the
- * corners x, y, x, y, ... A step that is neither upright nor level is drawn as an S-curve that leaves and arrives
- * upright: straight it would cut corners. Without points it is too small to be drawn. "parameter": to a pill or stub;
- * "out": from `from` to the next of equal layers; "in": from that to `to`.
+ * A line for some edges. `from` and `to` are its ends: a task, or a closed box as `~box.id`; `points` are its corners
+ * x, y, x, y, ... A step that is neither vertical nor horizontal is drawn as an S-curve with vertical ends, because a
+ * straight line would cut corners. A wire without points is too small to be drawn. Kinds: "parameter": to a pill or
+ * stub; "out": from `from` to the next of equal layers; "in": from there to `to`.
  */
 export interface PlacedWire {
   kind: "gradient" | "parameter" | "out" | "in";
@@ -85,7 +85,7 @@ export interface PlacedWire {
 export interface Layout {
   width: number;
   height: number;
-  /** Outermost first. */
+  /** Boxes, outermost first. */
   boxes: PlacedBox[];
   tasks: PlacedTask[];
   pills: PlacedPill[];

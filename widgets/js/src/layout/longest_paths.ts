@@ -1,13 +1,13 @@
-/** Longest paths: the rank of each item, and what lies on a circle. */
+/** Longest paths: the rank of each item, and the items on cycles. */
 
 export interface Ranked {
-  /** The longest way from a source to each item. */
+  /** Length of the longest path from a source to each item. */
   ranks: Int32Array;
-  /** The items on no circle and below none, sources first. */
+  /** Items that are neither on a cycle nor below one, sources first. */
   order: Int32Array;
 }
 
-/** Links as two columns: link i goes from item `sources[i]` to item `targets[i]`. */
+/** Links as two columns: link i leads from item `sources[i]` to item `targets[i]`. */
 export interface Links {
   sources: ArrayLike<number>;
   targets: ArrayLike<number>;
@@ -40,7 +40,7 @@ export function ranksOf(count: number, { sources, targets }: Links): Ranked {
   return { ranks, order: order.subarray(0, length) };
 }
 
-/** Puts an item that nothing leads to right above the first that it leads to. Changes `ranks`. */
+/** Move each item without incoming links to the rank just above its first target. Modifies `ranks`. */
 export function lowerSources(ranks: Int32Array, { sources, targets }: Links): void {
   const lowest = new Int32Array(ranks.length).fill(-1);
   const entered = new Uint8Array(ranks.length);

@@ -1,40 +1,40 @@
-/** The module calls of a graph with the tasks that their forward made: boxes in the making. */
+/** Parts, from which boxes are made: the module calls of a graph with the tasks created by their forward. */
 
 import { NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 
-/** Nobody reads boxes nested deeper; deeper calls are drawn as part of the one around them. */
+/** Maximum depth of boxes; deeper calls are drawn as part of the enclosing one. */
 const DEEPEST = 100;
 
 export type Child = Part | number;
 
 /** Module calls, or a run of siblings, that may become one box. */
 export class Part {
-  /** Oldest first. */
+  /** Children, oldest first. */
   children: Child[] = [];
-  /** All tasks in it, but not those of parameters. */
+  /** All tasks in it except those of parameters. */
   tasks: Int32Array = new Int32Array(0);
-  /** The task that was created first. */
+  /** The task created first. */
   first = 0;
-  /** How many parallel calls it stands for. */
+  /** Number of parallel calls it represents. */
   calls = 1;
-  /** Whether its module is called more than once. */
+  /** True if its module is called more than once. */
   again = false;
-  /** The title and subtitle of what is no single call: a run of siblings, or some of very many parallel calls. */
+  /** Title and subtitle of a run of siblings, or of some of very many parallel calls; null for a single call. */
   labels: readonly [title: string, subtitle: string] | null = null;
-  /** The path of the box around it. */
+  /** Path of the enclosing box. */
   above = "";
-  /** Whether it is a chain of views, in no module of their own. */
+  /** True if it is a chain of views without a module. */
   isViews = false;
-  /** Equal runs of siblings that it is drawn for, the first created first; empty where it is none. */
+  /** Equal runs of siblings that it represents, the first created first; empty for other parts. */
   members: Child[][] = [];
-  /** The same number for parts of the same shape; negative for what is like nothing else. */
+  /** Shape number, equal for parts of equal shape; negative if it is unique. */
   shape = -1;
 
   constructor(
     readonly path: string,
     readonly className: string,
-    /** Counts the calls of the same module. */
+    /** Counter of the calls of the same module. */
     readonly index: number,
   ) {}
 
@@ -43,7 +43,7 @@ export class Part {
     this.first = tasks.reduce((first, task) => Math.min(first, task), Infinity);
   }
 
-  /** Its path as seen from the box around it, or its class. */
+  /** Path relative to the enclosing box, or the class. */
   get name(): string {
     const below =
       this.above && this.path.startsWith(`${this.above}.`) ? this.path.slice(this.above.length + 1) : this.path;
@@ -66,7 +66,7 @@ export function firstTask(child: Child): number {
   return typeof child === "number" ? child : child.first;
 }
 
-/** What no module call holds, oldest first; all calls, with the one around each, and by task the one that it is in. */
+/** Tasks outside of all module calls, oldest first; all calls with their enclosing call; and the call of each task. */
 export interface TopChildren {
   children: Child[];
   parts: readonly Part[];
@@ -74,7 +74,7 @@ export interface TopChildren {
   partOf: Int32Array;
 }
 
-/** The model's own call is left out where it is the only outermost one. */
+/** Return the outermost children. The model's own call is omitted if it is the only outermost one. */
 export function topChildren(graph: DeckGraph, pills: Uint8Array): TopChildren {
   const { call: callOf } = graph.document.tasks;
   const { path, class: className, parent, index } = graph.document.calls;
@@ -107,7 +107,7 @@ export function topChildren(graph: DeckGraph, pills: Uint8Array): TopChildren {
   return { children: sorted, parts, around, partOf };
 }
 
-/** By call the call around it, and the call in whose box it is drawn: itself, if it is not too deep. */
+/** Return each call's enclosing call, and the call in whose box it is drawn: itself unless it is too deep. */
 function shallowCalls(parent: readonly number[]): { around: Int32Array; shownAs: Int32Array } {
   const depth = new Int32Array(parent.length);
   const around = new Int32Array(parent.length).fill(NONE);
@@ -126,7 +126,7 @@ function shallowCalls(parent: readonly number[]): { around: Int32Array; shownAs:
   return { around, shownAs };
 }
 
-/** Gives every part its tasks: slices of one array in which the tasks of each part lie side by side. */
+/** Assign the tasks to parts. The tasks of each part are a slice of one common array. */
 function gatherTasks(roots: readonly Part[], count: number): void {
   const tasks = new Int32Array(count);
   let length = 0;

@@ -1,4 +1,4 @@
-/** Pills and stubs: what is placed at the right of a task, a folded box or a row of chips, and the wires to them. */
+/** Pills and stubs at the right of a task, a folded box or a row of chips, and the wires to them. */
 
 import {
   BESIDE, LONGEST_SIDE, PILL_HEIGHT, PILL_LINE, TASK_HEIGHT,
@@ -7,13 +7,13 @@ import type { Canvas } from "./cells.ts";
 import type { PlacedWire, Rect } from "./layout_types.ts";
 import { textWidth } from "./text_width.ts";
 
-/** A pill or stub to be placed beside its user. `edges` are those that its wire stands for. */
+/** A pill or stub to be placed beside its user. `edges` are the edges its wire represents. */
 export interface Side {
   kind: "pill" | "parameter" | "to" | "from";
   tasks: number[];
   label: string;
   edges: number[];
-  /** What is at the other end of its wire: a task, or a closed box as `~box.id`. */
+  /** The other end of its wire: a task, or a closed box as `~box.id`. */
   end: number;
 }
 
@@ -45,7 +45,9 @@ export function roomBeside(sides: readonly Side[]): number {
   return lengths.reduce((most, length) => Math.max(most, length), 0);
 }
 
-/** Lines of pills and stubs at the right of a task or a folded box; those below the first hang on a rail. */
+/**
+ * Place pills and stubs at the right of a task or a folded box, in lines; those below the first line hang on a rail.
+ */
 export function placeSides(end: number, sides: readonly Side[], beside: Rect, canvas: Canvas): void {
   const edge = beside.x + beside.width;
   const middle = beside.y + TASK_HEIGHT / 2;
@@ -69,7 +71,7 @@ export function placeSide(end: number, { kind, tasks, label }: Side, rect: Rect,
   else canvas.stubs.push({ kind, task: end, others: tasks, rect, label, dot });
 }
 
-/** The wire between a task or card and a pill or stub beside it: `points` lead to that. */
+/** Return the wire between a task or card and a pill or stub beside it; `points` lead to the pill. */
 export function wireTo(side: Side, edges: number[], end: number, points: number[]): PlacedWire {
   if (side.kind !== "from") {
     const kind = side.kind === "to" ? "gradient" : "parameter";

@@ -1,19 +1,22 @@
-/** Equal blocks: module calls of the same shape, and runs of them among siblings. As in inspector/graph/paths_and_repeats.py. */
+/**
+ * Equal blocks: module calls of the same shape, and runs of them among siblings, as in
+ * inspector/graph/paths_and_repeats.py.
+ */
 
 import { type DeckDocument, NONE } from "../model/document.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./module_parts.ts";
 
-/** To draw a run once must hide so many tasks to be worth a frame. */
+/** Minimum number of tasks hidden by drawing a run only once. */
 const LEAST_HIDDEN = 8;
 const LONGEST_PERIOD = 32;
-/** Of runs of tasks alone: a block has more tasks than modules. */
+/** Maximum period of runs of tasks without modules. It is larger because a block has more tasks than modules. */
 const LONGEST_LOOSE_PERIOD = 128;
 
-/** By child its edges to siblings: the sibling's place, and what tells the ends in both apart. */
+/** Function for a child's edges to siblings: the sibling's index, and a key of both ends. */
 export type Joined = (child: number) => readonly (readonly [target: number, ends: string])[];
 
-/** By text a number: the same for the same text. */
+/** Numbering of texts: equal texts have equal numbers. */
 class Numbers {
   private readonly known = new Map<string, number>();
 
@@ -25,8 +28,9 @@ class Numbers {
 }
 
 /**
- * Gives equal numbers to parts of equal shape, and returns such numbers for the tasks. Shape is class, tasks, shapes of
- * gradients, inner edges and the outputs that lead to parameters. `callOf` has by task the part that it is directly in.
+ * Assign equal numbers to parts of equal shape, and return such numbers for the tasks. The shape consists of the class,
+ * the tasks, the shapes of gradients, inner edges, and the outputs that lead to parameters. `callOf` is the innermost
+ * part of each task.
  */
 export function findShapes(
   graph: DeckGraph,
@@ -65,7 +69,7 @@ export function findShapes(
   return shapes;
 }
 
-/** The innermost call that both are in. */
+/** Return the innermost call around both. */
 function commonCall(one: number, other: number, around: Int32Array, depths: Int32Array): number {
   while (one !== other && one !== NONE && other !== NONE) {
     const [depth, otherDepth] = [depths[one], depths[other]];
@@ -75,12 +79,12 @@ function commonCall(one: number, other: number, around: Int32Array, depths: Int3
   return one === other ? one : NONE;
 }
 
-/** By child the source line of its first task; null where none is known. */
+/** Function for the source line of a child's first task; null if unknown. */
 export type LineOf = (child: Child) => DeckDocument["lines"][number] | null;
 
 /**
- * Makes one part of each run of equal siblings, of a period of one or more. At least one module is in each, unless
- * lines are given: then runs of tasks alone are folded, too, each beginning where the forward went back to an earlier line.
+ * Combine each run of equal siblings, with a period of one or more, into one part. Each must contain a module. With
+ * `lineOf`, runs of tasks alone are also folded, starting where the forward jumped back to an earlier line.
  */
 export function foldRuns(children: readonly Child[], shapes: Int32Array, joined: Joined, lineOf?: LineOf): Child[] {
   const shape = children.map((child, place) => {
@@ -118,14 +122,17 @@ interface Run {
   joined: Joined;
 }
 
-/** The period and the number of members of the longest run that begins at `start`; [1, 1] where none is worth it. */
+/**
+ * Return the period and the number of members of the longest run that starts at `start`; [1, 1] if none is worth
+ * folding.
+ */
 function longestRun(run: Run, start: number, first: number, longest: number): [period: number, times: number] {
   const { children, shape } = run;
   let best: [number, number] = [1, 1];
   const most = Math.min(longest, Math.floor((children.length - start) / 2));
   for (let period = first - start + 1; period <= most; period++) {
     if (shape[start + period] !== shape[start]) continue;
-    if (start + best[0] * best[1] + period > children.length) break; // no run is longer
+    if (start + best[0] * best[1] + period > children.length) break; // no longer run is possible
     const times = timesOf(run, start, period);
     let tasks = 0;
     for (const child of children.slice(start, start + period)) tasks += typeof child === "number" ? 1 : child.tasks.length;
@@ -140,7 +147,9 @@ function timesOf(run: Run, start: number, period: number): number {
   return times;
 }
 
-/** After how many children of a period the forward went back to an earlier line; 0 where it did not, or more than once. */
+/**
+ * Return after how many children of a period the forward jumped back to an earlier line; 0 if never or more than once.
+ */
 function goesBack(children: readonly Child[], start: number, period: number, lineOf: LineOf): number {
   const lines = children.slice(start, start + period).map(lineOf);
   const back = lines.flatMap((line, place) => {
@@ -151,7 +160,7 @@ function goesBack(children: readonly Child[], start: number, period: number, lin
   return back.length === 1 && start + (back[0] + 2 * period) <= children.length ? back[0] : 0;
 }
 
-/** Whether the siblings from `one` and from `other` on have the same shapes, and the same edges inside. */
+/** Return whether the siblings starting at `one` and `other` have equal shapes and equal inner edges. */
 function areEqual({ children, shape, joined }: Run, one: number, other: number, period: number): boolean {
   if (other + period > children.length) return false;
   for (let place = 0; place < period; place++) if (shape[one + place] !== shape[other + place]) return false;
@@ -169,7 +178,7 @@ function areEqual({ children, shape, joined }: Run, one: number, other: number, 
   return true;
 }
 
-/** The last created one, which a backward meets first, is drawn. */
+/** Return the part for a run. It draws the member created last, which a backward reaches first. */
 function runOf(members: Child[][]): Part {
   const shown = members[members.length - 1];
   const parts = shown.filter((child) => typeof child !== "number");

@@ -13,15 +13,15 @@ import { shorten, textWidth } from "./text_width.ts";
 const ROOMY = { chip: 12, gap: 5 };
 const NARROW = { chip: 10, gap: 3 };
 
-/** A pill or stub that several chips share: by chip's task the edges. */
+/** A pill or stub shared by several chips, with its edges by the chip's task. */
 export interface Shared {
   side: Side;
   users: Map<number, number[]>;
 }
 
 /**
- * Many like tasks as a row of chips, a grid where there are very many. Parameters of single chips are dots beside them;
- * those that chips share are pills at the right, each with a wire below the row that collects from its users.
+ * Many equal tasks as a row of chips, or a grid if there are very many. Parameters of single chips are dots beside
+ * them. Shared parameters are pills at the right; each has a wire below the row that connects its users.
  */
 export class RowCell implements Cell {
   readonly extent: Extent;
@@ -30,7 +30,7 @@ export class RowCell implements Cell {
   private readonly isGrid: boolean;
   private readonly chip: number;
   private readonly pitch: number;
-  /** Chips in a line. */
+  /** Number of chips per line. */
   private readonly line: number;
   private readonly linePitch: number;
   private readonly chipsHeight: number;
@@ -117,7 +117,7 @@ export class RowCell implements Cell {
   }
 }
 
-/** A parameter of one chip. From the third on there is no room for the wire. */
+/** Place the dot of a parameter of one chip. From the third dot on there is no space for the wire. */
 function placeDot(task: number, side: Side, position: number, chip: Rect, canvas: Canvas): void {
   const x = chip.x + chip.width + 3 + (position >> 1) * (DOT + 3);
   const rect = { x, y: chip.y + 2 + (position % 2) * (DOT + 1), width: DOT, height: DOT };

@@ -1,4 +1,4 @@
-/** Cuts what one box would hold too much of into runs of siblings, each a box of its own. */
+/** Splitting of boxes with too many children into runs of siblings, each in its own box. */
 
 import type { DeckGraph } from "../model/graph.ts";
 import { count } from "../format.ts";
@@ -6,25 +6,28 @@ import { linesOf, namesOf, someNames } from "./layers.ts";
 import { type Child, Part } from "./module_parts.ts";
 import type { Links } from "./longest_paths.ts";
 
-/** A box that would hold more things than this is cut into runs. */
+/** Maximum number of things in a box that is not split. */
 export const MOST_THINGS = 120;
-/** So many things a run holds, or ten, a hundred, ... times as many where that makes too many runs. */
+/** Number of things in a run, or ten, a hundred, ... times as many if there would be too many runs. */
 const RUN = 100;
 const MOST_RUNS = 30;
 
-/** The children in runs that don't depend on each other in a circle: stretches of an order in which none does. */
+/**
+ * Return the children in runs that do not depend on each other in a cycle: slices of an order in which every link leads
+ * backwards.
+ */
 export function cutIntoRuns(children: readonly Child[], links: Links, scope: string, graph: DeckGraph): Part[] {
   const sorted = oldestFirst(children.length, links).map((index) => children[index]);
   return cuts(sorted).map((start, index, starts) => run(sorted.slice(start, starts[index + 1]), scope, graph));
 }
 
-/** The places at which runs begin. */
+/** Return the starts of the runs. */
 function cuts(children: readonly Child[]): number[] {
   let length = RUN;
   while (children.length / length > MOST_RUNS) length *= 10;
   const starts = callStarts(children);
   if (starts.length) {
-    const lead = starts[0] > length / 4; // much comes before the first call: a run of its own
+    const lead = starts[0] > length / 4; // much comes before the first call and becomes its own run
     const perCall = (children.length - starts[0]) / starts.length;
     let calls = roundNumber(length / perCall);
     while (starts.length / calls > MOST_RUNS) calls *= 10;
@@ -36,11 +39,12 @@ function cuts(children: readonly Child[]): number[] {
     }
   }
   const rest = children.length % length;
-  const count = Math.floor(children.length / length) + Number(rest > length / 10); // a small rest is with the last run
+  // a small rest is added to the last run
+  const count = Math.floor(children.length / length) + Number(rest > length / 10);
   return Array.from({ length: count }, (_, index) => index * length);
 }
 
-/** Where the calls of the module begin that is called most often, if any is called again. */
+/** Return the starts of the calls of the module that is called most often, if any is called more than once. */
 function callStarts(children: readonly Child[]): number[] {
   const starts = new Map<string, number[]>();
   children.forEach((child, place) => {
@@ -54,7 +58,7 @@ function callStarts(children: readonly Child[]): number[] {
   return most.length > 1 ? most : [];
 }
 
-/** The largest of 1, 2, 5, 10, 20, 50, ... that is not above `limit`; 0 below 1. */
+/** Return the largest of 1, 2, 5, 10, 20, 50, ... that is at most `limit`; 0 below 1. */
 function roundNumber(limit: number): number {
   if (limit < 1) return 0;
   const ten = 10 ** Math.floor(Math.log10(limit));
@@ -96,14 +100,17 @@ function labelsOf(children: readonly Child[], part: Part, graph: DeckGraph): [st
   return [`${title} ×${calls.length}`, `calls ${calls[0].index} to ${calls[calls.length - 1].index}`];
 }
 
-/** The modules that made most of them, else what they are, and the lines that made them or how many there are. */
+/**
+ * Return the names of the modules that created most of the tasks, or else the tasks' names; and their source lines or
+ * their number.
+ */
 function labelsOfTasks({ above, tasks }: Part, graph: DeckGraph): [string, string] {
   const said = count(tasks.length, "task");
   const all = [...tasks];
   const depth = above ? above.split(".").length : 0;
   const paths = all.map((task) => graph.module(task).split(".").slice(depth)).filter(([name]) => name);
   if (paths.length * 2 > all.length) {
-    let shared = 0; // so many names begin all paths
+    let shared = 0; // number of names that all paths start with
     while (paths[0].length > shared && paths.every((path) => path[shared] === paths[0][shared])) shared++;
     return [shared ? paths[0].slice(0, shared).join(".") : someNames(paths.map(([name]) => name)), said];
   }
@@ -115,20 +122,23 @@ function fromTo(names: readonly string[]): string {
   return `${names[0]} – ${names[names.length - 1]}`;
 }
 
-/** An order in which every link leads to an earlier one: that of creation, but each item after all that it leads to. */
+/**
+ * Return an order in which every link leads to an earlier item: the order of creation, with each item after all its
+ * targets.
+ */
 function oldestFirst(count: number, { sources, targets }: Links): number[] {
   const needed: number[][] = [];
   for (let link = 0; link < sources.length; link++) (needed[sources[link]] ??= []).push(targets[link]);
   const order: number[] = [];
-  const met = new Uint8Array(count);
+  const visited = new Uint8Array(count);
   for (let item = 0; item < count; item++) {
-    const stack = met[item] ? [] : [item];
+    const stack = visited[item] ? [] : [item];
     while (stack.length) {
       const top = stack[stack.length - 1];
-      met[top] = 1;
+      visited[top] = 1;
       const next = needed[top]?.pop();
       if (next === undefined) order.push(stack.pop() as number);
-      else if (!met[next]) stack.push(next);
+      else if (!visited[next]) stack.push(next);
     }
   }
   return order;

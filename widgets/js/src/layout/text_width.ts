@@ -1,7 +1,7 @@
-/** How wide a text will be, at most, whatever the font: names never overflow. As inspector/drawing/svg_text.py says. */
+/** Upper bounds of text widths for any font, so that names never overflow; see inspector/drawing/svg_text.py. */
 
-// Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
-// fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
+// Advance widths of DejaVu Sans in 1/1000 em. It is the widest of the fonts that `system-ui` may select: whatever fits
+// by this table also fits in Inter, Segoe UI, Roboto, SF and Cantarell.
 const WIDTHS = new Map<string, number>();
 for (const [characters, widths] of [
   [
@@ -23,12 +23,12 @@ for (const [characters, widths] of [
   [...characters].forEach((character, index) => WIDTHS.set(character, numbers[index]));
 }
 
-/** Weight 600 against 400. */
+/** Width of weight 600 relative to 400. */
 const BOLD = 1.12;
-/** Characters that take no room are not without end either. */
+/** Maximum number of characters, since zero-width characters would not limit the length. */
 const MOST_CHARACTERS = 400;
 const NO_WIDTH = /^[\p{Mn}\p{Me}\p{Cf}]$/u;
-/** East Asian and other double width, by and large: a little room too much does no harm. */
+/** East Asian and other double-width characters, approximately; a few extra are harmless. */
 const WIDE = new RegExp(
   "^[\\p{Emoji_Presentation}\\u1100-\\u115f\\u2329\\u232a\\u2630-\\u2637\\u268a-\\u268f\\u2e80-\\ua4cf\\ua960-\\ua97f" +
     "\\uac00-\\ud7a3\\uf900-\\ufaff\\ufe10-\\ufe6f\\uff01-\\uff60\\uffe0-\\uffe6\\u{16fe0}-\\u{18dff}" +
@@ -36,20 +36,20 @@ const WIDE = new RegExp(
   "u",
 );
 
-/** Pixels that `text` takes at most in the system's sans serif at `size` pixels. */
+/** Return the maximum width of `text` in pixels, in the system's sans serif font of this size. */
 export function textWidth(text: string, size = 11, bold = false): number {
   let units = 0;
   for (const character of text) units += unitsOf(character);
   return ((units * size) / 1000) * (bold ? BOLD : 1);
 }
 
-/** `text`, or as much of its beginning as fits into `width` pixels, and "…". */
+/** Return `text`, or the longest start of it that fits into `width` pixels with "…". */
 export function shorten(text: string, width: number, size = 11, bold = false): string {
   const most = (width * 1000) / size / (bold ? BOLD : 1);
   const left = most - unitsOf("…");
   let units = 0;
-  let end = 0; // of what fits beside "…"
-  let kept = 0; // of what has been looked at
+  let end = 0; // end of the part that fits beside "…"
+  let kept = 0; // end of the part measured so far
   let count = 0;
   for (const character of text) {
     units += unitsOf(character);
@@ -60,21 +60,21 @@ export function shorten(text: string, width: number, size = 11, bold = false): s
   return text;
 }
 
-/** `text`, or as much of its beginning and its end as fits into `width` pixels, with "…" between. */
+/** Return `text`, or the longest start and end of it that fit into `width` pixels with "…" between them. */
 export function shortenMiddle(text: string, width: number, size = 11): string {
   if (shorten(text, width, size) === text) return text;
   const tail = endOf(text, 0.6 * width, size);
   return shorten(text, width - textWidth(tail, size), size) + tail;
 }
 
-/** `path`, or "…" and as much of its end, which says which module it is, as fits into `width` pixels. */
+/** Return `path`, or "…" and the longest end that fits into `width` pixels, since the end identifies the module. */
 export function shortenPath(path: string, width: number, bold = false): string {
   const room = width / (bold ? BOLD : 1);
   if (shorten(path, room) === path) return path;
   return `…${endOf(path, room - textWidth("…"), 11).replace(/^[. ]+/, "")}`;
 }
 
-/** As much of the end as fits. */
+/** Return the longest end that fits. */
 function endOf(text: string, width: number, size: number): string {
   let left = (width * 1000) / size;
   let tail = "";
@@ -90,7 +90,7 @@ function unitsOf(character: string): number {
   let units = WIDTHS.get(character);
   if (units === undefined) {
     units = NO_WIDTH.test(character) ? 0 : WIDE.test(character) ? 1400 : 1050;
-    WIDTHS.set(character, units); // at most as many as there are characters
+    WIDTHS.set(character, units); // bounded by the number of characters
   }
   return units;
 }

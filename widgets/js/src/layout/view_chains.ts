@@ -1,4 +1,4 @@
-/** Chains of views: what moves no number, and says little of a backward, is one quiet row. */
+/** Chains of views. They change no values and matter little in a backward, so each is one inconspicuous row. */
 
 import type { DeckGraph } from "../model/graph.ts";
 import { type Child, firstTask, Part } from "./module_parts.ts";
@@ -8,7 +8,7 @@ const VIEWS = new Set(["View", "UnsafeView", "Clone", "Transpose", "Expand", "Pe
 const NONE = -1;
 const SEVERAL = -2;
 
-/** The children with each chain of two and more views as one part, those that are modules of their own left out. */
+/** Fold each chain of two or more views into one part, except chains that are modules themselves. */
 export function foldViews(
   children: readonly Child[],
   links: Links,
@@ -21,16 +21,16 @@ export function foldViews(
   if (!isView.includes(true)) return [...children];
   const before = onlyNeighbours(children.length, links.targets, links.sources);
   const after = onlyNeighbours(children.length, links.sources, links.targets);
-  const goesOn = (index: number) => {
+  const continues = (index: number) => {
     const next = after[index];
     return isView[index] && next >= 0 && isView[next] && before[next] === index;
   };
   const folded: Child[] = [];
   const gone = new Uint8Array(children.length);
   children.forEach((_, index) => {
-    if (!goesOn(index) || (before[index] >= 0 && goesOn(before[index]))) return; // not the first of a chain
+    if (!continues(index) || (before[index] >= 0 && continues(before[index]))) return; // not the first of a chain
     const chain = [index];
-    while (goesOn(chain[chain.length - 1])) chain.push(after[chain[chain.length - 1]]);
+    while (continues(chain[chain.length - 1])) chain.push(after[chain[chain.length - 1]]);
     if (chain.length === children.length) return; // the box itself is the chain
     for (const each of chain) gone[each] = 1;
     folded.push(partOf(chain.map((each) => children[each] as number)));
@@ -39,7 +39,7 @@ export function foldViews(
   return [...children.filter((_, index) => !gone[index]), ...folded].sort((a, b) => firstTask(a) - firstTask(b));
 }
 
-/** By child the only other one at the far end of its links; NONE, or SEVERAL. */
+/** Return each child's only neighbour along its links; NONE, or SEVERAL. */
 function onlyNeighbours(count: number, near: ArrayLike<number>, far: ArrayLike<number>): Int32Array {
   const only = new Int32Array(count).fill(NONE);
   for (let link = 0; link < near.length; link++) {

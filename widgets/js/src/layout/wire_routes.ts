@@ -1,15 +1,15 @@
-/** The points of the wires of one box, once its nodes are in place. */
+/** Points of a box's wires, computed after its nodes are placed. */
 
 import { GUTTER, LANE, RANK_GAP } from "../../../../inspector/drawing/layout_constants.json";
 import { type Arrangement, type Extent } from "./arrangement.ts";
 import type { Net, Piece } from "./crossing_reduction.ts";
 
-/** Puts the columns side by side, the ranks one below the other, and leads each wire through its places. */
+/** Place columns side by side and ranks below each other, and route each wire through its places. */
 export function draw(net: Net, extents: readonly Extent[]): Arrangement {
   return new Drawing(net, extents).arrangement();
 }
 
-/** By a place that wires come from (node and shift, as text) its lane at a column, counted from the column. */
+/** Lane of each wire source (node and shift, as text) at a column, counted from the column. */
 type Lanes = Map<string, number>;
 
 /** A wire on its way to another column. */
@@ -17,23 +17,23 @@ interface Jump {
   before: Piece;
   after: Piece;
   column: number;
-  /** The x at which it goes up again. */
+  /** The x at which it leads up again. */
   gutter: number;
-  /** From its source to the foot of its column. */
+  /** Points from its source to the foot of its column. */
   head: number[];
   from: number;
 }
 
-/** Columns side by side, ranks at their heights, and each wire's places as points. */
+/** Positions of columns and ranks, and the points of each wire. */
 class Drawing {
   private readonly heights: number[];
   private readonly gutters: Map<number, Lanes>;
-  /** The room above the columns. */
+  /** Height of the lanes above the columns. */
   private readonly above: number;
   private readonly tops: number[];
-  /** The bottom of each column. */
+  /** Bottom of each column. */
   private readonly floors: number[] = [];
-  /** The left edge of each column. */
+  /** Left edge of each column. */
   private readonly starts: number[] = [];
   private readonly width: number;
 
@@ -73,7 +73,10 @@ class Drawing {
     return { width: this.width, height, xs: net.x.slice(0, net.items), ys, links, entries, exits };
   }
 
-  /** The wire that goes furthest right takes the outermost lane, so that wires don't cross above the column. */
+  /**
+   * Assign lanes. The wire that leads furthest right has the outermost lane, so that wires do not cross above the
+   * column.
+   */
   private makeGutters(): Map<number, Lanes> {
     const { net } = this;
     const reach = new Map<number, Map<string, number>>();
@@ -92,7 +95,7 @@ class Drawing {
     return gutters;
   }
 
-  /** The tops of the ranks. Where wires go far sideways between two ranks, the gap is wider. */
+  /** Set the tops of the ranks. The gap between two ranks is wider if wires move far sideways in it. */
   private stackRanks(): void {
     const { cuts, layers } = this.net;
     for (let column = 0; column + 1 < cuts.length; column++) {
@@ -131,7 +134,10 @@ class Drawing {
     return edge;
   }
 
-  /** From the source's foot (or the column's first rank) through the places held to the target's top. */
+  /**
+   * Return the points from the source's foot (or the column's first rank) through the reserved places to the target's
+   * top.
+   */
   private points(piece: Piece, atSource: boolean, atTarget: boolean): number[] {
     const { net, tops, heights } = this;
     const points: number[] = [];
@@ -150,7 +156,7 @@ class Drawing {
     return points;
   }
 
-  /** Leads wires from the foot of one column through the gutter to the top of another. Gives the lowest point. */
+  /** Route wires from the foot of one column through the gutter to the top of another. Return the lowest y. */
   private drawJumps(links: number[][]): number {
     const { net } = this;
     const jumps = net.jumps.map(({ before, after }): Jump => {
@@ -191,13 +197,13 @@ class Drawing {
   }
 }
 
-/** The lanes below the columns. Wires from one place to one gutter share theirs. */
+/** Lanes below the columns. Wires from the same place to the same gutter share a lane. */
 class LowerLanes {
-  /** Of each lane: where it is free from, and its y. */
+  /** For each lane, the x from which it is free, and its y. */
   private readonly lanes: { free: number; y: number }[] = [];
   private readonly taken = new Map<string, number>();
 
-  /** The y of the lane for a wire that comes down at `from` and goes up at `gutter`. */
+  /** Return the y of the lane for a wire that leads down at `from` and up at `gutter`. */
   take(start: string, from: number, gutter: number, floor: number): number {
     const way = `${start} ${gutter}`;
     const known = this.taken.get(way);
@@ -215,7 +221,7 @@ function startOf(piece: Piece): string {
   return `${piece.nodes[0]} ${piece.leaves}`;
 }
 
-/** Adds a point, in place of one that lies on the straight vertical way to it. */
+/** Add a point, replacing the last one if it is on a straight vertical line to the new one. */
 function extend(points: number[], x: number, y: number): void {
   const end = points.length;
   if (end && points[end - 2] === x && points[end - 1] === y) return;
@@ -223,7 +229,7 @@ function extend(points: number[], x: number, y: number): void {
   else points.push(x, y);
 }
 
-/** The same points, from the content's top on. */
+/** Return the points relative to the content's top. */
 function fromTop(points: number[]): number[] {
   const [x, y] = points;
   if (y === 0) return points;

@@ -1,19 +1,19 @@
-/** Losses and learning rates over the steps: what there is to draw of them, whatever the width. */
+/** Losses and learning rates over the steps, prepared for drawing at any width. */
 
 import { NO_SCALAR, rowAt } from "./loop_data.ts";
 
-/** What several rows of steps have in common, at the place of one pixel or some. */
+/** Summary of the steps that share one pixel or a few. */
 export interface Bin {
-  /** The middle of its steps. */
+  /** Middle of its steps. */
   step: number;
   low: number;
   high: number;
   middle: number;
-  /** Whether a number of it is NaN or Inf. */
+  /** True if one of its values is NaN or Inf. */
   bad: boolean;
 }
 
-/** The numbers of one optimizer between two steps, in so many bins at most. Where it had none there is no bin. */
+/** Return at most `most` bins of one optimizer's values between two steps. Steps without a value have no bin. */
 export function bins(
   spans: readonly number[],
   values: Float32Array,
@@ -45,7 +45,7 @@ export function bins(
   return found;
 }
 
-/** The median of each with the three before and behind it. */
+/** Return the running median of each value with its three neighbours on both sides. */
 export function running(values: readonly number[]): number[] {
   return values.map((_, at) => {
     const near = values.slice(Math.max(0, at - 3), at + 4).sort((one, other) => one - other);
@@ -53,14 +53,17 @@ export function running(values: readonly number[]): number[] {
   });
 }
 
-/** From a number to its share of the height, 0 below and 1 above; and the numbers that stand at lines. */
+/** A scale from values to shares of the height, 0 at the bottom and 1 at the top, and the values of its grid lines. */
 export interface Scale {
   share: (value: number) => number;
   ticks: number[];
   log: boolean;
 }
 
-/** By powers of ten where all are positive and so far apart that a line would lie at the bottom. */
+/**
+ * Return a scale. It is logarithmic if all values are positive and span so much that small ones would lie on the bottom
+ * line.
+ */
 export function scaleOf(low: number, high: number, wish: "log" | "linear"): Scale {
   if (wish === "log" && low > 0 && high > 2 * low) {
     const [bottom, top] = [Math.log10(low), Math.log10(high)];

@@ -1,4 +1,4 @@
-/** The picture of the loop: losses, learning rates and the heat map on one axis of steps. */
+/** The picture of a training run: losses, learning rates and the heat map over one axis of steps. */
 
 import { smallType } from "../canvas.ts";
 import { grouped } from "../format.ts";
@@ -17,7 +17,7 @@ const LOSS = 88;
 const RATE = 48;
 const GAP = 18; // below the heat map
 const LINES = ["ink", "pgrad", "held", "work"];
-const MOST_NAMED = 3; // beside the losses
+const MOST_NAMED = 3; // maximum number of names beside the losses
 
 export function frameOf(width: number, height: number, looks = 0, lines = Infinity): Frame {
   const [left, right] = width > 900 ? [176, 80] : [152, 64];
@@ -33,7 +33,7 @@ export function xOf(state: State, { width, left, right }: Frame): (step: number)
   return (step) => left + (step - state.from) * scale;
 }
 
-/** All but what is chosen. */
+/** Draw everything except the selection. */
 export function draw(canvas: HTMLCanvasElement, host: Element, state: State, frame: Frame): void {
   const pen = penOf(canvas, frame.width, frame.height);
   const drawing = { pen, c: coloursOf(host), state, frame, x: xOf(state, frame) };
@@ -50,7 +50,7 @@ interface Band {
   wish: "log" | "linear";
 }
 
-/** A curve for each optimizer that has numbers; says by which scale, or null where there is none. */
+/** Draw a curve for each optimizer with values. Return the scale, or null if there are none. */
 function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Band): Scale | null {
   const { pen, c, state, frame, x } = drawing;
   const { optimizers, rows } = state.loop;
@@ -119,7 +119,7 @@ function drawLoss(drawing: Drawing): void {
   const { optimizers } = state.loop;
   const median = optimizers.length > 1 ? "thick: median of 7" : "";
   heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");
-  if (!scale) return void write(pen, "no step had a loss", frame.left + 4, frame.lossTop + 40, c.ink3);
+  if (!scale) return void write(pen, "no loss was recorded", frame.left + 4, frame.lossTop + 40, c.ink3);
   const more = optimizers.length - MOST_NAMED;
   const keys: [name: string, colour: string, thick: number][] =
     optimizers.length > 1
@@ -141,7 +141,7 @@ function drawRates(drawing: Drawing): void {
   pen.fillRect(0, frame.rateTop - 3, frame.width, 1);
   const scale = curve(drawing, state.loop.learning_rates, { top: frame.rateTop + 10, height: RATE - 22, wish: "linear" });
   heading(drawing, frame.rateTop + 14, "Learning rate");
-  if (!scale) write(pen, "no optimizer has stepped", frame.left + 4, frame.rateTop + 20, c.ink3);
+  if (!scale) write(pen, "no optimizer step was recorded", frame.left + 4, frame.rateTop + 20, c.ink3);
 }
 
 function drawKey({ pen, c, state, frame }: Drawing, [low, high]: readonly [number, number]): void {
@@ -163,7 +163,7 @@ function drawKey({ pen, c, state, frame }: Drawing, [low, high]: readonly [numbe
   pen.strokeStyle = c.warn;
   pen.lineWidth = 1.5;
   pen.strokeRect(x + 0.5, y - 4.5, 11, 9);
-  x += 17 + write(pen, "10 × its usual", x + 17, y, c.ink2) + 20;
+  x += 17 + write(pen, "10 × the median", x + 17, y, c.ink2) + 20;
   if (!state.loop.skipped.size || x + 90 > right) return;
   pen.strokeStyle = c.line2;
   pen.lineWidth = 1;
@@ -182,7 +182,7 @@ function drawHeat(drawing: Drawing): void {
   const [low, high] = decades(cells);
   const strange = outliers(cells, columns.count);
   if (!state.numbers.spans.length || !lines.length) {
-    write(pen, "no step has been measured", frame.left + 4, frame.heatTop + 16, c.ink3);
+    write(pen, "no step was measured", frame.left + 4, frame.heatTop + 16, c.ink3);
     return;
   }
   drawKey(drawing, [low, high]);
@@ -239,7 +239,7 @@ function drawName({ pen, c, state, frame }: Drawing, name: string, modules: numb
   });
 }
 
-/** How much of the lines is in view, where that is not all of them. */
+/** Draw the scroll bar if not all lines are in view. */
 function drawScroll({ pen, c, state, frame }: Drawing): void {
   const { room, rowHeight, offset } = state;
   const all = state.lines.length;
@@ -251,7 +251,7 @@ function drawScroll({ pen, c, state, frame }: Drawing): void {
   pen.fillRect(x, frame.heatTop + (tall * offset) / all, 4, (tall * room) / all);
 }
 
-/** Round numbers of steps, some eight of them. */
+/** Return about eight round step numbers. */
 export function stepTicks(from: number, to: number, most: number): number[] {
   const size = roundStep(Math.max(1, (to - from) / Math.max(1, most)));
   const found: number[] = [];
@@ -288,7 +288,7 @@ function drawRuler({ pen, c, state, frame, x }: Drawing): void {
   }
 }
 
-/** What is chosen, and what the pointer is at: above the rest, so that it alone is drawn again. */
+/** Draw the selection and the hovered cell on a separate canvas, so that moving them redraws nothing else. */
 export function drawChosen(canvas: HTMLCanvasElement, host: Element, state: State, frame: Frame): void {
   const pen = penOf(canvas, frame.width, frame.height);
   const c = coloursOf(host);
@@ -299,7 +299,7 @@ export function drawChosen(canvas: HTMLCanvasElement, host: Element, state: Stat
   const wide = Math.max(2, right - left);
   if (right < frame.left || left > frame.width - frame.right) return;
   pen.save();
-  pen.beginPath(); // not across what is written between the parts
+  pen.beginPath(); // without crossing the text between the parts
   for (const [top, end] of [
     [0, frame.heatTop - HEAD],
     [frame.heatTop - 3, frame.memoryTop],
@@ -332,7 +332,7 @@ export function drawChosen(canvas: HTMLCanvasElement, host: Element, state: Stat
   pen.strokeRect(left - 2, top - 2, wide + 4, rowHeight + 3);
 }
 
-/** The line and the column at a point, or nothing where no cell is. */
+/** Return the line and the column at a point, or null if it is outside the heat map. */
 export function cellAt(state: State, frame: Frame, px: number, py: number): { column: number; line: number } | null {
   const { columns, rowHeight, room, offset } = state;
   if (px < frame.left || px >= frame.width - frame.right) return null;

@@ -1,4 +1,4 @@
-/** What the loop held in the steps in which it was looked at, stacked upwards: what is of earlier steps is hatched. */
+/** Stacked memory of the sampled steps; memory held by earlier steps is hatched. */
 
 import { hatch } from "../canvas.ts";
 import { grouped, size } from "../format.ts";
@@ -11,21 +11,23 @@ const LOW = 96;
 export const HEAD = 20;
 const FAINT = 0.16;
 
-/** Pixels for it: none where memory was not looked at, or there is no room beside the heat map; else at least so many,
- * and all that the heat map leaves. */
+/**
+ * Return the height of the memory strip: 0 if memory was not sampled or there is no space besides the heat map, else
+ * all space that the heat map leaves.
+ */
 export function memoryHeight(height: number, looks: number, spare: number): number {
   if (!looks || height < 420) return 0;
   return Math.max(height < 620 ? LOW : TALL, spare);
 }
 
-/** The bytes of a row, as HELD has them. */
+/** Return the bytes of a row, in the order of HELD. */
 function bytesOf(loop: Loop, row: number): number[] {
   return [...loop.memory.subarray(HELD.length * row, HELD.length * (row + 1))];
 }
 
 const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
 
-/** Round sizes below the highest one, two at most. */
+/** Return at most two round sizes below the highest one. */
 export function sizeTicks(most: number): number[] {
   const unit = 2 ** Math.floor(Math.log2(Math.max(2, most / 2)));
   return [unit, 2 * unit].filter((each) => each <= 0.96 * most);
@@ -77,7 +79,7 @@ export function drawMemory({ pen, c, state, frame, x }: Drawing): void {
   legend({ pen, c, state, frame, x });
 }
 
-/** What is held for what, at the chosen step. */
+/** Draw the legend with the values of the selected step. */
 function legend({ pen, c, state, frame }: Drawing): void {
   const { loop } = state;
   const row = Math.max(0, rowAt(loop.looks, state.step));
@@ -88,7 +90,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
   write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
-  const said = `as step ${grouped(seen)} had it; without what operators need while they run`;
+  const said = `at step ${grouped(seen)}; without the workspace of operators`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
   const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
   [...HELD].reverse().forEach(([colour, name], at) => {

@@ -1,13 +1,13 @@
-/** What each part of the picture is drawn with: a pen, the colours, the state, and where things stand. */
+/** Context of the drawing functions: a pen, the colours, the state and the frame. */
 
 import type { Colours } from "./loop_canvas.ts";
 import type { State } from "./state.ts";
 
-/** Where things stand, in CSS pixels. */
+/** Positions of the parts, in CSS pixels. */
 export interface Frame {
   width: number;
   height: number;
-  /** Left and right of all that is over steps. */
+  /** Left and right edge of the parts over the axis of steps. */
   left: number;
   right: number;
   lossTop: number;

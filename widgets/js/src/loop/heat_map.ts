@@ -1,17 +1,17 @@
-/** The heat map as numbers: modules folded into lines, steps pooled into columns. */
+/** Data of the heat map: modules folded into lines, steps pooled into columns. */
 
 import { ABSENT, isBad, rowAt, type Loop } from "./loop_data.ts";
 
-/** What is shown in a cell. */
+/** Quantity shown in the cells. */
 export type Measure = "gradient norm" | "update ratio";
 
-/** A line of the heat map: a module, or several that a shorter path stands for. */
+/** A line of the heat map: a module, or several modules with the same start of their paths. */
 export interface Line {
   name: string;
   modules: number[];
 }
 
-/** Numbers by row of steps and module. */
+/** Values by row of steps and module. */
 export interface Numbers {
   spans: readonly number[];
   values: Float32Array;
@@ -26,12 +26,12 @@ export function numbersOf(loop: Loop, measure: Measure): Numbers {
     const [weight, update] = [loop.weights[at], loop.updates[at]];
     if (weight !== ABSENT && weight !== 0 && update !== ABSENT) ratios[at] = update / weight;
   }
-  const { samples } = loop; // what was looked at holds until it is looked at again
+  const { samples } = loop; // a sample holds until the next one
   const ends = (at: number) => (at + 2 < samples.length ? samples[at + 2] : Math.max(samples[at + 1] + 1, loop.steps)) - 1;
   return { spans: samples.map((step, at) => (at % 2 ? ends(at - 1) : step)), values: ratios, width };
 }
 
-/** Modules in the order given, those with the same first `depth` parts of their paths as one line where they first stand. */
+/** Fold modules with the same first `depth` parts of their paths into one line, at the position of the first. */
 export function folded(modules: readonly string[], depth: number): Line[] {
   const lines = new Map<string, Line>();
   modules.forEach((name, module) => {
@@ -43,23 +43,23 @@ export function folded(modules: readonly string[], depth: number): Line[] {
   return [...lines.values()];
 }
 
-/** How many parts the longest path has. */
+/** Return the number of parts of the longest path. */
 export function deepest(modules: readonly string[]): number {
   return Math.max(1, ...modules.map((name) => name.split(".").length));
 }
 
-/** The most parts of paths that give no more lines than there is room for; 1 at least. */
+/** Return the largest depth with at most `most` lines, at least 1. */
 export function fittingDepth(modules: readonly string[], most: number): number {
   let depth = deepest(modules);
   while (depth > 1 && folded(modules, depth).length > most) depth--;
   return depth;
 }
 
-/** The larger of two numbers, NaN or Inf before all. */
+/** Return the larger of two numbers; NaN and Inf rank above all others. */
 const worse = (one: number, other: number): number =>
   Number.isNaN(one) || Number.isNaN(other) ? NaN : one > other ? one : other;
 
-/** What a line shows in a row of steps. */
+/** Return the value that a line shows in a row of steps. */
 export function worst({ values, width }: Numbers, row: number, modules: readonly number[]): number {
   let found = ABSENT;
   for (const module of modules) found = worse(found, values[row * width + module]);
@@ -67,21 +67,24 @@ export function worst({ values, width }: Numbers, row: number, modules: readonly
 }
 
 export interface Columns {
-  /** The first step of the first column. */
+  /** First step of the first column. */
   first: number;
-  /** Steps of each. */
+  /** Number of steps per column. */
   size: number;
   count: number;
 }
 
-/** The steps from `first` up to `end` in as many columns as there is room for at most. They stay where they are when the range moves. */
+/**
+ * Divide the steps from `first` to before `end` into at most `most` columns. The columns do not move when the range
+ * does.
+ */
 export function columnsOf(first: number, end: number, most: number): Columns {
   const size = Math.max(1, Math.ceil((end - first) / Math.max(1, most)));
   const from = Math.floor(first / size) * size;
   return { first: from, size, count: Math.max(1, Math.ceil((end - from) / size)) };
 }
 
-/** By line and column the largest number; NaN wins. */
+/** Return the largest value for each line and column; NaN ranks highest. */
 export function pooled(numbers: Numbers, lines: readonly Line[], columns: Columns): Float32Array {
   const { spans, values, width } = numbers;
   const { first, size, count } = columns;
@@ -98,14 +101,15 @@ export function pooled(numbers: Numbers, lines: readonly Line[], columns: Column
       if (value === ABSENT || line < 0) continue;
       const base = line * count;
       for (let at = base + from; at <= base + to; at++) {
-        if (value > found[at] || value !== value) found[at] = value; // NaN is larger than all, and nothing than NaN
+        // every comparison with NaN is false, so the last test catches it
+        if (value > found[at] || value !== value) found[at] = value;
       }
     }
   }
   return found;
 }
 
-/** The row of a column in which a line's number is the one that the column shows; -1 where it has none. */
+/** Return the row of a column whose value the line's cell shows; -1 if there is none. */
 export function shownRow(numbers: Numbers, line: Line, columns: Columns, column: number): number {
   const start = columns.first + column * columns.size;
   let [best, found] = [ABSENT, -1];
@@ -119,7 +123,7 @@ export function shownRow(numbers: Numbers, line: Line, columns: Columns, column:
   return found;
 }
 
-/** The least and the highest power of ten that colours tell apart: five decades at most, below the highest number. */
+/** Return the lowest and highest power of ten of the colour scale: at most five decades below the largest value. */
 export function decades(cells: Float32Array): [number, number] {
   let [low, high] = [Infinity, -Infinity];
   for (const value of cells) {
@@ -134,7 +138,7 @@ export function decades(cells: Float32Array): [number, number] {
 
 const AROUND = 6;
 
-/** Where a cell is ten times the median of the 13 around it. */
+/** Mark the cells that are more than ten times the median of the 13 around them. */
 export function outliers(cells: Float32Array, count: number): Uint8Array {
   const found = new Uint8Array(cells.length);
   for (let start = 0; start < cells.length; start += count) {

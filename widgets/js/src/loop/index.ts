@@ -1,4 +1,4 @@
-/** What a page, or a notebook's output, runs as it is: shows each training loop in it that no script has shown yet. */
+/** Script of a training page or a notebook's output: shows each training run that no other script has shown yet. */
 
 import { showLoop } from "./page.ts";
 

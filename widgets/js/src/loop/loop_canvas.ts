@@ -1,4 +1,4 @@
-/** What is drawn on a canvas again and again: text, bad cells, the ramp of greys. */
+/** Drawing helpers of the canvas: text, bad cells and the ramp of greys. */
 
 import { firstWhere } from "../binary_search.ts";
 import { fit, FONT, hatch } from "../canvas.ts";
@@ -7,13 +7,13 @@ export type Colours = Record<string, string>;
 
 const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work saved other".split(" ");
 
-/** The page's colours as they are now. */
+/** Return the page's current colours. */
 export function coloursOf(host: Element): Colours {
   const style = getComputedStyle(host);
   return Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-/** A canvas of so many CSS pixels, cleared, and sharp on any screen. */
+/** Resize and clear a canvas, in CSS pixels at the screen's resolution. */
 export function penOf(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
@@ -33,7 +33,7 @@ export function write(
   pen.textAlign = align;
   let shown = text;
   if (pen.measureText(text).width > most) {
-    // what tells modules apart stands at their end
+    // the end of a path distinguishes modules
     const from = firstWhere(text.length, (at) => pen.measureText(`…${text.slice(at)}`).width <= most);
     shown = `…${text.slice(from)}`;
   }
@@ -41,7 +41,7 @@ export function write(
   return pen.measureText(shown).width;
 }
 
-/** NaN or Inf: never by colour alone. */
+/** Draw a NaN or Inf cell; the mark does not rely on colour alone. */
 export function badCell(pen: CanvasRenderingContext2D, x: number, y: number, wide: number, tall: number, c: Colours): void {
   pen.fillStyle = c.bad;
   pen.fillRect(x, y, wide, tall);
@@ -60,11 +60,11 @@ export function badCell(pen: CanvasRenderingContext2D, x: number, y: number, wid
 
 const SHADES = 64;
 
-/** Greys from `sunk` to `ink`: grey is structure, colour is kept for what is wrong. */
+/** Return a ramp of greys from `sunk` to `ink`. Colour is reserved for problems. */
 export function rampOf(c: Colours): (share: number) => string {
   const [low, high] = [c.sunk, c.ink].map((colour) => parseInt(colour.slice(1), 16));
   const shades = Array.from({ length: SHADES + 1 }, (_, at) => {
-    const share = 0.07 + 0.93 * (at / SHADES) ** 1.15; // the least is told from no cell at all
+    const share = 0.07 + 0.93 * (at / SHADES) ** 1.15; // the smallest value must differ from an empty cell
     const part = (bits: number) => Math.round(((low >> bits) & 255) * (1 - share) + ((high >> bits) & 255) * share);
     return `rgb(${part(16)},${part(8)},${part(0)})`;
   });

@@ -1,14 +1,14 @@
-/** A training loop as its page is given it: engine/training/training_file.py writes it. */
+/** Data of a training page, written by engine/training/training_file.py. */
 
 import { firstWhere } from "../binary_search.ts";
 import { number } from "../format.ts";
 
-/** Where a norm is not there. */
+/** Placeholder for a missing norm. */
 export const ABSENT = -1;
-/** Where a loss or a learning rate is not there: float32's least number. */
+/** Placeholder for a missing loss or learning rate: the lowest float32. */
 export const NO_SCALAR = -3.4028234663852886e38;
 
-/** What memory is held for, from below: the colour of each, and what it is called. */
+/** Categories of memory in stacking order, with their colours and names. */
 export const HELD = [
   ["other", "parameters"],
   ["held", "optimizer"],
@@ -24,7 +24,7 @@ export interface Finding {
   last_step: number | null;
   sentence: string;
   module: string | null;
-  /** Of a leak: who holds it, its bytes, and of how many holders alike this is the first. */
+  /** Facts about a leak: the object that holds it, its bytes, and the number of similar holders. */
   tensor: string | null;
   size: number | null;
   alike?: number | null;
@@ -38,27 +38,27 @@ export interface Loop {
   sentences: string[];
   findings: Finding[];
   modules: string[];
-  /** By path the class of a module whose name is a number. Older pages have none. */
+  /** Class of a module whose name is a number, by path. Older pages have none. */
   classes?: Record<string, string>;
   optimizers: string[];
-  /** The first and the last step of each row, in turn. */
+  /** First and last step of each row, alternating. */
   rows: number[];
   samples: number[];
   looks: number[];
-  /** Bytes, `HELD.length` numbers a row. */
+  /** Bytes, `HELD.length` numbers per row. */
   memory: Float32Array;
   gradients: Float32Array;
   weights: Float32Array;
   updates: Float32Array;
   losses: Float32Array;
   learning_rates: Float32Array;
-  /** Rows in which a gradient scaler left a step out. */
+  /** Rows in which the gradient scaler skipped a step. */
   skipped: Set<number>;
   kept: Map<number, string>;
   black_box: boolean;
 }
 
-/** float32 numbers, little-endian, out of base64. */
+/** Decode little-endian float32 numbers from base64. */
 export function floats(text: string): Float32Array {
   const bytes = atob(text);
   const found = new Uint8Array(bytes.length);
@@ -66,7 +66,7 @@ export function floats(text: string): Float32Array {
   return new Float32Array(found.buffer);
 }
 
-/** What stands as JSON in a page. */
+/** Parse the JSON embedded in a page. */
 export function readLoop(text: string, title: string): Loop {
   const found = JSON.parse(text);
   if (found.version !== 2) throw new Error(`this page shows version 2 of a training, not ${found.version}`);
@@ -84,27 +84,30 @@ export function readLoop(text: string, title: string): Loop {
   };
 }
 
-/** The row in which a step is, or the last one before it; -1 before the first. `spans`: firsts and lasts in turn. */
+/**
+ * Return the row that contains a step, or the last one before it; -1 before the first. `spans`: first and last steps,
+ * alternating.
+ */
 export function rowAt(spans: readonly number[], step: number): number {
   return firstWhere(spans.length / 2, (row) => spans[2 * row] > step) - 1;
 }
 
-/** Whether a norm is NaN or Inf. */
+/** Return whether a norm is NaN or Inf. */
 export const isBad = (value: number): boolean => !Number.isFinite(value);
 
-/** The middle one of finite numbers that are there, NaN of none. */
+/** Return the median of the finite values that are present; NaN if there are none. */
 export function median(values: Iterable<number>): number {
   const there = [...values].filter((value) => value >= 0 && Number.isFinite(value)).sort((one, other) => one - other);
   return there.length ? there[there.length >> 1] : NaN;
 }
 
-/** What a module is called: `fc`, `blocks.3 Block`, where a number alone would say little. */
+/** Return a module's title: `fc`; `blocks.3 Block` if the name is only a number. */
 export function titleOf({ classes }: Pick<Loop, "classes">, path: string): string {
   const name = classes?.[path];
   return name ? `${path} ${name}` : path || "the model itself";
 }
 
-/** As many digits as one reads: `NaN`, `Inf`, `none`, `3.2e−5`, `0.0512`. */
+/** Format a value: `NaN`, `Inf`, `none`, `3.2e−5`, `0.0512`. */
 export function said(value: number | undefined): string {
   if (value === undefined || value === ABSENT || value === NO_SCALAR) return "none";
   if (Number.isNaN(value)) return "NaN";

@@ -1,4 +1,4 @@
-/** The page of a training loop: picture, findings, the chosen cell, and the keys that move in it. */
+/** The training page: picture, findings, the selected cell, and keyboard navigation. */
 
 import { el } from "../dom.ts";
 import { grouped } from "../format.ts";
@@ -13,23 +13,23 @@ import { pooled, type Measure } from "./heat_map.ts";
 
 const MEASURES: Measure[] = ["gradient norm", "update ratio"];
 const KEYS: [string, string][] = [
-  ["← →", "a column back, or on; with ⇧ ten"],
-  ["↑ ↓", "a module up, or down"],
+  ["← →", "previous, next column; ten with ⇧"],
+  ["↑ ↓", "previous, next module"],
   ["Home End", "first step, last step"],
-  ["N P", "next finding, the one before"],
-  ["+ −", "fewer steps, more; 0 all of them. Also the wheel, ⇧ wheel moves"],
-  ["[ ]", "fold modules, unfold them"],
+  ["N P", "next, previous finding"],
+  ["+ −", "fewer steps, more steps, all steps; the wheel zooms, ⇧ wheel moves"],
+  ["[ ]", "fold, unfold modules"],
   ["U", "gradient norm, or update ratio"],
-  ["↵", "opens the chosen step's backward, or says how"],
-  ["?", "these keys"],
+  ["↵", "open the selected step's backward, or show how"],
+  ["?", "show these keys"],
 ];
 
-/** Shows the loop that stands as JSON in `root`. */
+/** Show the training run whose JSON is in `root`. */
 export function showLoop(root: HTMLElement): void {
   const content = root.querySelector('script[type="application/json"]');
   const loop = readLoop(content?.textContent ?? "", root.dataset.title ?? "Training loop");
   const host = root.querySelector(".moving") as HTMLElement;
-  const shadow = host.attachShadow({ mode: "open" }); // a notebook's style sheet stays outside
+  const shadow = host.attachShadow({ mode: "open" }); // keeps out a notebook's style sheet
   followAround(root);
   root.dataset.ready = "";
   shadow.append(el("style", {}, style), new Page(root, new State(loop)).root);
@@ -50,7 +50,7 @@ class Page {
   private readonly findings: { root: HTMLElement; mark: () => void };
   private frame: Frame = frameOf(900, 600);
   private chosen = "";
-  private asked = false;
+  private drawRequested = false;
   private begun = false;
 
   constructor(
@@ -70,11 +70,11 @@ class Page {
       {},
       el("b", { class: "title" }, loop.title),
       this.where,
-      el("div", { class: "tabs", role: "group", "aria-label": "what the heat map shows" }, ...this.tabs),
+      el("div", { class: "tabs", role: "group", "aria-label": "quantity of the heat map" }, ...this.tabs),
       el("span", { class: "size" }, size),
       el("div", { class: "tools" }, ...this.tools()),
     );
-    const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys choose a cell.";
+    const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys select a cell.";
     this.picture = el(
       "div",
       { class: "picture", tabindex: "0", role: "application", "aria-label": label, "data-lm-suppress-shortcuts": "true" },
@@ -92,7 +92,7 @@ class Page {
   private tools(): HTMLElement[] {
     const { state } = this;
     const tools: [string, string, () => void][] = [
-      ["▲", "Finding before (P)", () => state.chooseBy(-1)],
+      ["▲", "Previous finding (P)", () => state.chooseBy(-1)],
       ["▼", "Next finding (N)", () => state.chooseBy(1)],
       ["−", "More steps (−)", () => state.zoom(2, state.step)],
       ["+", "Fewer steps (+)", () => state.zoom(0.5, state.step)],
@@ -142,7 +142,7 @@ class Page {
     this.show();
   }
 
-  /** The room between the heat map, of so many lines, and what is above and below it. */
+  /** Divide the height between a heat map of this many lines and the parts above and below it. */
   private divide(lines: number): void {
     const { state, picture } = this;
     this.frame = frameOf(picture.clientWidth, picture.clientHeight, state.loop.looks.length / 2, lines);
@@ -152,22 +152,22 @@ class Page {
     state.reveal();
   }
 
-  /** Does something to the state, and shows what came of it. */
+  /** Change the state, and update the page. */
   private change(act: () => void): void {
     act();
     this.ask();
   }
 
   private ask(): void {
-    if (this.asked) return;
-    this.asked = true;
+    if (this.drawRequested) return;
+    this.drawRequested = true;
     requestAnimationFrame(() => this.show());
   }
 
   private show(): void {
-    this.asked = false;
+    this.drawRequested = false;
     const { state } = this;
-    this.divide(state.lines.length); // which folding changes
+    this.divide(state.lines.length); // the folding depth changes it
     const { frame } = this;
     draw(this.base, this.outside, state, frame);
     drawChosen(this.above, this.outside, state, frame);
@@ -177,7 +177,7 @@ class Page {
     this.findings.mark();
     const line = state.lines[state.line];
     const chosen = `${state.step} ${state.measure} ${state.depth} ${line?.name}`;
-    if (chosen === this.chosen) return; // zoomed, or moved
+    if (chosen === this.chosen) return; // zoomed or scrolled
     this.chosen = chosen;
     showCell(this.cell, state);
     showBackward(this.backward, state, this.opens, (text) => this.copy(text));
@@ -207,7 +207,7 @@ class Page {
     this.tip.style.top = `${py > box.height - 50 ? py - 30 : py + 14}px`;
   }
 
-  /** A click chooses a cell, and dragging those under the pointer. */
+  /** Select a cell by a click, or the cells under the pointer while dragging. */
   private drag(event: PointerEvent): void {
     if (event.button !== 0) return;
     const { state, frame, picture } = this;
@@ -279,7 +279,7 @@ class Page {
     this.change(act);
   }
 
-  /** Whether a kernel is there that opens the chosen step's backward. */
+  /** True if a kernel can open the selected step's backward. */
   private get opens(): boolean {
     return (this.outside.dataset.live ?? "").split(" ").includes(String(this.state.step));
   }
@@ -291,6 +291,6 @@ class Page {
 
   private copy(text: string): void {
     const done = () => (this.aloud.textContent = `Copied: ${text}`);
-    navigator.clipboard?.writeText(text).then(done, () => {}); // the text stands there to be selected, too
+    navigator.clipboard?.writeText(text).then(done, () => {}); // the text can also be selected by hand
   }
 }

@@ -1,4 +1,4 @@
-/** Beside the picture: findings, the chosen cell, and how one gets at its backward. */
+/** The panel beside the picture: findings, the selected cell, and how to open its backward. */
 
 import { el, svg } from "../dom.ts";
 import { grouped, size } from "../format.ts";
@@ -12,7 +12,7 @@ function steps({ step, last_step: last }: Finding): string {
   return last === null || last === step ? `step ${grouped(step)}` : `steps ${grouped(step)}–${grouped(last)}`;
 }
 
-/** A sign that is told by its shape: a triangle, or a square for what was kept. */
+/** Return the sign of a finding, distinguished by its shape: a triangle, or a square for kept memory. */
 function sign(finding: Finding): Element {
   const kept = finding.kind === "black box";
   const path = kept ? "M3 3.5h10v9H3zM3 6.5h10" : "M8 2.6 14 13H2zM8 6.6v3M8 11.2v.1";
@@ -22,7 +22,7 @@ function sign(finding: Finding): Element {
   return made;
 }
 
-/** A leak's sentence in parts, who holds it on a line of its own; null: it is none, or the sentence is another. */
+/** Return a leak's sentence in parts, with the holder on its own line; null for other findings and other sentences. */
 function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElement[] | null {
   const at = kind === "leak" && tensor ? sentence.indexOf(tensor) : -1;
   if (at < 0 || !tensor) return null;
@@ -35,7 +35,7 @@ function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElem
   return [...parts, el("small", {}, (isFolded ? rest.slice(more.length) : rest).replace(/^[.,]? /, ""))];
 }
 
-/** The list, made once; `choose` is given a finding's place. */
+/** Create the list of findings. `choose` receives the index of a clicked finding. */
 export function findingsOf(state: State, choose: (finding: number) => void): { root: HTMLElement; mark: () => void } {
   const { findings, sentences } = state.loop;
   const list = el("div", { class: "findings" });
@@ -53,19 +53,19 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
     list.append(made);
     return made;
   });
-  if (!findings.length) list.append(el("p", {}, "Nothing was found."));
+  if (!findings.length) list.append(el("p", {}, "No findings."));
   for (const note of sentences.slice(1)) list.append(el("p", { class: "soft" }, note));
-  const count = findings.length ? `${grouped(findings.length)}, N goes to the next` : "";
+  const count = findings.length ? `${grouped(findings.length)}, N selects the next` : "";
   const root = el("section", { class: "all" }, el("h2", {}, "Findings", el("span", {}, count)), list);
   const mark = () =>
     buttons.forEach((button, number) => {
       const on = number === state.finding;
       if ((button.getAttribute("aria-pressed") === "true") === on) return;
       button.setAttribute("aria-pressed", String(on));
-      // not scrollIntoView, which would scroll a notebook's page
+      // scrollIntoView would also scroll a notebook's page
       if (on) list.scrollTop = button.offsetTop - list.offsetTop - Math.max(0, (list.clientHeight - button.offsetHeight) / 2);
     });
-  // Sentences are cut where there is not room for all of them.
+  // Sentences are truncated if they do not all fit.
   const fit = () => {
     list.classList.remove("tight");
     list.classList.toggle("tight", list.scrollHeight > list.clientHeight);
@@ -78,12 +78,12 @@ function row(host: HTMLElement, name: string, value: string, kind = ""): void {
   host.append(el("div", { class: "fact" }, el("span", {}, name), el("b", { class: kind }, value)));
 }
 
-/** The chosen step and module in numbers. */
+/** Show the values of the selected step and module. */
 export function showCell(host: HTMLElement, state: State): void {
   host.textContent = "";
   const { loop, step, numbers } = state;
   const line = state.lines[state.line];
-  if (!line) return void host.append(el("p", {}, "No step has been measured."));
+  if (!line) return void host.append(el("p", {}, "No step was measured."));
   const name = titleOf(loop, line.name);
   const many = line.modules.length > 1 ? `, the largest of ${line.modules.length} modules` : "";
   host.append(el("h3", {}, `step ${grouped(step)} · ${name}`));
@@ -96,7 +96,7 @@ export function showCell(host: HTMLElement, state: State): void {
   const usual = state.usual(line);
   const value = state.row < 0 ? ABSENT : worst(numbers, state.row, line.modules);
   const times = Number.isFinite(value) && value > 0 && value / usual >= 2 ? `, now ${said(Number((value / usual).toPrecision(2)))} ×` : "";
-  row(host, `usual ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
+  row(host, `median ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
   updates(host, state, line.modules);
   const [losses, rates] = [loop.losses, loop.learning_rates].map((values) =>
     loop.optimizers.map((_, each) => (at < 0 ? NO_SCALAR : values[at * loop.optimizers.length + each])),
@@ -106,17 +106,17 @@ export function showCell(host: HTMLElement, state: State): void {
     row(host, `loss${of}`, said(losses[each]), losses[each] !== NO_SCALAR && isBad(losses[each]) ? "bad" : "");
     row(host, `learning rate${of}`, said(rates[each]));
   });
-  if (at >= 0 && loop.skipped.has(at)) row(host, "its update", "none: the gradient scaler left the step out");
+  if (at >= 0 && loop.skipped.has(at)) row(host, "update", "none: the gradient scaler skipped the step");
   host.append(spark(numbers, line.modules, state));
 }
 
-/** The row that a step is in, or -1. */
+/** Return the row that contains a step, or -1. */
 function rowIn(spans: readonly number[], step: number): number {
   const found = rowAt(spans, step);
   return found >= 0 && spans[2 * found + 1] >= step ? found : -1;
 }
 
-/** Weights and updates are looked at every so many steps: those of the last time. */
+/** Show weight and update norms, which are sampled every few steps: those of the last sample. */
 function updates(host: HTMLElement, { loop, step }: State, modules: readonly number[]): void {
   const sample = rowAt(loop.samples, step);
   if (sample < 0) return;
@@ -132,7 +132,7 @@ function updates(host: HTMLElement, { loop, step }: State, modules: readonly num
 const WIDE = 320;
 const TALL = 36;
 
-/** The line's numbers over all steps, small. */
+/** Return a small curve of the line's values over all steps. */
 function spark(numbers: Numbers, modules: readonly number[], state: State): Element {
   const rows = numbers.spans.length / 2;
   const size = Math.max(1, Math.ceil(rows / WIDE));
@@ -158,7 +158,7 @@ function spark(numbers: Numbers, modules: readonly number[], state: State): Elem
   return made;
 }
 
-/** How the step's backward is opened where the black box keeps it, and else what would keep it. */
+/** Show how to open the step's backward if the black box recorded it, and otherwise how to record it. */
 export function showBackward(host: HTMLElement, state: State, opens: boolean, copied: (text: string) => void): void {
   host.textContent = "";
   const { loop, step } = state;
@@ -166,7 +166,7 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   host.append(el("h2", {}, `The backward of step ${grouped(step)}`));
   if (opens) host.append(el("button", { class: "go", type: "button", "data-open": String(step) }, `Open the backward of step ${grouped(step)} `, el("kbd", {}, "↵")));
   if (folder !== undefined) {
-    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box keeps it. In a terminal, which says what was bad:"));
+    host.append(el("p", {}, opens ? "Or in a terminal:" : "The black box recorded it. To replay it in a terminal and see what was wrong:"));
     command(host, `tapescope replay ${shell(folder)} SCRIPT.py:make_model SCRIPT.py:loss_of`, copied);
     if (opens) return;
     host.append(el("p", {}, "In a notebook, as a deck:"));
@@ -176,19 +176,19 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   if (opens) return void host.append(el("p", {}, "It was recorded, with its memory."));
   const nearest = [...loop.kept.keys()].sort((one, other) => Math.abs(one - step) - Math.abs(other - step))[0];
   const why = loop.black_box
-    ? "It is not kept: the black box keeps bad steps, the first of several in a row."
-    : "It is not kept: this loop ran without a black box.";
+    ? "It was not recorded: the black box records bad steps, and only the first of several in a row."
+    : "It was not recorded: this loop ran without a black box.";
   host.append(el("p", {}, why));
   if (nearest !== undefined) {
-    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${grouped(nearest)}, which is kept`);
+    const go = el("button", { class: "plain", type: "button", "data-step": String(nearest) }, `Go to step ${grouped(nearest)}, which was recorded`);
     host.append(go);
   } else if (!loop.black_box) {
-    host.append(el("p", {}, "A loop that keeps its bad steps:"));
+    host.append(el("p", {}, "To record bad steps:"));
     command(host, 'ts.training(model, optimizer, black_box="black_box")', copied);
   }
 }
 
-/** A folder's name as one word of a shell. */
+/** Quote a folder's name as one word of a shell command. */
 export function shell(text: string): string {
   return /^[\w./+:@%,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }

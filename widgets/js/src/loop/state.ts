@@ -1,4 +1,4 @@
-/** What the page shows, and what can be chosen in it. */
+/** State of the training page. */
 
 import { isBad, median, rowAt, type Finding, type Loop } from "./loop_data.ts";
 import {
@@ -15,8 +15,8 @@ import {
   type Numbers,
 } from "./heat_map.ts";
 
-const FEWEST_STEPS = 8; // that a view shows
-export const COLUMN = 4; // pixels that a column has at least
+const FEWEST_STEPS = 8; // minimum number of steps in view
+export const COLUMN = 4; // minimum width of a column, pixels
 export const LEAST_ROW = 9;
 export const MOST_ROW = 22;
 
@@ -25,19 +25,19 @@ export class State {
   numbers: Numbers;
   depth: number;
   lines: Line[] = [];
-  /** The step that is chosen, and the line. */
+  /** Selected step; `line` is the selected line. */
   step = 0;
   line = 0;
   finding = -1;
-  /** The steps in view: from, and up to. */
+  /** First step in view, and the step after the last. */
   from = 0;
   to: number;
-  /** Lines above the first one in view. */
+  /** Number of lines above the first one in view. */
   offset = 0;
-  /** Room for the heat map, pixels. */
+  /** Size of the heat map, pixels. */
   width = 600;
   height = 400;
-  /** All that the loop has rows of. */
+  /** The step after the last one. */
   readonly end: number;
   private readonly known = new Map<Measure, Numbers>();
 
@@ -54,7 +54,7 @@ export class State {
     return found;
   }
 
-  /** As it is first seen: all of it, folded so far that each line can be read, at the first finding if there is one. */
+  /** Set the initial view: all steps, folded so that each line is readable, at the first finding if there is one. */
   begin(): void {
     this.fold(fittingDepth(this.loop.modules, Math.floor(this.height / LEAST_ROW)));
     if (this.loop.findings.length) this.choose(0);
@@ -69,7 +69,7 @@ export class State {
     return Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(this.height / Math.max(1, this.lines.length))));
   }
 
-  /** How many lines are in view. */
+  /** Number of lines in view. */
   get room(): number {
     return Math.max(1, Math.min(this.lines.length, Math.floor(this.height / this.rowHeight)));
   }
@@ -79,12 +79,12 @@ export class State {
     this.depth = Math.max(1, Math.min(deepest(this.loop.modules), depth));
     this.lines = folded(this.loop.modules, this.depth);
     if (module !== undefined) this.line = this.lines.findIndex((line) => line.modules.includes(module));
-    const found = this.loop.findings[this.finding]; // whose module may be another one of the line
+    const found = this.loop.findings[this.finding]; // its module may be a different one of the line
     if (found && this.lineOf(found) >= 0) this.line = this.lineOf(found);
     this.reveal();
   }
 
-  /** Folds away, or shows, one more part of paths, if that changes any line. */
+  /** Fold or unfold one more part of the paths, if that changes any line. */
   foldBy(more: number): void {
     const before = this.lines.length;
     for (let depth = this.depth + more; depth >= 1 && depth <= deepest(this.loop.modules); depth += more) {
@@ -98,13 +98,13 @@ export class State {
     this.numbers = this.numbersBy(measure);
   }
 
-  /** The row of the numbers shown that the chosen step is in; -1 where it has none. */
+  /** Row of the shown values that contains the selected step; -1 if there is none. */
   get row(): number {
     const row = rowAt(this.numbers.spans, this.step);
     return row >= 0 && this.numbers.spans[2 * row + 1] >= this.step ? row : -1;
   }
 
-  /** Chooses a step, and brings it into view. */
+  /** Select a step, and scroll it into view. */
   go(step: number): void {
     this.step = Math.max(0, Math.min(this.end - 1, step));
     this.finding = -1;
@@ -119,7 +119,7 @@ export class State {
     this.reveal();
   }
 
-  /** Chooses what a cell shows: of the steps in its column that with the largest number. */
+  /** Select the step that a cell shows: the one with the largest value in its column. */
   goCell(column: number, line: number): void {
     this.goLine(line);
     const { columns, numbers } = this;
@@ -128,7 +128,7 @@ export class State {
     this.go(row < 0 ? start : Math.max(start, numbers.spans[2 * row]));
   }
 
-  /** A column on, or back. */
+  /** Move the selection by columns. */
   move(by: number): void {
     const { columns } = this;
     const column = Math.floor((this.step - columns.first) / columns.size) + by;
@@ -137,7 +137,7 @@ export class State {
     else this.goCell(column, this.line);
   }
 
-  /** Chooses a finding; `line`: its module's, or where its step was worst. */
+  /** Select a finding, and the line of its module, or the line with the step's worst value. */
   choose(finding: number): void {
     const found = this.loop.findings[finding];
     if (!found) return;
@@ -170,7 +170,7 @@ export class State {
     this.to = this.from + wide;
   }
 
-  /** Shows fewer steps, or more, about one that stays where it is. */
+  /** Zoom in or out around a step, which keeps its position. */
   zoom(by: number, about: number): void {
     const wide = Math.max(Math.min(FEWEST_STEPS, this.end), Math.min(this.end, (this.to - this.from) * by));
     const share = (about - this.from) / (this.to - this.from);
@@ -185,14 +185,14 @@ export class State {
     this.offset = Math.max(0, Math.min(this.lines.length - this.room, this.offset + by));
   }
 
-  /** Scrolls so far that the chosen line is in view. */
+  /** Scroll the selected line into view. */
   reveal(): void {
     this.offset = Math.min(this.offset, this.line);
     this.offset = Math.max(this.offset, this.line - this.room + 1);
     this.scroll(0);
   }
 
-  /** The median of what a line had in all steps. */
+  /** Return the median of a line's values over all steps. */
   usual(line: Line): number {
     const rows = this.numbers.spans.length / 2;
     return median(Array.from({ length: rows }, (_, row) => worst(this.numbers, row, line.modules)));

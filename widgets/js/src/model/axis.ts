@@ -1,8 +1,8 @@
 /**
- * The one axis of what happens in time: where a task, a moment in it, and the forward's events are, in pixels.
+ * The horizontal axis of the timeline: the pixels of tasks, of moments within them, and of events of the forward.
  *
- * A time counts in tasks: the one at place k takes from k to k + 1, and from -1 to 0 is the forward. On the task axis
- * all of them are equally wide, on the clock axis as long as they took.
+ * Times are counted in tasks: the task at place k lasts from k to k + 1, and the forward from -1 to 0. On the task axis
+ * all tasks are equally wide; on the clock axis their widths are proportional to their durations.
  */
 
 import { lastUpTo } from "../binary_search.ts";
@@ -13,7 +13,7 @@ import { nanoseconds, nth } from "../format.ts";
 
 export type AxisKind = "task" | "clock";
 
-/** The part of the whole axis that is seen, in shares of it. */
+/** The visible part of the axis, as shares of the whole axis. */
 export interface Zoom {
   readonly from: number;
   readonly to: number;
@@ -21,7 +21,7 @@ export interface Zoom {
 
 export const WHOLE: Zoom = { from: 0, to: 1 };
 
-/** A phase's pixels; also those that are out of sight. */
+/** A phase and its position in pixels, even if it is out of view. */
 export interface PlacedPhase extends Phase {
   left: number;
   right: number;
@@ -34,32 +34,32 @@ export interface Tick {
 
 export interface AxisOf {
   kind: AxisKind;
-  /** The plot, CSS pixels from the panel's left edge. */
+  /** Edges of the plot, in CSS pixels from the panel's left edge. */
   left: number;
   right: number;
   places: number;
   phases: readonly Phase[];
-  /** null: the task axis is all there is. */
+  /** Times of the tasks; null if only the task axis is available. */
   times: Times | null;
-  /** By event of the forward its nanoseconds; empty where they are not known. */
+  /** Time of each event of the forward, nanoseconds; empty if unknown. */
   forward: readonly number[];
   zoom: Zoom;
 }
 
-/** Between two phases, pixels. */
+/** Gap between two phases, pixels. */
 const GAP = 3;
-/** Of the task axis. */
+/** Widths of the other phases as shares of the task axis. */
 const SHARES = { forward: 0.2, optimizer: 0.08 };
-/** So wide is what follows the backward at least, for its name; but no larger a share than this. */
+/** Minimum width of the phase after the backward, so that its name fits, and the largest share that this may use. */
 const NAMED = { width: 72, share: 0.18 };
-/** Of the clock axis, of what is too short to be seen. */
+/** Minimum shares of the clock axis: phases that are too short would be invisible otherwise. */
 const LEAST = { forward: 0.02, backward: 0.02, optimizer: 0.035 };
-/** Between two ticks, pixels. */
+/** Minimum distance between two ticks of the task axis, pixels. */
 const TASK_TICK = 52;
-/** What a letter of a tick takes, and the space to the next one. */
+/** Width of one letter of a tick, and of the space before the next tick. */
 const TICK_TEXT = { letter: 6.5, space: 14 };
 const CLOCK_TICK = 70;
-/** So many pixels wide a task can be made. */
+/** Maximum width of a task, pixels. */
 const WIDEST_TASK = 80;
 
 export class Axis {
@@ -70,7 +70,7 @@ export class Axis {
   readonly phases: readonly PlacedPhase[];
   readonly forward: PlacedPhase | undefined;
   readonly backward: PlacedPhase;
-  /** What follows the last task, from `places` to `places` + 1; only a whole step has that. */
+  /** The phase after the last task, from `places` to `places` + 1; undefined unless a whole step was recorded. */
   readonly after: PlacedPhase | undefined;
   private readonly times: Times | null;
   private readonly events: readonly number[];
@@ -88,7 +88,7 @@ export class Axis {
     this.after = this.phases.find(({ name }) => name === "optimizer");
   }
 
-  /** The same pixels for the tasks of another order, which has times of its own. */
+  /** Return an axis with the same pixels for another order with its own times. */
   timed(times: Times | null): Axis {
     if (!this.times || !times) return this;
     return Object.assign(Object.create(Axis.prototype), this, { times: { ...times, total: this.times.total } });
@@ -109,10 +109,10 @@ export class Axis {
     });
   }
 
-  /** What share of the axis each phase has. */
+  /** Return each phase's share of the axis. */
   private shares(phases: readonly Phase[]): number[] {
     const { times } = this;
-    const asked = phases.map(({ name, elapsed_ns }) => {
+    const requested = phases.map(({ name, elapsed_ns }) => {
       if (name === "backward") return null;
       const named = name === "optimizer" ? Math.min(NAMED.share, NAMED.width / (this.right - this.left)) : 0;
       const fixed = Math.max(named, SHARES[name]);
@@ -120,12 +120,12 @@ export class Axis {
       const all = phases.reduce((sum, each) => sum + (each.name === "backward" ? times.total : (each.elapsed_ns ?? 0)), 0);
       return elapsed_ns ? Math.max(LEAST[name], elapsed_ns / all) : fixed;
     });
-    const wanted = asked.reduce((sum: number, share) => sum + (share ?? 0), 0);
+    const wanted = requested.reduce((sum: number, share) => sum + (share ?? 0), 0);
     const taken = Math.min(wanted, 1 - LEAST.backward);
-    return asked.map((share) => (share === null ? 1 - taken : (share * taken) / (wanted || 1)));
+    return requested.map((share) => (share === null ? 1 - taken : (share * taken) / (wanted || 1)));
   }
 
-  /** The pixel of a time. */
+  /** Return the pixel of a time. */
   x(time: number): number {
     const { backward, after } = this;
     if (time < 0) return this.forwardX(time);
@@ -135,7 +135,7 @@ export class Axis {
     return this.at(this.times ? this.nsOf(place, time - place) / this.times.total : time / this.places);
   }
 
-  /** Where the task at a place ends: on the clock axis the next one may begin later. */
+  /** Return the time at which the task at a place ends; on the clock axis the next task may start later. */
   end(place: number): number {
     if (place >= this.places) return this.backward.right;
     return this.times ? this.at(this.times.end[place] / this.times.total) : this.x(place + 1);
@@ -151,7 +151,7 @@ export class Axis {
     return start[place] + share * (end[place] - start[place]);
   }
 
-  /** The forward's pixel: its events are equally far from each other, or as far as the clock says. */
+  /** Return the pixel of a time in the forward. Its events are evenly spaced unless their times were recorded. */
   private forwardX(time: number): number {
     const { forward, events } = this;
     if (!forward) return this.backward.left;
@@ -165,7 +165,7 @@ export class Axis {
     return forward.left + (width * (from + (event - before) * (to - from))) / last;
   }
 
-  /** The time at a pixel. In the gap between two phases it is the end of the first. */
+  /** Return the time at a pixel. The gap between two phases belongs to the end of the first one. */
   timeAt(pixel: number): number {
     const { forward, backward, after, places } = this;
     if (forward && pixel < backward.left) return this.forwardTime(pixel);
@@ -188,19 +188,19 @@ export class Axis {
     return Math.min(-1e-9, (event + 1) / (this.events.length + 1) - 1);
   }
 
-  /** The place of the task at a pixel: the first one's left of the backward, `places` right of it. */
+  /** Return the place of the task at a pixel: 0 to the left of the backward, `places` to its right. */
   placeAt(pixel: number): number {
     return Math.max(0, Math.min(this.places, Math.floor(this.timeAt(pixel))));
   }
 
-  /** Nanoseconds since the start of the backward; null on the task axis. */
+  /** Return the nanoseconds since the start of the backward; null on the task axis. */
   ns(time: number): number | null {
     if (!this.times || time < 0) return null;
     const place = Math.floor(time);
     return place >= this.places ? this.times.total : this.nsOf(place, time - place);
   }
 
-  /** Numbers of tasks, or times, that have room. */
+  /** Return as many ticks (task numbers or times) as fit. */
   ticks(): Tick[] {
     const found = this.times ? this.clockTicks(this.times.total) : this.taskTicks();
     return found.filter(({ x }) => x >= this.left && x <= this.right);
@@ -235,7 +235,9 @@ export class Axis {
   }
 }
 
-/** The index of the greatest entry that is no greater, in whatever order they are; 0 where none is. */
+/**
+ * Return the index of the largest entry that is at most `limit`; 0 if there is none. The entries need not be sorted.
+ */
 function lastBegun(entries: Float64Array, limit: number): number {
   let last = -1;
   entries.forEach((entry, at) => {
@@ -244,7 +246,7 @@ function lastBegun(entries: Float64Array, limit: number): number {
   return Math.max(0, last);
 }
 
-/** Zoomed by a factor about a share of what is seen. `most`: how many times the whole axis may be enlarged. */
+/** Return the range zoomed by `factor` around `about` (a share of the visible part), magnified at most `most` times. */
 export function zoomed({ from, to }: Zoom, factor: number, about: number, most: number): Zoom {
   const width = Math.min(1, Math.max(1 / most, (to - from) / factor));
   if (width === 1) return WHOLE;
@@ -252,18 +254,18 @@ export function zoomed({ from, to }: Zoom, factor: number, about: number, most: 
   return shifted({ from: start, to: start + width }, 0);
 }
 
-/** Moved by so many shares of the whole axis, within it. */
+/** Return the range shifted by a share of the whole axis, without leaving the axis. */
 export function shifted({ from, to }: Zoom, by: number): Zoom {
   const start = Math.max(0, Math.min(1 - (to - from), from + by));
   return { from: start, to: start + (to - from) };
 }
 
-/** How many times an axis of so many tasks may be enlarged. */
+/** Return the maximum magnification of an axis with this many tasks. */
 export function mostZoom(places: number, width: number): number {
   return Math.max(1, (places * WIDEST_TASK) / Math.max(width, 1));
 }
 
-/** What shows a phase alone. */
+/** Return the zoom that shows only this phase. */
 export function zoomOf(axis: Axis, phase: PlacedPhase): Zoom {
   const [first, last] = [axis.phases[0], axis.phases[axis.phases.length - 1]];
   const width = last.right - first.left;

@@ -1,26 +1,26 @@
-/** What a breakpoint may be set at: the names that engine/schedule/find_tasks.py understands. */
+/** Places for breakpoints: the names that engine/schedule/find_tasks.py accepts. */
 
 import { NONE } from "./document.ts";
 import { type DeckGraph, shortName } from "./graph.ts";
 
-/** In this order they are offered. */
+/** Meanings of names, in the order of the suggestions. */
 const OFFERED = ["kind", "module", "line", "parameter"] as const;
 
 export interface Place {
-  /** What is typed. */
+  /** Text to type. */
   where: string;
   what: (typeof OFFERED)[number];
-  /** How many tasks it means. */
+  /** Number of tasks that it matches. */
   tasks: number;
 }
 
 const known = new WeakMap<DeckGraph, Place[]>();
 
-/** All names of a graph. One that is something else first has a prefix. */
+/** Return all names of a graph. A name gets a prefix if an earlier meaning would match it first. */
 function placesOf(graph: DeckGraph): Place[] {
   let places = known.get(graph);
   if (places) return places;
-  // In the order in which Python tries what a name may mean.
+  // The keys are in the order in which Python tries the meanings of a name.
   const found = { line: new Map(), kind: new Map(), module: new Map(), parameter: new Map() };
   const add = (names: Map<string, number>, name: string) => name && names.set(name, (names.get(name) ?? 0) + 1);
   const paths = new Map<number, Set<string>>();
@@ -45,7 +45,10 @@ function placesOf(graph: DeckGraph): Place[] {
   return places;
 }
 
-/** The paths that mean a call: its module's, those of the modules around it, and what comes before a dot in them. */
+/**
+ * Return the paths that match a call: those of its module and of the modules around it, and every prefix that ends at a
+ * dot.
+ */
 function pathsOf({ document: { calls, texts } }: DeckGraph, call: number): Set<string> {
   const found = new Set<string>();
   for (let at = call; at !== NONE; at = calls.parent[at]) {
@@ -54,7 +57,7 @@ function pathsOf({ document: { calls, texts } }: DeckGraph, call: number): Set<s
   return found;
 }
 
-/** The first `most` places that have these words in their name; without words those of a task, then others. */
+/** Return the first `most` places whose name contains these words; without words, the places of `task` come first. */
 export function suggestPlaces(graph: DeckGraph, words: string, task: number, most: number): Place[] {
   const typed = words.trim().toLowerCase();
   const call = task < 0 ? NONE : graph.document.tasks.call[task];

@@ -1,11 +1,11 @@
-/** Whether what was read is a deck's document in itself: each index leads somewhere, so that the views can trust it. */
+/** Validation of a deck's document: every index must be in range, because the views do not check again. */
 
 import { CATEGORIES, type Clock, type Curve, type DeckDocument, FORMAT, type Memory, NONE, type Schedule, VERSION } from "./document.ts";
 
-/** A document that cannot be shown, with the reason as a sentence. */
+/** Error for a document that cannot be shown; its message is a sentence. */
 export class DocumentError extends Error {}
 
-/** What a column's numbers are indices of; "number" for those that are none. With "?", NONE stands for nothing. */
+/** The table that a column's indices refer to; "number" for plain numbers. With "?", the column may contain NONE. */
 type Refers = "task" | "device" | "text" | "form" | "meta" | "call" | "line" | "number";
 type Columns = Record<string, Refers | `${Refers}?`>;
 
@@ -29,7 +29,7 @@ const PHASES = ["forward", "backward", "optimizer"];
 
 type Counts = Record<Refers, number>;
 
-/** Throws DocumentError. */
+/** Check a document that was read. Throw DocumentError if it is damaged. */
 export function checkDocument(content: unknown): DeckDocument {
   const found = content as Partial<DeckDocument> | null;
   if (typeof found !== "object" || found === null || found.format !== FORMAT) {
@@ -52,7 +52,7 @@ export function checkDocument(content: unknown): DeckDocument {
     checkAll(found as DeckDocument);
   } catch (error) {
     if (error instanceof DocumentError) throw error;
-    throw damaged("something in it is not what it should be"); // a list that is none, a record without its fields
+    throw damaged("a field is missing or has the wrong type"); // not a list, or a record with missing fields
   }
   return found as DeckDocument;
 }
@@ -69,20 +69,20 @@ function checkAll(document: DeckDocument): void {
     line: lines.length,
     number: Infinity,
   };
-  if (texts.some((text) => typeof text !== "string")) throw damaged("a text is none");
+  if (texts.some((text) => typeof text !== "string")) throw damaged("a text is not a string");
   if (document.devices.some((device) => typeof device !== "string")) throw damaged("a device has no name");
-  if (document.phases.some(({ name }) => !PHASES.includes(name))) throw damaged("a phase has no name");
+  if (document.phases.some(({ name }) => !PHASES.includes(name))) throw damaged("a phase has an unknown name");
   if (lines.some(({ short, code }) => typeof short !== "string" || !Array.isArray(code))) {
-    throw damaged("a line of code is none");
+    throw damaged("a source line is incomplete");
   }
-  if (metas.some(({ shape }) => shape !== null && !Array.isArray(shape))) throw damaged("a shape is none");
+  if (metas.some(({ shape }) => shape !== null && !Array.isArray(shape))) throw damaged("a shape is not a list");
   for (const form of forms) checkIndices(form, "meta", counts);
   for (const [name, columns] of Object.entries(TABLES)) {
     checkTable(name, document[name as keyof typeof TABLES], columns, counts);
   }
   const { task, made_by } = document.saved;
   if (made_by) checkTable("saved", { task, made_by }, { task: "task", made_by: "text?" }, counts);
-  if (calls.parent.some((parent, call) => parent >= call)) throw damaged("a call is made before the one around it");
+  if (calls.parent.some((parent, call) => parent >= call)) throw damaged("a module call precedes its parent");
   checkInputs(document);
   for (const schedule of document.schedules) checkSchedule(schedule, counts);
   checkIndices([document.position], "number", { ...counts, number: document.schedules[0].order.length + 1 });
@@ -109,17 +109,17 @@ function checkIndices(values: readonly number[], refers: Refers | `${Refers}?`, 
   const count = counts[what];
   for (const value of values) {
     if (Number.isSafeInteger(value) && value >= least && value < count) continue;
-    throw damaged(`there is no ${what} ${String(value)}${count < Infinity ? ` among ${count}` : ""}`);
+    throw damaged(`${what} ${String(value)} is out of range${count < Infinity ? `, there are ${count}` : ""}`);
   }
 }
 
-/** An edge, or a root, leads to one of the gradients that its task takes. */
+/** Check that each edge and each root refers to an existing input of its task. */
 function checkInputs({ tasks, edges, roots, forms }: DeckDocument): void {
   const check = (task: number, input: number) => {
     const form = forms[tasks.takes[task]];
-    if (!form) throw damaged(`there is no task ${String(task)} among ${tasks.name.length}`);
+    if (!form) throw damaged(`task ${String(task)} is out of range, there are ${tasks.name.length}`);
     if (!(Number.isInteger(input) && input >= 0 && input < form.length)) {
-      throw damaged(`task ${task} has no input ${String(input)} among ${form.length}`);
+      throw damaged(`input ${String(input)} of task ${task} is out of range, there are ${form.length}`);
     }
   };
   edges.next.forEach((task, edge) => check(task, edges.input[edge]));
@@ -140,45 +140,45 @@ function checkSchedule(schedule: Schedule, counts: Counts): void {
   for (const { device, levels } of schedule.lane_levels ?? []) {
     checkIndices([device], "device", counts);
     checkIndices(levels, "number", counts);
-    if (levels.length > order.length) throw damaged("a device's memory is not of its order");
+    if (levels.length > order.length) throw damaged("a device's memory does not match its order");
   }
   for (const curve of schedule.curves ?? []) checkCurve(curve, order.length, counts);
 }
 
 function checkClock({ start, duration, ready = [], still = [] }: Clock, length: number, counts: Counts): void {
-  if (start.length !== duration.length || start.length > length) throw damaged("its clock is not of its order");
+  if (start.length !== duration.length || start.length > length) throw damaged("its times do not match its order");
   for (const column of [start, duration, ready]) checkIndices(column, "number", counts);
   for (const { device, from, to, text } of still) {
     checkIndices([device], "device", counts);
-    if (!(from <= to) || typeof text !== "string") throw damaged("a device stands still at no time");
+    if (!(from <= to) || typeof text !== "string") throw damaged("an idle stretch has no valid times");
   }
 }
 
 function checkCurve({ starts, levels }: Curve, length: number, counts: Counts): void {
-  if (starts.length !== length + 1) throw damaged("a curve is not of its order");
+  if (starts.length !== length + 1) throw damaged("a curve does not match its order");
   checkIndices(levels, "number", counts);
   checkIndices(starts, "number", { ...counts, number: levels.length });
-  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("a curve has no order");
+  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("a curve is not sorted");
 }
 
 function checkMemory(memory: Memory, counts: Counts): void {
   const { before, nbytes, events, starts, born_as, changes, forward_ns, rows, event_places } = memory;
   const storages = { ...counts, number: nbytes.length };
   const categories = { ...counts, number: CATEGORIES.length };
-  if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory has gaps");
+  if (born_as.length !== nbytes.length || changes.length % 4 || !starts.length) throw damaged("its memory is incomplete");
   checkIndices([...nbytes, ...changes.filter((_, at) => at % 4 === 0)], "number", counts);
   checkIndices([before], "number", { ...counts, number: nbytes.length + 1 });
   checkIndices(events.map((event) => (event < 0 ? ~event : event)), "number", storages);
   for (const row of rows) checkIndices(row.storages, "number", storages);
-  if (rows.some((row) => !row.storages.length)) throw damaged("a lifetime is of no storage");
+  if (rows.some((row) => !row.storages.length)) throw damaged("a lifetime has no storage");
   checkIndices(forward_ns, "number", counts);
-  if (forward_ns.length && forward_ns.length !== starts[0]) throw damaged("its forward has no clock");
+  if (forward_ns.length && forward_ns.length !== starts[0]) throw damaged("the times of its forward do not match its events");
   checkIndices(changes.filter((_, at) => at % 4 === 2), "number", storages);
   checkIndices(changes.filter((_, at) => at % 4 === 3), "number", categories);
   checkIndices(born_as, "number", categories);
   checkIndices(starts, "number", { ...counts, number: events.length + 1 });
-  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("its memory has no order");
-  if (event_places && event_places.length !== events.length) throw damaged("its memory has no places");
+  if (starts.some((start, place) => place > 0 && start < starts[place - 1])) throw damaged("its memory is not sorted");
+  if (event_places && event_places.length !== events.length) throw damaged("the places of its memory do not match its events");
 }
 
 function checkRecords({ records }: DeckDocument, counts: Counts): void {

@@ -1,29 +1,29 @@
-/** What a device does over a backward: its tasks, and how many of its own wait at each position. */
+/** Activity of a device during a backward: its tasks, and the length of its ready queue at each position. */
 
 import { NEVER, type Replay } from "./replay.ts";
 import type { Times } from "./task_times.ts";
 
 export interface Lane {
-  /** Its index, and its name. */
+  /** Index and name of the device. */
   device: number;
   name: string;
-  /** The places of its tasks. */
+  /** Places of its tasks. */
   places: Int32Array;
-  /** By position how many of its tasks are ready, the running one left out. */
+  /** Number of its ready tasks at each position, without the running one. */
   queue: Int32Array;
-  /** The longest queue. */
+  /** Maximum length of its queue. */
   longest: number;
-  /** By place the highest level of the device's memory while that task ran, bytes; empty where that is not known. */
+  /** Peak of the device's memory while the task at each place ran, bytes; empty if unknown. */
   levels: readonly number[];
-  /** The highest of them. */
+  /** Peak of the device's memory over all places. */
   peak: number;
-  /** The share of the backward in which it ran tasks; null where no clock tells. */
+  /** Share of the backward's time during which the device ran tasks; null without recorded times. */
   busy: number | null;
-  /** Nanoseconds in which it stood still for longer than `LEAST_IDLE` of the backward. */
+  /** Idle stretches longer than `LEAST_IDLE` of the backward, nanoseconds. */
   idle: { from: number; to: number }[];
 }
 
-/** A stretch without work that is shorter is none, as a share of the backward. */
+/** Minimum duration of an idle stretch, as a share of the backward. */
 export const LEAST_IDLE = 0.03;
 
 export function lanesOf(replay: Replay, times: Times | null): Lane[] {

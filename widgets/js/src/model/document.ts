@@ -1,60 +1,60 @@
-/** What the page is given: one backward as columns. widgets/deck/page_data.py writes it and says what each field means. */
+/** The deck's document: one backward as columns. widgets/deck/page_data.py writes it and describes each field. */
 
 export const FORMAT = "tapescope.deck";
 export const VERSION = 2;
 
-/** -1 in a column of indices. */
+/** Placeholder for a missing index in a column of indices. */
 export const NONE = -1;
 
 export interface DeckDocument {
   format: string;
   version: number;
-  /** What was run: the model's class, or a file's name. */
+  /** Name of the model's class or of the file that was run. */
   title: string;
   engine: "direct" | "native";
-  /** Whether all devices share one ready queue, or each has its own; missing: one. */
+  /** One ready queue for all devices ("one", the default), or one queue per device. */
   queues?: "one" | "per device";
-  /** Where tasks run: "cpu", "cuda:0". */
+  /** Names of the devices that run tasks: "cpu", "cuda:0". */
   devices: string[];
-  /** What was recorded, in this order. */
+  /** Recorded phases, in order. */
   phases: Phase[];
-  /** Whether tasks keep their saved tensors when they have run: `retain_graph`, `create_graph`, a tape. */
+  /** True if tasks keep their saved tensors after running (`retain_graph`, `create_graph`, a recording). */
   keeps_graph: boolean;
-  /** Whether the forward's inputs were kept, without which derivatives can't be checked. */
+  /** True if the forward's inputs were kept; checking derivatives requires them. */
   keeps_inputs?: boolean;
-  /** Interned strings; other columns refer to them by index. */
+  /** Interned strings; other columns contain indices into this list. */
   texts: string[];
-  /** What is known of a gradient before it exists. `shape` is null for nested tensors. */
+  /** Gradient metadata known before the backward runs. `shape` is null for nested tensors. */
   metas: { shape: number[] | null; dtype: string; device: string; bytes: number | null }[];
-  /** Lists of metas, by index: what a task takes. */
+  /** Lists of indices into `metas`: the inputs of a task. */
   forms: number[][];
   tasks: {
-    /** Texts: "AddmmBackward0". */
+    /** Text: node name, such as "AddmmBackward0". */
     name: number[];
-    /** The node's kind, a text: "cpp", "function", "accumulate_grad", ... */
+    /** Text: node kind ("cpp", "function", "accumulate_grad", ...). */
     kind: number[];
-    /** Call, or NONE. */
+    /** Index of the module call, or NONE. */
     call: number[];
-    /** Line of the forward, or NONE. */
+    /** Index of the forward's source line, or NONE. */
     line: number[];
-    /** Text: the forward operation, or NONE. */
+    /** Text: forward operation, or NONE. */
     operation: number[];
-    /** Text: the parameter's name, or NONE. */
+    /** Text: parameter name, or NONE. */
     parameter: number[];
-    /** Where it runs: an index of `devices`. */
+    /** Index into `devices`. */
     device: number[];
-    /** Form. */
+    /** Index into `forms`. */
     takes: number[];
   };
-  /** Sorted by task and output. */
+  /** Edges, sorted by task and output. */
   edges: { task: number[]; output: number[]; next: number[]; input: number[] };
-  /** [task, input] each. */
+  /** Pairs [task, input]. */
   roots: [number, number][];
-  /** Module calls, parents first. */
+  /** Module calls; a parent precedes its children. */
   calls: { path: number[]; class: number[]; parent: number[]; index: number[] };
-  /** Source lines: `short` is "model.py:120", `code` starts with line number `first`. */
+  /** Source lines. `short` is "model.py:120"; `code` starts at line number `first`. */
   lines: { file: string; short: string; line: number; function: string; first: number; code: string[] }[];
-  /** Saved tensors by task. `storage`: equal numbers share bytes. */
+  /** Saved tensors, by task. Rows with equal `storage` share their bytes. */
   saved: {
     task: number[];
     slot: number[];
@@ -63,48 +63,53 @@ export interface DeckDocument {
     meta: number[];
     parameter: number[];
     held: number[];
-    /** What makes it again that a mirrored forward let go of; NONE for what is kept. Missing where nothing is. */
+    /**
+     * Text: operation that recomputes a dropped tensor; NONE if the tensor is kept. Missing if no tensor was dropped.
+     */
     made_by?: number[];
   };
-  /** Which products could run as one; null or missing where that was not looked for. */
+  /** Products that could run as one batched product; null or missing before the kernel has searched for them. */
   groups?: Groups | null;
-  /** The chosen policy first; the others are simulated. */
+  /** Schedules, the session's own policy first; the others are simulated. */
   schedules: Schedule[];
-  /** How many tasks of the first schedule's order have run. */
+  /** Number of tasks of the first schedule that have run. */
   position: number;
-  /** Counts what a live session has told since it began; 0 if missing. */
+  /** Number of updates sent by the live session so far; 0 if missing. */
   revision?: number;
-  /** What has been recorded of tasks, by task id. */
+  /** Recorded values, by task id. */
   records: Record<string, TaskRecord>;
-  /** Of a mirrored forward, by task id: how many storages it made again, and the nanoseconds. Missing: not measured. */
+  /** Number of storages each task recomputed, and the nanoseconds, by task id. Missing if not measured. */
   replayed?: Record<string, [number, number]>;
-  /** Of a session that went back, and of checks of tasks, by task id. */
+  /** Branches of a session that was rewound, and results of checked tasks by task id. */
   branches?: Branch[];
   checks?: Record<string, Check>;
 }
 
-/** A part of a training step; `elapsed_ns` is null where that is not known. */
+/** A phase of a training step; `elapsed_ns` is null if unknown. */
 export interface Phase {
   name: "forward" | "backward" | "optimizer";
   elapsed_ns: number | null;
 }
 
-/** When tasks ran, by place: nanoseconds since the first one's start, of as many places as that is known of. */
+/**
+ * Start and duration of the tasks, by place, in nanoseconds since the first task's start. May cover only the first
+ * places.
+ */
 export interface Clock {
   start: number[];
   duration: number[];
-  /** When each was ready. Missing: when the last task before it in the graph had ended. */
+  /** Time at which each task became ready. If missing, the end of its last predecessor is used. */
   ready?: number[];
-  /** Why a device stood still, for stretches in which another order would have had it work. */
+  /** Idle stretches of a device that another order would have avoided, with the reason. */
   still?: { device: number; from: number; to: number; text: string }[];
 }
 
-/** Of the backward, of its forward, or what really ran as one. */
+/** Products of the backward, of its forward, or products that were actually batched. */
 export type Direction = "backward" | "forward" | "ran";
 
-/** See widgets/deck/groups_data.py. */
+/** Groups of products; see widgets/deck/groups_data.py. */
 export interface Groups {
-  /** `launches`: before and after; `copied`: bytes. */
+  /** `launches`: before and after batching; `copied`: bytes. */
   found: {
     direction: Direction;
     title: string;
@@ -115,51 +120,54 @@ export interface Groups {
     tasks: number[];
   }[];
   refused: { direction: Direction; title: string; why: string; tasks: number[] }[];
-  /** By direction what it comes to, in sentences. */
+  /** Summary of each direction, in sentences. */
   said: Partial<Record<Direction, string>>;
 }
 
-/** A way in which a session went. All but the current one have a schedule of their own, called `branch 2`. */
+/** A branch of the session's history. All except the current one have a schedule named `branch 2` and so on. */
 export interface Branch {
   number: number;
-  /** The one that it parted from, and after how many tasks; null for the first of all. */
+  /** Number of the branch it was forked from; null for the first. `forked_at` counts the tasks run before the fork. */
   parent: number | null;
   forked_at: number;
-  /** How many of its tasks have run. */
+  /** Number of its tasks that have run. */
   ran: number;
   current: boolean;
-  /** `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`. */
+  /** Description, such as `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`. */
   text: string;
 }
 
-/** Whether a task's backward is that of its forward; `ok` is null where that could not be told. */
+/** Result of comparing a task's backward with its forward; `ok` is null if it could not be decided. */
 export interface Check {
   ok: boolean | null;
-  /** `right, but it keeps x as ctx.x`; where it is missing, `ok` says it all. */
+  /** Verdict, such as `right, but it keeps x as ctx.x`; if missing, `ok` is the whole result. */
   verdict?: string;
   lines: string[];
 }
 
 export interface Schedule {
   policy: string;
-  /** The rule in words. */
+  /** Description of the policy's rule. */
   title: string;
-  /** Task ids. Tasks that a backward with inputs= leaves out are missing. */
+  /** Task ids. Tasks that `backward(inputs=...)` excludes are missing. */
   order: number[];
-  /** How the ready queue labels a task: its place of creation (leaves are "leaf"), of arrival, or one text a task. */
+  /**
+   * Labels of tasks in the ready queue: the order of creation (leaves are "leaf"), the order of arrival, or one text
+   * per task.
+   */
   keys: "created" | "arrival" | string[];
-  /** Tasks that were chosen by hand. */
+  /** Tasks that the user chose by hand. */
   by_hand: number[];
-  /** Tasks that ran in one step, each time with the one that was picked first; missing: each ran alone. */
+  /** Tasks that ran in the same step, the picked task first; missing if each task ran alone. */
   batches?: number[][];
-  /** null or missing: not recorded. */
+  /** Recorded times; null or missing if not recorded. */
   clock?: Clock | null;
-  /** null: not known (yet); `memory_note` says why. */
+  /** Memory timeline; null if unknown (`memory_note` says why). */
   memory: Memory | null;
   memory_note: string;
-  /** How long it would take the kernel to predict it, seconds; missing: it can't be asked to. */
+  /** Estimated seconds for the kernel to predict the memory; missing if the kernel cannot be asked. */
   predict_s?: number;
-  /** By storage that a task makes again what its plan says of that; missing: none is known. See widgets/deck/recompute_data.py. */
+  /** Predicted recomputations, by storage; missing if unknown. See widgets/deck/recompute_data.py. */
   replays?: {
     task: number[];
     storage: number[];
@@ -169,57 +177,60 @@ export interface Schedule {
     kept: number[];
     kept_bytes: number[];
   };
-  /** Of several devices, by place the highest level of memory while that task ran, bytes; missing: one's is known. */
+  /** Peak memory of each device while the task at each place ran, bytes; missing if there is only one device. */
   lane_levels?: { device: number; levels: number[] }[];
-  /** The level of the backward without the plan, and with it, as predicted. */
+  /** Predicted memory of the backward without the plan, and with it. */
   curves?: Curve[];
 }
 
-/** `levels[i]` is the level before event i; the task at place k has those from `starts[k]` to `starts[k + 1]`. */
+/**
+ * Memory levels of one run. `levels[i]` is the level before event i; the task at place k has the levels from
+ * `starts[k]` to `starts[k + 1]`.
+ */
 export interface Curve {
   name: "plain" | "mirrored";
   starts: number[];
   levels: number[];
 }
 
-/** Births and deaths of storages in order, see engine/memory/timeline.py. */
+/** Allocations and frees of storages in order; see engine/memory/timeline.py. */
 export interface Memory {
   device: string;
   basis: "measured" | "calibrated" | "dry run";
   estimates: string[];
   before: number;
   nbytes: number[];
-  /** `n`: storage n is born; `~n`: it dies. */
+  /** Events: `n` if storage n is allocated, `~n` if it is freed. */
   events: number[];
-  /** The index of the first event of each place, and the end of the last. */
+  /** Index of the first event of each place, and the end of the last. */
   starts: number[];
-  /** By event the place of the task that did it, where devices' tasks overlap. */
+  /** Place of the task that caused each event; present if tasks of several devices overlap. */
   event_places?: number[];
   born_as: number[];
   /**
-   * Event before which it happened, place of its task, storage, category from then on; event, ... Sorted by event and
-   * place: several tasks may run between two events.
+   * Changes of category, four numbers each: the event before which the change happens, the place of its task, the
+   * storage and its new category. Sorted by event and place: several tasks may run between two events.
    */
   changes: number[];
-  /** The sentence at the peak, without its bytes: "48 weight gradients wait for TBackward0". */
+  /** Sentence about the peak, without its bytes: "48 weight gradients wait for TBackward0". */
   peak: string;
-  /** When the forward's events happened, nanoseconds since its first; empty where that is not known. */
+  /** Times of the forward's events, nanoseconds since the first one; empty if unknown. */
   forward_ns: number[];
-  /** Of a whole training step: it begins with what is there (`before`), and after the last task comes the rest. */
+  /** True if this is a whole training step: it starts with the storages in `before`, and ends after the optimizer. */
   step?: boolean;
-  /** Those with most bytes × time, see widgets/deck/page_data.py. */
+  /** Rows with the largest bytes × time; see widgets/deck/page_data.py. */
   rows: LifetimeRow[];
 }
 
-/** Storages that equal layers made alike. */
+/** A row of lifetimes: the equivalent storages of identical layers. */
 export interface LifetimeRow {
   name: string;
-  /** "blocks.*.attn" */
+  /** Path with wildcards: "blocks.*.attn" */
   module: string;
   count: number;
-  /** The bytes of each. */
+  /** Size of each storage. */
   nbytes: number;
-  /** All, in order of birth; of more than four the first born and the last freed. */
+  /** Storages in order of allocation. Of more than four, only the first allocated and the last freed. */
   storages: number[];
   made_by: string;
   kept_by: string;
@@ -228,18 +239,18 @@ export interface LifetimeRow {
 
 export interface TaskRecord {
   inputs: (Gradient | null)[];
-  /** Empty as long as the task has not run. */
+  /** Outputs; empty until the task has run. */
   outputs: (Gradient | null)[];
   elapsed_ns: number | null;
-  /** Whether what came was changed by hand. */
+  /** True if the user edited its inputs. */
   edited?: boolean;
-  /** Those that ran, in words: "tensor hook double_it". Missing: none was seen. */
+  /** Hooks that ran: "tensor hook double_it". Missing if none ran. */
   hooks?: string[];
 }
 
 export interface Gradient {
   meta: number;
-  /** Over the finite elements; null where there are none. All are missing where they were not computed: see `why`. */
+  /** Statistics of the finite elements; null if there are none, missing if not computed (`why` says the reason). */
   min?: number | null;
   max?: number | null;
   mean?: number | null;
@@ -247,16 +258,16 @@ export interface Gradient {
   nan?: number;
   inf?: number;
   zero?: number;
-  /** The first bin's number and the counts from there on, see engine/recording/statistics.py, EDGES. */
+  /** Number of the first bin, and the counts from there; see EDGES in engine/recording/statistics.py. */
   first_bin?: number;
   bins?: number[];
   why?: string;
 }
 
-/** The categories of memory as they are stacked, from below: what stays through a whole step carries the rest. */
+/** Stacking order of the memory categories, lowest first: memory that lives through a whole step is at the bottom. */
 export const FROM_BELOW = [9, 10, 0, 1, 2, 3, 4, 5, 6, 7, 8] as const;
 
-/** The categories of memory by their number in engine/memory/timeline.py. */
+/** Memory categories, indexed by their number in engine/memory/timeline.py. */
 export const CATEGORIES = [
   { key: "saved", title: "saved activations", name: "activations" },
   { key: "buffer", title: "input buffers", name: "input buffers" },

@@ -1,12 +1,14 @@
-/** Which tasks a search means. */
+/** Task search. */
 
 import { bareName } from "./graph.ts";
 import type { Replay } from "./replay.ts";
 
-/** A task as people type it: its place in the run that is shown, `53` or `53rd`; `#26`: the one created as this number. */
+/**
+ * A task number as users type it: the place in the run that is shown (`53` or `53rd`), or the creation number (`#26`).
+ */
 const NUMBER = /^(?:(\d+)(?:st|nd|rd|th)?|#(\d+))$/;
 
-/** The task that is typed as a number; -1 where no task has it; undefined: it is no number. */
+/** Return the task typed as a number: -1 if there is no such task, undefined if the text is not a number. */
 export function typedTask(replay: Replay, typed: string): number | undefined {
   const found = NUMBER.exec(typed.trim().toLowerCase());
   if (!found) return undefined;
@@ -15,7 +17,10 @@ export function typedTask(replay: Replay, typed: string): number | undefined {
   return Number(created) < replay.graph.count ? Number(created) : -1;
 }
 
-/** By task whether each word of the query is in its name, module, parameter, source line or number; null without words. */
+/**
+ * Return, for each task, whether all words of the query occur in its name, module, parameter, source line or number;
+ * null for a query without words.
+ */
 export function find(replay: Replay, query: string): Uint8Array | null {
   const { graph } = replay;
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -25,7 +30,10 @@ export function find(replay: Replay, query: string): Uint8Array | null {
   return matches;
 }
 
-/** Leaves out the tasks without this word. Strings are interned: each is looked at once, however many tasks have it. */
+/**
+ * Clear the matches of tasks without this word. Strings are interned, so each is searched once however many tasks share
+ * it.
+ */
 function narrow(replay: Replay, word: string, matches: Uint8Array): void {
   const { graph } = replay;
   const { texts, lines, tasks, calls } = graph.document;
@@ -34,7 +42,7 @@ function narrow(replay: Replay, word: string, matches: Uint8Array): void {
   const inLine = lines.map((line) => has(line.short));
   const inCall = calls.path.map((path, call) => inText[path] || inText[calls.class[call]]);
   const typed = typedTask(replay, word);
-  // NONE, -1, is in no list.
+  // NONE is -1 and therefore in none of the lists.
   for (let task = 0; task < matches.length; task++) {
     const found =
       inText[tasks.name[task]] || inText[tasks.parameter[task]] || inCall[tasks.call[task]] || inLine[tasks.line[task]];

@@ -1,8 +1,8 @@
-/** The graph with what the views ask of it, precomputed as typed arrays. */
+/** The graph, with arrays precomputed for the views. */
 
 import { type DeckDocument, NONE } from "./document.ts";
 
-/** What C++ puts before the names of its own nodes. */
+/** Prefix of the names of C++ nodes. */
 const NAMESPACE = "torch::autograd::";
 
 /** Rows of a ragged table: row i is `values` from `starts[i]` to `starts[i + 1]`. */
@@ -13,13 +13,13 @@ export interface Ragged {
 
 export class DeckGraph {
   readonly count: number;
-  /** Edge numbers that leave each task, by output, and that come to it. */
+  /** Indices of each task's outgoing edges, by output, and of its incoming edges. */
   readonly outEdges: Ragged;
   readonly inEdges: Ragged;
   readonly leaf: Uint8Array;
-  /** How many gradients each task waits for: one per edge and one per root. */
+  /** Number of gradients each task waits for: one per incoming edge and one per root. */
   readonly waits: Int32Array;
-  /** The bytes of a task's full input buffer. */
+  /** Bytes of each task's complete input buffer. */
   readonly bufferBytes: Float64Array;
   readonly titles: string[];
 
@@ -43,7 +43,7 @@ export class DeckGraph {
     });
   }
 
-  /** `AddmmBackward0`; `AccumulateGrad`. */
+  /** Return a task's name: `AddmmBackward0`; `AccumulateGrad`. */
   name(task: number): string {
     return bareName(this.document.texts[this.document.tasks.name[task]]);
   }
@@ -52,7 +52,9 @@ export class DeckGraph {
     return this.text(this.document.tasks.parameter[task]);
   }
 
-  /** The path of the innermost module whose call made the task's node; "" where there is none, or the model itself. */
+  /**
+   * Return the path of the innermost module whose call created the task's node; "" for the model itself, or if unknown.
+   */
   module(task: number): string {
     const call = this.document.tasks.call[task];
     return call === NONE ? "" : this.text(this.document.calls.path[call]);
@@ -63,7 +65,7 @@ export class DeckGraph {
     return call === NONE ? "" : this.text(this.document.calls.class[call]);
   }
 
-  /** `model.py:120`, or "". */
+  /** Return the task's source line, such as `model.py:120`, or "". */
   line(task: number): string {
     const line = this.document.tasks.line[task];
     return line === NONE ? "" : this.document.lines[line].short;
@@ -73,7 +75,7 @@ export class DeckGraph {
     return this.document.lines[this.document.tasks.line[task]] ?? null;
   }
 
-  /** Where a task is, for people: its parameter, its module, or the model; "" where no capture saw a module. */
+  /** Return the location of a task: its parameter, its module or the model; "" if no module was recorded. */
   place(task: number): string {
     const model = this.document.tasks.call[task] === NONE ? "" : this.document.title;
     return this.parameter(task) || this.module(task) || model;
@@ -83,7 +85,7 @@ export class DeckGraph {
     return index === NONE ? "" : this.document.texts[index];
   }
 
-  /** All tasks that a task's gradient comes from (`up`), or goes to, itself left out. */
+  /** Return all tasks upstream (`up`) or downstream of a task, without the task itself. */
   reach(task: number, up: boolean): Uint8Array {
     const { task: from, next: to } = this.document.edges;
     const { starts, values } = up ? this.inEdges : this.outEdges;
@@ -104,12 +106,15 @@ export class DeckGraph {
   }
 }
 
-/** `CopySlices` of `torch::autograd::CopySlices`. */
+/** Return the name without its namespace: `CopySlices` for `torch::autograd::CopySlices`. */
 export function bareName(name: string): string {
   return name.startsWith(NAMESPACE) ? name.slice(NAMESPACE.length) : name;
 }
 
-/** `Addmm` of `AddmmBackward0`, `CopySlices` of `torch::autograd::CopySlices`, as inspector/graph/kinds.py has it. */
+/**
+ * Return the short name: `Addmm` for `AddmmBackward0`, `CopySlices` for `torch::autograd::CopySlices`, as
+ * inspector/graph/kinds.py does.
+ */
 export function shortName(name: string): string {
   let end = name.length;
   while (end && name[end - 1] >= "0" && name[end - 1] <= "9") end--;

@@ -1,34 +1,37 @@
-/** A gradient's histogram as bars. The bins are those of engine/recording/statistics.py: see EDGES there. Zeros are in none. */
+/** Bars of a gradient's histogram. The bins are EDGES in engine/recording/statistics.py; zeros are in no bin. */
 
 import type { Gradient } from "./document.ts";
 import { grouped } from "../format.ts";
 
-/** Two per power of ten from 1e-12 to 1e3 on both sides of zero, and what lies beyond. */
+/** Number of bins: two per power of ten from 1e-12 to 1e3 on both sides of zero, and the outer ones. */
 const BINS = 64;
 const PER_SIDE = BINS / 2;
 const PER_DECADE = 2;
 const LEAST_EXPONENT = -12;
 const MOST_EXPONENT = 3;
-/** An axis of fewer decades would make two bars of everything. */
+/** Minimum decades of an axis: with fewer, every histogram would have only two bars. */
 const LEAST_DECADES = 2;
 
-/** The powers of ten that an axis shows, the same to both sides of zero. */
+/** Powers of ten on an axis that is symmetric about zero. */
 export interface Decades {
   least: number;
   most: number;
-  /** Whether there is something beyond `most`, which is the last edge then. */
+  /** True if some values exceed `most`, which is then the last edge. */
   isBeyond: boolean;
 }
 
 export interface Bar {
-  /** Counts from zero outwards, from `Decades.least` on: 0 is the first bar; -1: nearer to zero than any bin. */
+  /**
+   * Bar number from zero outwards, starting at `Decades.least`: 0 is the first bar; -1 collects values closer to zero
+   * than any bin.
+   */
   step: number;
   isNegative: boolean;
-  /** 0 to 1: the square root of its share of the most, so that rare values are seen beside common ones. */
+  /** Height from 0 to 1: the square root of the count relative to the largest, so that rare values remain visible. */
   height: number;
 }
 
-/** What all of these gradients use of the axis; null where none has a histogram. */
+/** Return the decades that these gradients need; null if none of them has a histogram. */
 export function decadesOf(gradients: Iterable<Gradient | null | undefined>): Decades | null {
   let [least, most] = [PER_SIDE, -1];
   for (const gradient of gradients) {
@@ -48,19 +51,19 @@ export function decadesOf(gradients: Iterable<Gradient | null | undefined>): Dec
   return { least: Math.min(from, end - LEAST_DECADES), most: end, isBeyond };
 }
 
-/** What both use; null where neither uses any. */
+/** Return the decades that cover both; null if both are null. */
 export function joined(one: Decades | null, other: Decades | null): Decades | null {
   if (!one || !other) return one ?? other;
   const [least, most] = [Math.min(one.least, other.least), Math.max(one.most, other.most)];
   return { least, most, isBeyond: one.isBeyond || other.isBeyond };
 }
 
-/** So many bars lie on each side of zero. */
+/** Return the number of bars on each side of zero. */
 export function barsPerSide({ least, most, isBeyond }: Decades): number {
   return (most - least) * PER_DECADE + (isBeyond ? 1 : 0);
 }
 
-/** Its bars, and the height of the one of exact zeros. */
+/** Return a gradient's bars, and the height of the bar of exact zeros. */
 export function barsOf(gradient: Gradient, { least }: Decades): { bars: Bar[]; zero: number } {
   const { bins = [], first_bin: first = 0, zero = 0 } = gradient;
   const most = Math.max(...bins, zero, 1);
@@ -73,19 +76,19 @@ export function barsOf(gradient: Gradient, { least }: Decades): { bars: Bar[]; z
   return { bars, zero: Math.sqrt(zero / most) };
 }
 
-/** The side of a bin, and how far out it is: 0 is next to zero. */
+/** Return the side of a bin and its distance from zero, where 0 is the closest. */
 function sideOf(bin: number): { out: number; isNegative: boolean } {
   const isNegative = bin < PER_SIDE;
   return { out: isNegative ? PER_SIDE - 1 - bin : bin - PER_SIDE, isNegative };
 }
 
-/** `0.01`, `1`, `100`, `1e−6`: short, for a label of the axis. */
+/** Return a short axis label for a power of ten: `0.01`, `1`, `100`, `1e−6`. */
 export function power(exponent: number): string {
   if (exponent < -2 || exponent > 2) return `1e${exponent}`.replace("-", "−");
   return String(+(10 ** exponent).toPrecision(1));
 }
 
-/** What a bin holds: `0.01 to 0.0316`, `below −1000`, `0 to 1e−12`. */
+/** Return the range of a bin: `0.01 to 0.0316`, `below −1000`, `0 to 1e−12`. */
 export function binRange(bin: number): string {
   const { out, isNegative } = sideOf(bin);
   const sign = isNegative ? "−" : "";
@@ -101,7 +104,7 @@ function edge(step: number): string {
   return text.replace("-", "−");
 }
 
-/** In words: the axis, how many values there are and where most of them lie. */
+/** Return a description of the histogram: the axis, the number of values, and where most of them are. */
 export function summary({ bins = [], first_bin: first = 0, zero = 0 }: Gradient, decades: Decades): string {
   const total = bins.reduce((sum, amount) => sum + amount, 0);
   const most = bins.indexOf(Math.max(...bins));
@@ -114,6 +117,6 @@ export function summary({ bins = [], first_bin: first = 0, zero = 0 }: Gradient,
   const zeros = zero ? `; ${grouped(zero)} exact zeros, the bar in the middle` : "";
   return (
     `${grouped(total)} values. The axis is logarithmic on both sides of zero, from ±${power(decades.least)} to ` +
-    `±${power(decades.most)}, with two bars a power of ten: ${all}${zeros}`
+    `±${power(decades.most)}, with two bars per power of ten: ${all}${zeros}`
   );
 }

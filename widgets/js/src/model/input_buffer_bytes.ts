@@ -1,10 +1,10 @@
-/** How many bytes wait in the ready queue at each position of a schedule. */
+/** Bytes in the input buffers of ready tasks, at each position of a schedule. */
 
 import type { Replay } from "./replay.ts";
 
 const known = new WeakMap<Replay, Float64Array>();
 
-/** By position the bytes in the input buffers of the ready tasks, the running one left out. */
+/** Return the bytes in the input buffers of the ready tasks at each position, without the running task. */
 export function waitingBytes(replay: Replay): Float64Array {
   let bytes = known.get(replay);
   if (bytes) return bytes;
@@ -18,7 +18,7 @@ export function waitingBytes(replay: Replay): Float64Array {
   return bytes;
 }
 
-/** How many ready tasks run before this one, which is ready, too. */
+/** Return how many of the ready tasks run before the given ready task. */
 export function readyBefore(replay: Replay, task: number, t: number): number {
   let count = 0;
   for (let place = t + 1; place < replay.place[task]; place++) {

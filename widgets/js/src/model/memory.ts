@@ -1,52 +1,52 @@
 /**
- * Memory decoded: what the columns of engine/memory/timeline.py mean at every moment of the backward.
+ * Decoded memory: the memory at each moment of the backward, from the columns of engine/memory/timeline.py.
  *
- * Time counts in tasks: the task at place k takes the time from k to k + 1, and event s of its n (the first is 1)
- * happens at k + s / (n + 1). The forward takes the time from -1 to 0, what follows the last task is at the end, or of a
- * whole step in the time of one more task. A task's numbers
- * agree with Timeline.task_peaks and Timeline.category_levels: tests/widgets/deck/test_deck_memory.py compares them.
+ * Times are counted in tasks: the task at place k lasts from k to k + 1, and event s of its n events (starting at 1)
+ * happens at k + s / (n + 1). The forward lasts from -1 to 0. Events after the last task are at the end, or, in a whole
+ * step, within one more unit of time. A task's numbers equal Timeline.task_peaks and Timeline.category_levels;
+ * tests/widgets/deck/test_deck_memory.py compares them.
  */
 
 import { countUpTo } from "../binary_search.ts";
 import { CATEGORIES, type Memory } from "./document.ts";
 
-/** How many numbers one change takes in `Memory.changes`. */
+/** Numbers per change in `Memory.changes`. */
 const CHANGE = 4;
 
-/** What a storage was for, from one time to the next. */
+/** A storage's category from one time to another. */
 export interface Segment {
   category: number;
   from: number;
   to: number;
 }
 
-/** Levels, drawn as steps: from each time on they are so high. */
+/** Levels as a step function: each level holds from its time on. */
 export interface Steps {
   count: number;
   times: Float64Array;
-  /** The level. */
+  /** Total level. */
   total: Float64Array;
-  /** By category what it is made of. */
+  /** Level of each category. */
   levels: Float64Array[];
 }
 
 export class MemoryLevels {
   readonly places: number;
-  /** Whether it is of a whole training step, forward and optimizer included. */
+  /** True if this is the memory of a whole training step, including forward and optimizer. */
   readonly isStep: boolean;
-  /** By event its time. */
+  /** Time of each event. */
   readonly times: Float64Array;
-  /** The level before each event, and last of all the one at the end. */
+  /** Level before each event, and at the end. */
   readonly levels: Float64Array;
-  /** The highest level of the backward: the first index in `levels` that has it, its place and its time. */
+  /** Peak of the backward: the first index in `levels` that reaches it, its place and its time. */
   readonly peak: { event: number; place: number; time: number; bytes: number };
-  /** By place the highest level while the task ran; after them the level at the end. */
+  /** Peak while the task at each place ran; last, the level at the end. */
   readonly taskLevels: Float64Array;
-  /** By category its bytes at that moment of each place; after them those at the end. */
+  /** Bytes of each category at that moment of each place; last, those at the end. */
   readonly categoryLevels: Float64Array[];
-  /** By category whether it ever has bytes during the backward. */
+  /** For each category, 1 if it has bytes at any time of the backward. */
   readonly used: Uint8Array;
-  /** How many storages are alive at some time of the backward. */
+  /** Number of storages alive at any time of the backward. */
   readonly storages: number;
   private readonly events: Int32Array;
   private readonly nbytes: Float64Array;
@@ -81,7 +81,7 @@ export class MemoryLevels {
     return { event, place: this.placeOf(event - 1), time: this.times[event - 1], bytes };
   }
 
-  /** The place of the task during which an event happened; -1: before; `places`: after the last one. */
+  /** Return the place of the task that caused an event: -1 before the first task, `places` after the last. */
   placeOf(event: number): number {
     const { starts, event_places } = this.memory;
     if (event_places) return event_places[event];
@@ -122,18 +122,18 @@ export class MemoryLevels {
     return count;
   }
 
-  /** How many events of the forward were recorded. */
+  /** Number of recorded events of the forward. */
   get forwardEvents(): number {
     return this.memory.before && !this.isStep ? 0 : this.memory.starts[0];
   }
 
-  /** How many of them have happened at a time in the forward. */
+  /** Return the number of forward events up to a time. */
   forwardEvent(time: number): number {
     const count = this.forwardEvents;
     return Math.max(0, Math.min(count, Math.floor((time + 1) * (count + 1) + 1e-6)));
   }
 
-  /** By number of events of the forward that have happened the bytes by category. */
+  /** Bytes by category after each number of forward events. */
   get forwardLevels(): Float64Array[] {
     if (!this.forwardBytes) {
       const walk = new Walk(this.memory, this.events, this.nbytes, this.changes);
@@ -147,8 +147,8 @@ export class MemoryLevels {
   }
 
   /**
-   * The stack over the backward. Where more than two moments fall into one column, what is left of them is the highest,
-   * the lowest and the last: the picture has the same pixels and a few thousand points.
+   * Return the stack over the backward. In a column with more than two moments only the highest, the lowest and the
+   * last are kept: the picture has the same pixels with a few thousand points.
    */
   steps(columnOf: (time: number) => number): Steps {
     const { starts } = this.memory;
@@ -162,12 +162,12 @@ export class MemoryLevels {
     return points.finish();
   }
 
-  /** The same over the forward, from its first byte. */
+  /** Return the stack over the forward. */
   forwardSteps(columnOf: (time: number) => number): Steps {
     return this.between(0, this.forwardEvents, -1, columnOf);
   }
 
-  /** The same over what follows the last task of a whole step, up to a time. */
+  /** Return the stack over the part of a whole step after the last task, up to a time. */
   afterSteps(columnOf: (time: number) => number, until = Infinity): Steps {
     const first = this.memory.starts[this.places];
     const last = this.times.findIndex((time, event) => event >= first && time > until);
@@ -191,7 +191,7 @@ export class MemoryLevels {
     return walk.changed < 0 ? this.times[walk.event - 1] : this.timeOfChange(walk.changed);
   }
 
-  /** Half-way between the events of its task around it. */
+  /** Return the time half-way between the surrounding events of the same task. */
   private timeOfChange(change: number): number {
     const place = this.changes[change * CHANGE + 1];
     if (place < 0) return 0;
@@ -202,7 +202,7 @@ export class MemoryLevels {
     return place + (earlier + 0.5) / (count + 1);
   }
 
-  /** By storage the events of its birth (-1: before all) and of its death (-1: it stays). */
+  /** Events at which each storage is allocated (-1: before the recording) and freed (-1: never). */
   private get lives(): { births: Int32Array; deaths: Int32Array } {
     if (!this.fates) {
       const births = new Int32Array(this.nbytes.length).fill(-1);
@@ -216,19 +216,19 @@ export class MemoryLevels {
     return this.fates;
   }
 
-  /** When a storage was born; null: before all that was recorded. */
+  /** Return the time a storage was allocated; null if before the recording. */
   born(storage: number): number | null {
     const birth = this.lives.births[storage];
     return birth < 0 || (birth < this.memory.starts[0] && !this.forwardEvents) ? null : this.times[birth];
   }
 
-  /** When a storage was freed; null: it is alive at the end. */
+  /** Return the time a storage was freed; null if it is alive at the end. */
   died(storage: number): number | null {
     const death = this.lives.deaths[storage];
     return death < 0 ? null : this.times[death];
   }
 
-  /** The place of the task in which a storage was born (-1: before), and in which it was freed (null: it stays). */
+  /** Return the places of the tasks that allocated (-1: earlier) and freed (null: never) a storage. */
   life(storage: number): { born: number; freed: number | null } {
     const { births, deaths } = this.lives;
     const birth = births[storage];
@@ -238,7 +238,7 @@ export class MemoryLevels {
     };
   }
 
-  /** What a storage was for, over its life; from the start of the backward if nothing tells when it was born. */
+  /** Return a storage's categories over its lifetime; if the allocation is unknown, starting with the backward. */
   segments(storage: number): Segment[] {
     const end = this.died(storage) ?? this.places + (this.isStep ? 1 : 0);
     let from = this.born(storage) ?? (this.isStep ? -1 : 0);
@@ -270,18 +270,18 @@ export class MemoryLevels {
 
 const decoded = new WeakMap<Memory, MemoryLevels>();
 
-/** The memory decoded, once. */
+/** Return the decoded memory; each memory is decoded once. */
 export function levelsOfMemory(memory: Memory): MemoryLevels {
   let found = decoded.get(memory);
   if (!found) decoded.set(memory, (found = new MemoryLevels(memory)));
   return found;
 }
 
-/** Goes through events and changes in order and knows the bytes by category. */
+/** Iterator over events and changes that maintains the bytes of each category. */
 class Walk {
-  /** The event that comes next. */
+  /** Next event. */
   event = 0;
-  /** The change that `advance` made last; -1: it was an event. */
+  /** Change made by the last `advance`; -1 if it was an event. */
   changed = -1;
   readonly bytes = new Float64Array(CATEGORIES.length);
   private readonly category: Uint8Array;
@@ -316,7 +316,7 @@ class Walk {
     else this.bytes[this.category[~number]] -= this.nbytes[~number];
   }
 
-  /** One event on, with all changes before it. */
+  /** Apply the next event, and all changes before it. */
   next(): void {
     while (this.changeEvent <= this.event) this.makeChange();
     this.makeEvent();
@@ -326,7 +326,7 @@ class Walk {
     while (this.event < event) this.next();
   }
 
-  /** Makes the changes before the next event that belong to this place or to earlier ones. */
+  /** Apply the changes before the next event that belong to `place` or earlier places. */
   changeUpTo(place: number): void {
     while (this.changeEvent < this.event || (this.changeEvent === this.event && this.changePlace <= place)) {
       this.makeChange();
@@ -337,7 +337,7 @@ class Walk {
     return this.changes[this.change * CHANGE + 1];
   }
 
-  /** One event or one change on. Returns whether there was one. */
+  /** Apply one event or one change. Return false at the end. */
   advance(): boolean {
     if (this.changeEvent <= this.event) {
       this.changed = this.change;
@@ -350,13 +350,13 @@ class Walk {
     return true;
   }
 
-  /** Marks the categories that have bytes now. */
+  /** Mark the categories that have bytes now. */
   use(used: Uint8Array): void {
     for (let category = 0; category < used.length; category++) if (this.bytes[category]) used[category] = 1;
   }
 }
 
-/** Collects moments, and keeps of each column the highest, the lowest and the last. */
+/** Collector of moments that keeps the highest, the lowest and the last of each column. */
 export class Columns {
   private readonly found: Moment[] = [];
   private column = NaN;
@@ -405,7 +405,7 @@ export class Columns {
 }
 
 interface Moment {
-  /** Counts moments: several may be at one time. */
+  /** Sequence number, because several moments may have the same time. */
   number: number;
   time: number;
   level: number;
@@ -423,7 +423,7 @@ function set(moment: Moment, number: number, time: number, level: number, bytes:
   moment.bytes.set(bytes);
 }
 
-/** By event its time. */
+/** Return the time of each event. */
 export function timesOf(starts: readonly number[], count: number, isStep = false): Float64Array {
   const times = new Float64Array(count);
   for (let event = 0; event < starts[0]; event++) times[event] = (event + 1) / (starts[0] + 1) - 1;

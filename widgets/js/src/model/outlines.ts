@@ -1,22 +1,22 @@
-/** What is outlined in the graph: groups of products that could run as one, that ran so, or that were refused. */
+/** Outlines in the graph: groups of products that could run as one, that did, or that were refused. */
 
 import type { Direction, Groups } from "./document.ts";
 
-/** So many colours there are; then they begin again, and the names tell groups apart. */
+/** Number of colours. After the last the first is used again; the names still distinguish the groups. */
 export const HUES = 6;
 
 export interface Outline {
-  /** Its place among all: what the state refers to. */
+  /** Index among all outlines, used in the state. */
   index: number;
   direction: Direction;
-  /** "A", "B", ..., anew for each direction; "" for what was refused. */
+  /** Name: "A", "B", ..., restarting for each direction; "" for a refused group. */
   name: string;
   hue: number;
-  /** `16 × addmm → bmm`; of what was refused what it is, and where. */
+  /** Title: `16 × addmm → bmm`; for a refused group, its products and their location. */
   title: string;
-  /** In one phrase; of what was refused why. */
+  /** Location in one phrase; for a refused group, the reason. */
   where: string;
-  /** `32 → 5 launches, 9.5 KiB of copies`, in two numbers and bytes; null for what was refused. */
+  /** Launches before and after, and copied bytes (`32 → 5 launches, 9.5 KiB of copies`); null for a refused group. */
   cost: { launches: [number, number]; copied: number } | null;
   product: string;
   tasks: readonly number[];
@@ -24,9 +24,9 @@ export interface Outline {
 
 export class Outlines {
   readonly all: readonly Outline[];
-  /** By task those of groups that it is in. */
+  /** Outlines that contain each task. */
   private readonly byTask = new Map<number, Outline[]>();
-  /** The directions of which anything is known. */
+  /** Directions with any groups or summary. */
   readonly directions: readonly Direction[];
 
   constructor(readonly content: Groups) {
@@ -56,13 +56,13 @@ export class Outlines {
     return this.all.filter((outline) => outline.direction === direction);
   }
 
-  /** Those that a task is in, refused ones last. */
+  /** Return the outlines that contain a task, refused ones last. */
   around(task: number): readonly Outline[] {
     return this.byTask.get(task) ?? [];
   }
 }
 
-/** "A" to "Z", then "AA", "AB", ... */
+/** Return the name of a number: "A" to "Z", then "AA", "AB", ... */
 function nameOf(number: number): string {
   let name = "";
   for (let left = number + 1; left > 0; left = Math.floor((left - 1) / 26)) {

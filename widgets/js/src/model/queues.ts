@@ -1,32 +1,32 @@
-/** The ready queues of a schedule: one, or one for each device. */
+/** The ready queues of a schedule: one for all devices, or one per device. */
 
 import { countBelow } from "../binary_search.ts";
 import type { Times } from "./task_times.ts";
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
-/** The queue of one device at a position. Tasks are in the order in which they are going to run. */
+/** A device's queue at one position. Its tasks are in the order in which they will run. */
 export interface DeviceQueue {
-  /** As `tasks.device` has it. */
+  /** Index of the device, as in `tasks.device`. */
   device: number;
   name: string;
-  /** The ready tasks besides the running one, the first of them. */
+  /** First ready tasks, without the running one. */
   ready: number[];
-  /** How many there are. */
+  /** Number of ready tasks. */
   count: number;
-  /** The task at the position, if it is this device's; else -1. */
+  /** The task at the position if it belongs to this device, else -1. */
   running: number;
-  /** Its next task that is not running; -1 where all have run. */
+  /** The device's next task that is not running; -1 after its last. */
   next: number;
-  /** Which of another device's ready or running tasks it waits for, where none of its own is ready. */
+  /** Ready or running tasks of other devices that this device waits for, if it has no ready task. */
   waitsFor: number[];
-  /** How many of its tasks have run. */
+  /** Number of its tasks that have run. */
   ran: number;
-  /** How many it has. */
+  /** Number of its tasks. */
   all: number;
 }
 
-/** The devices that have a queue each, the CPU first, then by name; none where there is one queue. */
+/** Return the devices that have their own queue, the CPU first and then by name; empty if there is only one queue. */
 export function devicesWithQueues({ graph }: Replay): number[] {
   const { document } = graph;
   const devices = [...new Set(document.tasks.device)];
@@ -39,12 +39,12 @@ export function deviceName(graph: DeckGraph, device: number): string {
   return graph.document.devices[device];
 }
 
-/** So many tasks are looked at for what a device waits for. */
+/** Maximum number of tasks searched to find what a device waits for. */
 const MOST = 20_000;
 
 const known = new WeakMap<Replay, Map<number, { places: Int32Array; counts: Int32Array }>>();
 
-/** The queue of a device at position `t`, of its ready tasks the first `most`. */
+/** Return a device's queue at position `t`, with at most `most` ready tasks. */
 export function deviceQueue(replay: Replay, device: number, t: number, most: number): DeviceQueue {
   const { places, counts } = placesOf(replay, device);
   const { graph, schedule } = replay;
@@ -63,7 +63,10 @@ export function deviceQueue(replay: Replay, device: number, t: number, most: num
   return { device, name: deviceName(graph, device), ready, count, running, next, waitsFor, ran, all: places.length };
 }
 
-/** The task that a device has begun before the one at `t` starts, and not ended; `left`: nanoseconds. null: there is none. */
+/**
+ * Return the task that the device is still running when the task at `t` starts, and the nanoseconds `left`; null if it
+ * is idle.
+ */
 export function deviceBusy(replay: Replay, device: number, t: number, times: Times): { task: number; left: number } | null {
   const { places } = placesOf(replay, device);
   const last = places[countBelow(places, t) - 1];
@@ -72,7 +75,7 @@ export function deviceBusy(replay: Replay, device: number, t: number, times: Tim
   return left > 0 ? { task: replay.schedule.order[last], left } : null;
 }
 
-/** The places of a device's tasks, and by position how many of them are ready, the running one included. */
+/** Return the places of a device's tasks, and the number of ready tasks at each position including the running one. */
 function placesOf(replay: Replay, device: number): { places: Int32Array; counts: Int32Array } {
   let found = known.get(replay);
   if (!found) known.set(replay, (found = new Map()));
@@ -92,7 +95,7 @@ function placesOf(replay: Replay, device: number): { places: Int32Array; counts:
   return mine;
 }
 
-/** The tasks that are ready or running, and lead to this one. */
+/** Return the ready or running tasks upstream of this one. */
 function holding({ graph, place, readyAt }: Replay, task: number, t: number): number[] {
   const { starts, values } = graph.inEdges;
   const from = graph.document.edges.task;
@@ -110,7 +113,10 @@ function holding({ graph, place, readyAt }: Replay, task: number, t: number): nu
   return found.sort((one, other) => place[one] - place[other]);
 }
 
-/** `ToCopy, which alone lets cuda:0 start, waits behind tasks created later`; "" where no other device waits for it. */
+/**
+ * Return a sentence such as `ToCopy, which alone lets cuda:0 start, waits behind tasks created later`; "" if no other
+ * device waits for this queue.
+ */
 export function heldUp(replay: Replay, t: number, queue: DeviceQueue, others: readonly DeviceQueue[]): string {
   for (const other of others) {
     const mine = other.waitsFor.filter((task) => task === queue.running || queue.ready.includes(task));
@@ -129,10 +135,12 @@ export function heldUp(replay: Replay, t: number, queue: DeviceQueue, others: re
 const BEHIND: Record<string, string> = {
   heap: "tasks created later",
   bfs: "tasks that were ready before it",
-  dfs: "tasks that got ready after it",
+  dfs: "tasks that became ready after it",
 };
 
-/** Of a queue's rows that are shown: the first two, and what another device waits for, with their places in it. */
+/**
+ * Return the rows of a queue to show, with their indices: the first two, and the tasks that another device waits for.
+ */
 export function shownRows(queue: DeviceQueue, others: readonly DeviceQueue[], most: number): [task: number, index: number][] {
   const rows = queue.ready.map((task, index): [number, number] => [task, index]);
   const wanted = new Set(others.flatMap(({ waitsFor }) => waitsFor));

@@ -1,9 +1,9 @@
-/** A deck's document out of gzipped JSON. */
+/** Reading a deck's document from gzipped JSON. */
 
 import { checkDocument, DocumentError } from "./check_document.ts";
 import type { DeckDocument } from "./document.ts";
 
-/** Reads and checks a document. Throws DocumentError. */
+/** Read and check a document. Throw DocumentError if it is damaged. */
 export async function readDocument(bytes: BufferSource): Promise<DeckDocument> {
   let content: unknown;
   try {
@@ -14,10 +14,12 @@ export async function readDocument(bytes: BufferSource): Promise<DeckDocument> {
   return checkDocument(content);
 }
 
-/** They turn the direction of what follows, so that a name reads as another: no reader needs them to. */
+/**
+ * Characters that change the direction of the text after them. They could disguise a name, and no reader needs them.
+ */
 const TURNS = /[\u202a-\u202e\u2066-\u2069]/g;
 
-/** Unpacks gzipped JSON. */
+/** Decompress and parse gzipped JSON. */
 export async function readJson(bytes: BufferSource): Promise<unknown> {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse((await new Response(stream).text()).replace(TURNS, ""));

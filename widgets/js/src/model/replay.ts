@@ -1,4 +1,4 @@
-/** One schedule, replayed: which task is in which state, and what the ready queue holds, at any position. */
+/** Replay of one schedule: the state of each task and the contents of the ready queue at any position. */
 
 import type { Schedule } from "./document.ts";
 import type { DeckGraph } from "./graph.ts";
@@ -6,28 +6,28 @@ import { nth } from "../format.ts";
 
 export type TaskState = "waiting" | "ready" | "running" | "done";
 
-/** "planned": done at the position that is shown, which a live session has not reached. */
+/** State of a task on screen. "planned": done at the shown position, which the live session has not reached yet. */
 export type ShownState = TaskState | "planned";
 
-/** Of tasks that never run. */
+/** Place of tasks that never run. */
 export const NEVER = 0x7fffffff;
 
 /**
- * Position t: t tasks have run, the one at place t runs next ("running": the one that is looked at).
- * At position `length` all have.
+ * A schedule's states by position. At position t, t tasks have run and the task at place t is next ("running"). At
+ * position `length` all have run.
  */
 export class Replay {
   readonly length: number;
-  /** By task its place in the order; NEVER for one that does not run. */
+  /** Place of each task in the order; NEVER if it does not run. */
   readonly place: Int32Array;
-  /** By task the first position at which it is ready. */
+  /** First position at which each task is ready. */
   readonly readyAt: Int32Array;
-  /** By task its number in the order of arrival. */
+  /** Rank of each task in the order of arrival. */
   readonly arrival: Int32Array;
-  /** By position how many tasks are ready, the running one included. */
+  /** Number of ready tasks at each position, including the running one. */
   readonly queueLengths: Int32Array;
   private readonly byHand: Set<number>;
-  /** By task the batch that it ran in. */
+  /** Batch in which each task ran. */
   private readonly batches = new Map<number, number[]>();
 
   constructor(
@@ -63,7 +63,7 @@ export class Replay {
     }
   }
 
-  /** The task at this position; -1 at the end. */
+  /** Return the task at this position; -1 at the end. */
   running(t: number): number {
     return t < this.length ? this.schedule.order[t] : -1;
   }
@@ -75,15 +75,15 @@ export class Replay {
     return this.readyAt[task] <= t ? "ready" : "waiting";
   }
 
-  /** The same, where only `ran` tasks have really run. */
+  /** Return a task's state at a position if only `ran` tasks have actually run. */
   shownState(task: number, t: number, ran: number): ShownState {
     const state = this.state(task, t);
     return state === "done" && this.place[task] >= ran ? "planned" : state;
   }
 
   /**
-   * The ready tasks besides the running one, in the order in which they are going to run, the first `most` of them.
-   * With keys that don't change this is the order in which the queue gives them if no other task comes.
+   * Return the first `most` ready tasks in the order in which they will run, without the running one. With constant
+   * keys the queue returns them in this order unless further tasks arrive.
    */
   queue(t: number, most = Infinity): number[] {
     const { order } = this.schedule;
@@ -95,7 +95,7 @@ export class Replay {
     return found;
   }
 
-  /** How many of a task's gradients are there. */
+  /** Return how many of a task's gradients have arrived. */
   arrivedInputs(task: number, t: number): number {
     const { starts, values } = this.graph.inEdges;
     const from = this.graph.document.edges.task;
@@ -105,22 +105,22 @@ export class Replay {
     return count;
   }
 
-  /** `53rd`: the task's place in this run; "" for one that does not run. */
+  /** Return the task's place in this run, `53rd`; "" if it does not run. */
   nth(task: number): string {
     return this.place[task] === NEVER ? "" : nth(this.place[task] + 1);
   }
 
-  /** `Addmm, 53rd`. */
+  /** Return the name and place: `Addmm, 53rd`. */
   named(task: number): string {
     return [this.graph.titles[task], this.nth(task)].filter(Boolean).join(", ");
   }
 
-  /** `AddmmBackward0, blocks.1.f2, 53rd`: name, module path, place, in this order everywhere. */
+  /** Return the name, module path and place, always in this order: `AddmmBackward0, blocks.1.f2, 53rd`. */
   inWords(task: number): string {
     return [whatAndWhere(this.graph, task), this.nth(task)].filter(Boolean).join(", ");
   }
 
-  /** Why the task at this position was picked, as a sentence; `count`: out of how many. */
+  /** Return a sentence that says why the task at this position was picked from `count` ready tasks. */
   reason(t: number, count = this.queueLengths[t]): string {
     const task = this.running(t);
     if (task < 0) return "the queue is empty";
@@ -144,7 +144,7 @@ export class Replay {
   }
 }
 
-/** `AddmmBackward0, blocks.1.f2`; of a leaf its parameter. */
+/** Return the name and module path, `AddmmBackward0, blocks.1.f2`; for a leaf, the parameter. */
 export function whatAndWhere(graph: DeckGraph, task: number): string {
   return graph.parameter(task) || [graph.name(task), graph.module(task)].filter(Boolean).join(", ");
 }

@@ -1,13 +1,13 @@
-/** Saved tensors: what a task keeps, who shares the bytes, and when they go. */
+/** Saved tensors: those of each task, the other tasks that share their bytes, and when they are freed. */
 
 import { type DeckDocument, NONE } from "./document.ts";
 import { NEVER, type Replay } from "./replay.ts";
 import { count, milliseconds, nth } from "../format.ts";
 
 interface Index {
-  /** By task the rows of `document.saved`. */
+  /** Rows of `document.saved` for each task. */
   ofTask: Map<number, number[]>;
-  /** By storage the tasks that keep it. */
+  /** Tasks that save each storage. */
   keepers: Map<number, number[]>;
 }
 
@@ -36,26 +36,26 @@ function push(map: Map<number, number[]>, key: number, value: number): void {
 export interface Saved {
   slot: string;
   storage: number;
-  /** NONE where shape and type are not known. */
+  /** Index into `metas`; NONE if shape and dtype are unknown. */
   meta: number;
   bytes: number;
-  /** The parameter that it is; "" for others. */
+  /** Name of the parameter, if it is one; else "". */
   parameter: string;
-  /** The user's code holds it, too: it stays whatever runs. */
+  /** True if user code also references it, so that it outlives the backward. */
   held: boolean;
-  /** What makes it again, as a mirrored forward let go of it; "" for what is there. */
+  /** Operation that recomputes it, if it was dropped; else "". */
   madeBy: string;
-  /** The place of the first task that keeps it, which makes it again. */
+  /** Place of the first task that saves it, which triggers the recomputation. */
   first: number;
-  /** The earlier slot of this task that keeps the same bytes; "" where there is none. */
+  /** Earlier slot of this task with the same bytes; "" if there is none. */
   sameAs: string;
-  /** The other tasks that keep the same bytes. */
+  /** Other tasks that save the same bytes. */
   others: number[];
-  /** The place in the order of the last task that keeps it; NEVER where one of them does not run. */
+  /** Place of the last task that saves it; NEVER if one of them does not run. */
   last: number;
 }
 
-/** What a task keeps, under a schedule. */
+/** Return a task's saved tensors under a schedule. */
 export function savedBy(replay: Replay, task: number): Saved[] {
   const { document } = replay.graph;
   const { saved } = document;
@@ -82,29 +82,32 @@ export function savedBy(replay: Replay, task: number): Saved[] {
   });
 }
 
-/** The bytes that count as saved: each storage once, not what is there anyway. */
+/** Return the bytes that count as saved: each storage once, without parameters and tensors held by user code. */
 export function keptBytes(all: readonly Saved[]): number {
   const counted = all.filter((each) => !each.parameter && !each.held && !each.sameAs && !each.madeBy);
   return counted.reduce((sum, each) => sum + each.bytes, 0);
 }
 
-/** When the bytes go, and who else keeps them, in words. `t`: how many tasks have run. */
+/**
+ * Return a sentence that says when the bytes are freed and which other tasks save them. `t`: number of tasks that have
+ * run.
+ */
 export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.parameter) return `parameter ${saved.parameter}, not counted`;
   if (saved.held) return "held by the caller, not counted";
-  if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
+  if (saved.sameAs) return `shares its bytes with ${saved.sameAs}`;
   if (saved.madeBy && saved.first >= t) {
     const when = saved.first === NEVER ? "if it runs" : `as the ${nth(saved.first + 1)} runs${planned(replay, saved)}`;
-    return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
+    return `dropped, recomputed by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
   }
-  if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
-  if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
+  if (replay.graph.document.keeps_graph) return `kept: the graph is retained${sharers(replay, saved, "also saved")}`;
+  if (saved.last === NEVER) return "kept to the end: a task that saves it does not run";
   const freed = isFreed(replay, saved, t);
   const when = `${freed ? "freed by" : "freed after"} the ${nth(saved.last + 1)}`;
-  return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
+  return when + sharers(replay, saved, freed ? "was also saved" : "also saved");
 }
 
-/** `, in 0.65 ms as planned, with 2 others`: what its replay takes; "" where no plan tells. */
+/** Return the predicted recomputation, `, in 0.65 ms as planned, with 2 others on the way`; "" without a plan. */
 function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
   const row = replays?.storage.indexOf(storage) ?? NONE;
   if (!replays || row === NONE) return "";
@@ -112,14 +115,14 @@ function planned({ schedule: { replays } }: Replay, { storage }: Saved): string 
   return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
 }
 
-/** `, also kept by Relu, 3rd, and 2 more`, or "". */
+/** Return `, also saved by Relu, 3rd, and 2 more`, or "". */
 function sharers(replay: Replay, { others }: Saved, kept: string): string {
   if (!others.length) return "";
   const [first, ...more] = others;
   return `, ${kept} by ${replay.named(first)}${more.length ? `, and ${more.length} more` : ""}`;
 }
 
-/** Whether the bytes have been freed when so many tasks have run. */
+/** Return whether the bytes are freed after `t` tasks. */
 export function isFreed(replay: Replay, saved: Saved, t: number): boolean {
   return !replay.graph.document.keeps_graph && saved.last < t;
 }

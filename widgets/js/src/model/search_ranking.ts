@@ -1,4 +1,4 @@
-/** Which matches of a search are offered first. */
+/** Ranking of search matches. */
 
 import { typedTask } from "./find.ts";
 import type { DeckGraph } from "./graph.ts";
@@ -6,7 +6,7 @@ import type { Replay } from "./replay.ts";
 
 const RANKS = 4;
 
-/** The best `most` of the matching tasks: by how well they match, then the latest created first, as HEAP runs them. */
+/** Return the best `most` matching tasks: by quality of the match, then the latest created first, as HEAP runs them. */
 export function suggest(replay: Replay, matches: Uint8Array, query: string, most: number): number[] {
   const words = query.trim().toLowerCase();
   const typed = typedTask(replay, words);
@@ -19,7 +19,7 @@ export function suggest(replay: Replay, matches: Uint8Array, query: string, most
   return ranks.flat().slice(0, most);
 }
 
-/** Of what is not its number: 1: its name or parameter starts so; 2: its module is called so; 3: somewhere else. */
+/** Rank a match: 1 if the name or parameter starts with the words, 2 if the module has this name, 3 otherwise. */
 function rank(graph: DeckGraph, task: number, words: string): number {
   if (graph.titles[task].toLowerCase().startsWith(words) || graph.name(task).toLowerCase().startsWith(words)) return 1;
   const module = graph.module(task).toLowerCase();

@@ -1,11 +1,11 @@
-/** Paths of modules for rows that have less room: what tells each from the others of its name comes first. */
+/** Module paths shortened for narrow rows: the part that distinguishes rows of the same name comes first. */
 
-/** Where a path may begin so that no number or `*` stands alone. */
+/** A part at which a shortened path may start; a number or `*` alone would be meaningless. */
 const NAMED = /[^\d*]/;
 
 /**
- * By row how its path may be written, the longest first: `encoder.layers.*.attn`, `…layers.*.attn`, ..., and at the
- * least `encoder…attn` where `decoder.layers.*.attn` is there, too.
+ * Return the spellings of each row's path, longest first: `encoder.layers.*.attn`, `…layers.*.attn`, ... The shortest
+ * is `encoder…attn` if there is also a `decoder.layers.*.attn`.
  */
 export function pathsOf(rows: readonly { name: string; module: string }[]): string[][] {
   return rows.map(({ name, module }) => {

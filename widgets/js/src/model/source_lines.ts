@@ -1,11 +1,11 @@
-/** Which lines of the code around a source line are shown. */
+/** Choice of the source lines shown around a line. */
 
-/** Lines before and after. */
+/** Number of lines before and after. */
 const AROUND = 1;
 
 /**
- * The indices of the lines around line `at`, three where there are three, blank ones at the ends left out; and by how
- * many characters all of them are indented.
+ * Return the indices of up to three lines around line `at`, without blank lines at the ends, and their common
+ * indentation in characters.
  */
 export function linesAround(code: readonly string[], at: number): { shown: number[]; indent: number } {
   if (!(at in code)) return { shown: [], indent: 0 };

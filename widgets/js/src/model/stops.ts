@@ -1,36 +1,38 @@
-/** Breakpoints and watchpoints, and before which tasks they may stop a run. */
+/** Breakpoints and watchpoints, and the tasks before which they may stop a run. */
 
 import type { DeckGraph } from "./graph.ts";
 import { NEVER, type Replay } from "./replay.ts";
 
-/** As widgets/deck/live_state.py tells it. */
+/** A breakpoint or watchpoint; widgets/deck/live_state.py writes it. */
 export interface StopPoint {
   number: number;
   kind: "break" | "watch";
-  /** How it was given. */
+  /** Text as the user typed it. */
   text: string;
   enabled: boolean;
   hits: number;
-  /** Those that it may stop at; empty: any. */
+  /** Tasks at which it may stop; empty if at any. */
   tasks: number[];
-  /** Of a breakpoint on modules the call of each of them: it stops before the first task of a call. Else empty. */
+  /**
+   * For a breakpoint on modules, the call of each task: the run stops before the first task of a call. Otherwise empty.
+   */
   calls: number[];
 }
 
-/** Why a live session has stopped. */
+/** Reason why a live session has stopped. */
 export interface Stopped {
   text: string;
-  /** What else is known: of a bad gradient the way back to its origin. */
+  /** Further facts; for a bad gradient, the path back to its origin. */
   lines: string[];
   task: number | null;
   number: number | null;
   why: "breakpoint" | "watchpoint" | "asked";
 }
 
-/** By task that has one whether it is enabled. */
+/** Tasks with a breakpoint; the value is true if one is enabled. */
 export type Marks = ReadonlyMap<number, boolean>;
 
-/** `breakpoints`: those of tasks, which the kernel may not have made stops of yet. */
+/** Return the marks. `breakpoints` are those set on tasks, which the kernel may not have confirmed yet. */
 export function marksOf(stops: readonly StopPoint[], breakpoints: ReadonlySet<number>, replay: Replay): Marks {
   const marks = new Map<number, boolean>();
   for (const stop of stops) {
@@ -41,7 +43,7 @@ export function marksOf(stops: readonly StopPoint[], breakpoints: ReadonlySet<nu
   return marks;
 }
 
-/** The tasks before which it may stop, in this order of tasks. */
+/** Return the tasks before which a stop may stop a run in this order. */
 export function stopsBefore({ tasks, calls }: StopPoint, { place }: Replay): number[] {
   if (!calls.length) return tasks;
   const firsts = new Map<number, number>();
@@ -52,7 +54,7 @@ export function stopsBefore({ tasks, calls }: StopPoint, { place }: Replay): num
   return [...firsts.values()];
 }
 
-/** The stops of a page without a kernel: one a breakpoint, numbered as they were set. */
+/** Return the stops of a page without a kernel: one per breakpoint, numbered in the order in which they were set. */
 export function ownStops(before: readonly StopPoint[], breakpoints: ReadonlySet<number>): StopPoint[] {
   const kept = before.filter(({ tasks }) => breakpoints.has(tasks[0]));
   let number = before.at(-1)?.number ?? 0;
@@ -63,15 +65,15 @@ export function ownStops(before: readonly StopPoint[], breakpoints: ReadonlySet<
   return kept;
 }
 
-/** The task that a breakpoint was set at by its number; -1 for one that means a place. */
+/** Return the task of a breakpoint set by task number; -1 for one set by place. */
 export function taskOf({ kind, text, tasks }: StopPoint): number {
   return kind === "break" && tasks.length === 1 && /^(#|task\W*)?\d+$/.test(text) ? tasks[0] : -1;
 }
 
 /**
- * The position at which all tasks of a task's module call have run, the calls in it included; `out`: of the call around
- * it. One task on in the outermost call and where no capture saw one, the end where there is none around it, as
- * engine/session/verbs.py has it.
+ * Return the position at which all tasks of the task's module call have run, including nested calls; with `out`, of the
+ * enclosing call. In the outermost call and without module information this is one task ahead, and the end if there is
+ * no enclosing call, as in engine/session/verbs.py.
  */
 export function endOfCall({ graph, place, length, schedule }: Replay, t: number, out: boolean): number {
   const { tasks, calls } = graph.document;

@@ -1,20 +1,26 @@
-/** When tasks ran, for the clock axis: as recorded, or one after the other with what each of them took. */
+/** Task times for the clock axis: the recorded clock, or the recorded durations one after another. */
 
 import type { Clock, DeckDocument } from "./document.ts";
 import type { Replay } from "./replay.ts";
 
 export interface Times {
-  /** By place, nanoseconds since the start of the backward; side by side, a later place may start earlier. */
+  /**
+   * Start and end by place, nanoseconds since the start of the backward. If devices overlap, a later place may start
+   * earlier.
+   */
   start: Float64Array;
   end: Float64Array;
-  /** When the last one ended. */
+  /** End of the last task. */
   total: number;
-  /** Whether all of it is known; else tasks are reckoned with of which no time is. */
+  /** True if all durations are known; otherwise the missing ones are estimated. */
   isWhole: boolean;
   still: NonNullable<Clock["still"]>;
 }
 
-/** The times of a schedule; tasks that have not run are taken to last as long as others on average. null: none is known. */
+/**
+ * Return the times of a schedule, or null if none is known. Tasks that have not run are assumed to take the average
+ * duration.
+ */
 export function timesOf(document: DeckDocument, replay: Replay): Times | null {
   const { order, clock } = replay.schedule;
   const lasting = durations(document);
@@ -33,7 +39,9 @@ export function timesOf(document: DeckDocument, replay: Replay): Times | null {
   return times.total ? { ...times, isWhole, still: clock?.still ?? [] } : null;
 }
 
-/** When the task of a place can begin at the earliest: its device is free then, and what it waits for has ended. */
+/**
+ * Return a function for the earliest start of the task at a place: its device is free and its predecessors have ended.
+ */
 function sideBySide({ graph, place, schedule }: Replay, { end }: Pick<Times, "end">): (at: number) => number {
   const { tasks, edges } = graph.document;
   const free = new Map<number, number>();
@@ -50,7 +58,7 @@ function sideBySide({ graph, place, schedule }: Replay, { end }: Pick<Times, "en
   };
 }
 
-/** By task the nanoseconds that it took: in the session's own run, or as its record says. */
+/** Return each task's duration in nanoseconds, from the session's own run or else from its record. */
 function durations({ schedules: [{ order, clock }], records }: DeckDocument): Map<number, number> {
   const found = new Map<number, number>();
   for (const [task, { elapsed_ns }] of Object.entries(records)) if (elapsed_ns !== null) found.set(Number(task), elapsed_ns);

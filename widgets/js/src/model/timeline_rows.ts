@@ -1,14 +1,14 @@
-/** How high the rows of the timeline are: what folds away first where there is less room. */
+/** Heights of the timeline's rows, and the order in which they fold if space is short. */
 
-/** Pixels from the timeline's top. */
+/** Vertical positions, pixels from the timeline's top. */
 export interface Bands {
   lanes: { top: number; height: number }[];
-  /** Whether lanes show their queue. */
+  /** True if the lanes show their queues. */
   hasQueues: boolean;
   memory: { top: number; bottom: number };
-  /** The chart in it, below its heading. */
+  /** The chart below the heading. */
   chart: { top: number; bottom: number };
-  /** `rows` is 0 where only the heading is there. */
+  /** `rows` is 0 if only the heading is shown. */
   lifetimes: { top: number; rows: number };
   ruler: number;
   height: number;
@@ -18,7 +18,7 @@ export const PHASES = 22;
 export const RULER = 16;
 export const HEADING = 18;
 export const ROW = 14;
-/** Of a lane's bars. */
+/** Height of a lane's bars. */
 export const BAR = 12;
 
 const LANE = 30;
@@ -29,8 +29,9 @@ const MEMORY_SHARE = 0.54;
 const ROWS = { least: 3, most: 24 };
 
 /**
- * Rows of a timeline that is so high. `lifetimes`: how many rows there are; `isOpen`: whether the reader wants them,
- * null where he has not said; `legend`: the height of memory's legend, which has all of its rows if lifetimes can have fewer.
+ * Return the rows of a timeline of this height. `lifetimes` is the number of lifetime rows; `isOpen` is the user's
+ * choice to show them, or null; `legend` is the height of the memory legend, which is shown completely if that only
+ * costs lifetime rows.
  */
 export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen: boolean | null, legend = 0): Bands {
   const full = lanes > 1 ? LANES : LANE;

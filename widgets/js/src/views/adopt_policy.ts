@@ -1,4 +1,6 @@
-/** On the tab of another policy, or of a branch, of a live session: what it is, and the way to make it real. */
+/**
+ * Banner on the tab of another policy or branch of a live session: its description, and the button that switches to it.
+ */
 
 import { el } from "../dom.ts";
 import { count, grouped } from "../format.ts";
@@ -14,7 +16,7 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
   button.addEventListener("click", () => {
     if (store.branch) return store.takeBranch();
     store.link?.setPolicy(store.replay.schedule.policy);
-    store.show(0); // what runs on is the session's own order
+    store.show(0); // the session's own order is the one that runs
     store.go(store.state.front);
   });
   return {
@@ -22,15 +24,15 @@ export const makeRunOn: MakeView = ({ store }, parent) => {
       if (!changed.has("tab") && !changed.has("status") && !changed.has("revision")) return;
       const { branch } = store;
       const { status } = store.state;
-      const goesOn = status === "stopped" || status === "running" || (branch && status === "finished");
-      view.hidden = !(store.link && store.state.tab && goesOn);
+      const canContinue = status === "stopped" || status === "running" || (branch && status === "finished");
+      view.hidden = !(store.link && store.state.tab && canContinue);
       if (view.hidden) return;
       const { policy, title } = store.replay.schedule;
       button.disabled = status === "running";
       const forked = branch?.parent ? `, forked after ${grouped(branch.forked_at)}` : "";
       says.textContent = branch ? `${count(branch.ran, "task")} ran${forked}` : "simulated from the start";
-      button.textContent = branch ? "go on from this branch" : `run on under ${shown(policy)}`;
-      button.title = branch ? branch.text : `The session goes on by this rule: ${title}`;
+      button.textContent = branch ? "continue from this branch" : `run on under ${shown(policy)}`;
+      button.title = branch ? branch.text : `Continue the session under this policy: ${title}`;
     },
     dispose: () => view.remove(),
   };

@@ -1,4 +1,4 @@
-/** Tells a screen reader where the deck stands: after a step, not while it plays. */
+/** Announcement of the deck's position to screen readers: after each step, but not during playback. */
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
@@ -31,7 +31,7 @@ export const makeAnnouncer: MakeView = ({ store }, parent) => {
   };
 };
 
-/** `TBackward0, blocks.1.f2, runs 58th of 144, 1 ready, latest created of 2 ready`. */
+/** Return `TBackward0, blocks.1.f2, runs 58th of 144, 1 ready, latest created of 2 ready`. */
 export function where(store: Store): string {
   const { replay, running } = store;
   const { t } = store.state;

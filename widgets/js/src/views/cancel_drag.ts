@@ -1,12 +1,15 @@
-/** What is held with the pointer is let go of by Escape, which puts all back, and where the window loses the focus. */
+/**
+ * End of a drag without a pointer release: Escape restores the previous state, and the drag also ends if the window
+ * loses the focus.
+ */
 
-/** `letGo` is called while `isHeld`; `back` says that all is to be as before. */
-export function bindLetGo(isHeld: () => boolean, letGo: (back: boolean) => void, signal: AbortSignal): void {
-  window.addEventListener("blur", () => isHeld() && letGo(false), { signal });
+/** While `isHeld`, listen and call `endDrag`; with `back` true the previous state must be restored. */
+export function bindDragEnd(isHeld: () => boolean, endDrag: (back: boolean) => void, signal: AbortSignal): void {
+  window.addEventListener("blur", () => isHeld() && endDrag(false), { signal });
   window.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !isHeld()) return;
     event.preventDefault();
-    event.stopImmediatePropagation(); // it is for this alone
-    letGo(true);
+    event.stopImmediatePropagation(); // Escape must only end the drag
+    endDrag(true);
   }, { signal, capture: true });
 }

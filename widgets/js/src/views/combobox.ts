@@ -1,24 +1,27 @@
-/** A text field with a list of what may be meant: arrows go through it, Enter or a click takes one. */
+/** A text field with a list of suggestions: arrow keys move through it, Enter or a click accepts one. */
 
 import { el } from "../dom.ts";
 
 export interface Offers {
   options: HTMLElement[];
-  /** Said below them. */
+  /** Notes below the suggestions. */
   notes: string[];
 }
 
 export interface ComboboxActions {
-  /** What is offered for what stands in the field; null: no list. */
+  /** Return the suggestions for the current text; null for no list. */
   offers(): Offers | null;
   take(index: number): void;
-  /** Enter, where no offer is marked. */
+  /** Called for Enter without a marked suggestion. */
   enter(): void;
-  /** Escape. `wasMarked`: an offer was marked, which alone is undone. */
+  /** Called for Escape. `wasMarked`: a suggestion was marked, and only the mark is removed. */
   leave(wasMarked: boolean): void;
 }
 
-/** `first`: the offer that is marked before an arrow is pressed, -1 for none. Returns what brings the list up to date. */
+/**
+ * Bind the combobox. `first` is the suggestion marked before an arrow key is pressed, -1 for none. Return a function
+ * that updates the list.
+ */
 export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: number, acts: ComboboxActions) {
   const described = { role: "combobox", "aria-autocomplete": "list", "aria-controls": list.id, autocomplete: "off" };
   for (const [name, value] of Object.entries(described)) input.setAttribute(name, value);
@@ -84,7 +87,7 @@ export function bindCombobox(input: HTMLInputElement, list: HTMLElement, first: 
   });
   input.addEventListener("focus", () => set(true));
   input.addEventListener("blur", () => set(false));
-  // A click on the list must not take the focus away before it chooses.
+  // A click on the list must not move the focus before it chooses.
   list.addEventListener("pointerdown", (event) => event.preventDefault());
   list.hidden = true;
   return { show, open: () => set(true) };

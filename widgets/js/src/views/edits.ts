@@ -1,4 +1,4 @@
-/** Buttons that change the gradients which wait for the current task of a live session. */
+/** Buttons that edit the gradients in the input buffer of a live session's current task. */
 
 import { el } from "../dom.ts";
 import type { Command, Store } from "../store.ts";
@@ -17,7 +17,7 @@ export function makeEdits(store: Store): Edits {
     made.addEventListener("click", act);
     return made;
   };
-  /** A button with a number of its own. */
+  /** Create a button with a number field. */
   const withNumber = (how: How, says: string, title: string, name: string, first: string) => {
     const input = el("input", { type: "number", step: "any", value: first, "aria-label": name });
     const act = () => {
@@ -30,14 +30,14 @@ export function makeEdits(store: Store): Edits {
     });
     return el("span", { class: "pair" }, button(how, says, title, act), input);
   };
-  const restore = button("restore", "restore", "Put back what was there before", () => ask("restore"));
+  const restore = button("restore", "restore", "Restore the previous gradients", () => ask("restore"));
   const element = el(
     "div",
-    { class: "acts edits", role: "group", "aria-label": "change the gradients that wait" },
+    { class: "acts edits", role: "group", "aria-label": "edit the gradients in the input buffer" },
     el("span", { class: "quiet" }, "edit"),
-    button("zero", "zero", "Make the gradients that wait zero", () => ask("zero")),
-    withNumber("scale", "×", "Multiply the gradients that wait by this", "factor", "0.1"),
-    withNumber("clip", "clip", "Scale them so that their norm is at most this", "largest norm", "1"),
+    button("zero", "zero", "Set the gradients in the input buffer to zero", () => ask("zero")),
+    withNumber("scale", "×", "Multiply the gradients in the input buffer by this", "factor", "0.1"),
+    withNumber("clip", "clip", "Scale the gradients in the input buffer to at most this norm", "largest norm", "1"),
     restore,
   );
   return {

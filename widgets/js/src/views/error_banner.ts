@@ -1,4 +1,4 @@
-/** What went wrong in a live session, calmly, until it is dismissed. */
+/** Banner with the error of a live session, shown until it is dismissed. */
 
 import { el } from "../dom.ts";
 import type { Status, Store } from "../store.ts";
@@ -41,14 +41,14 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
   };
 };
 
-/** "" where all is well. */
+/** Return the headline; "" without an error. */
 function headline(status: Status, trouble: string): string {
   if (status === "failed") return "The backward has failed.";
   if (status === "closed") return "The session is closed.";
-  return trouble ? "That did not work." : "";
+  return trouble ? "The command failed." : "";
 }
 
 function after(store: Store): string {
   const [ran, all] = [store.state.front, store.replayOf(0).length].map(grouped);
-  return `What has run is still here: ${ran} of ${all} tasks.`;
+  return `The ${ran} of ${all} tasks that have run can still be inspected.`;
 }

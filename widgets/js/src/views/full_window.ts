@@ -1,6 +1,7 @@
 /**
- * The deck over the whole window. Not by the Fullscreen API, which frames may not use: the host is fixed, and on the
- * browser's top layer, since a notebook may contain what is in its cells.
+ * Display of the deck over the whole window. It does not use the Fullscreen API, which is blocked in frames. Instead
+ * the host has a fixed position and is in the browser's top layer, because a notebook may contain the layout of its
+ * cells.
  */
 
 import type { MakeView } from "../view_types.ts";
@@ -30,7 +31,7 @@ export const makeFullWindow: MakeView = ({ store, root }) => {
     document.documentElement.style.overflow = before.page;
     before = null;
   };
-  /** From its last control the focus goes to the first, and back. */
+  /** Tab moves the focus from the last control to the first, and back. */
   const stay = (event: KeyboardEvent) => {
     if (!before || event.key !== "Tab") return;
     const inside = [...root.querySelectorAll<HTMLElement>("button, input, select, a[href], [tabindex]")].filter(

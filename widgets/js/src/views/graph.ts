@@ -1,4 +1,4 @@
-/** The graph panel: the picture of the backward, and the camera over it. */
+/** The graph panel: the picture of the backward, and its camera. */
 
 import { TALL } from "../../../../inspector/drawing/layout_constants.json";
 import { el } from "../dom.ts";
@@ -32,12 +32,12 @@ import { foldAll } from "./keyboard.ts";
 import { makeStopped } from "./stop_banner.ts";
 import styles from "./graph.css";
 
-/** What is seen of the picture around a group that is brought into view, pixels. */
+/** Margin around a group that is brought into view, pixels of the picture. */
 const AROUND_GROUP = 60;
-/** The longest time that one frame of a glide makes up for, milliseconds. */
+/** Longest time that one frame of a smooth movement makes up for, milliseconds. */
 const LONGEST_FRAME = 100;
 
-/** One tree per store: its views fold and unfold together. */
+/** One tree per store, so that all of its views fold and unfold together. */
 const trees = new WeakMap<Store, Tree>();
 
 function treeOf(store: Store): Tree {
@@ -71,15 +71,15 @@ class GraphView implements View {
   private readonly ending = new AbortController();
   private readonly observer: ResizeObserver;
   private size: Size = { width: 0, height: 0 };
-  /** How tall the columns of the picture are to be. */
+  /** Maximum height of the picture's columns. */
   private tall = TALL;
-  /** What the panel itself has opened: as long as nobody opens or closes anything, it follows the panel's size. */
+  /** Boxes opened by the panel itself. Until the user opens or closes a box, the choice follows the panel's size. */
   private fitted: ReadonlySet<number>;
-  /** It has been seen: hidden and shown again, it is where it was. */
+  /** True once the panel has been visible; if it is hidden and shown again, it keeps its view. */
   private begun = false;
   private scene: Scene;
   private motion: Motion | null = null;
-  /** Where the camera goes when the change of layout is over. */
+  /** Position of the camera after the layout transition. */
   private afterMotion: CameraView | null = null;
   private lastFrame = 0;
 
@@ -184,7 +184,7 @@ class GraphView implements View {
     return new Scene(this.store.graph, this.tree, layOut(this.tree, this.store.state.open, this.cache, this.tall));
   }
 
-  /** Lays out anew; what was clicked stays where it is on the screen. */
+  /** Compute the layout again; the clicked item keeps its position on the screen. */
   private relayout(): void {
     const before = this.scene;
     this.scene = this.layOut();
@@ -201,7 +201,7 @@ class GraphView implements View {
     else this.motion = new Motion(before, this.scene, performance.now(), { from, to });
   }
 
-  /** Goes on with the change of layout. Returns how much of it is gone. */
+  /** Continue the layout transition. Return its progress. */
   private moveOn(now: number): number {
     const { motion } = this;
     if (!motion) return 1;
@@ -215,7 +215,8 @@ class GraphView implements View {
   }
 
   private resize({ width, height }: Size): void {
-    const isLower = width === this.size.width; // why it stopped is said below the picture, which stays where it is
+    // the reason of a stop is shown below the picture, which keeps its position
+    const isLower = width === this.size.width;
     this.size = { width, height };
     if (!width || !height) return;
     const first = !this.begun;
@@ -227,7 +228,7 @@ class GraphView implements View {
     this.stage.redraw(this);
   }
 
-  /** Opens what is to be seen at first in a panel of this size. */
+  /** Open the boxes of the first view in a panel of this size. */
   private openAsFirst(): void {
     const { open, tall } = firstView(this.tree, roomIn(this.size));
     if (tall === this.tall && areEqual(open, this.store.state.open)) return;
@@ -236,11 +237,11 @@ class GraphView implements View {
     this.store.update({ open });
   }
 
-  /** Moves the camera to where its mode wants it. */
+  /** Move the camera to the position its mode requires. */
   private aim(jump = false, first = false): void {
     const { camera } = this.store.state;
     if (!this.size.width) return;
-    const from = jump ? null : this.aimedAt; // after a change of size nothing need stay where it was
+    const from = jump ? null : this.aimedAt; // after a change of size nothing needs to keep its position
     if (camera === "fit" || (first && camera === "free")) this.move(fitView(this.scene.layout, this.size), jump);
     else if (camera === "follow" && this.store.shown >= 0) {
       const view = followView(this.scene, this.size, from, this.store.shown);
@@ -248,7 +249,7 @@ class GraphView implements View {
     }
   }
 
-  /** What the reader has clicked stays under the pointer; what was selected elsewhere is brought into the middle. */
+  /** Keep a task that the user clicked under the pointer; move a task selected elsewhere into the middle. */
   private aimAtSelected(): void {
     const { selected, camera } = this.store.state;
     const rect = selected === null ? null : this.scene.rectOf(selected);
@@ -257,7 +258,7 @@ class GraphView implements View {
     if (!sameView(reveal(view, this.size, rect), view)) this.move(centred(view, this.size, rect));
   }
 
-  /** All members of the group that was picked out are brought into view. */
+  /** Bring all members of the selected group into view. */
   private aimAtGroup(): void {
     const { group } = this.store.state;
     if (group === null || !this.size.width) return;
@@ -270,7 +271,7 @@ class GraphView implements View {
     this.move(centred({ ...view, k: Math.min(view.k, this.aimedAt.k) }, this.size, area));
   }
 
-  /** Where the camera will be when all that moves has come to rest. */
+  /** Position of the camera after all movements. */
   private get aimedAt(): CameraView {
     return this.afterMotion ?? this.motion?.views.to ?? this.pilot.aim;
   }
@@ -318,7 +319,7 @@ class GraphView implements View {
       const reason = error instanceof Error ? error.message : String(error);
       const said = `The ${kind.toUpperCase()} was not saved: ${reason}.`;
       const { trouble } = store.state;
-      store.update({ trouble: "" }); // said before, it may have been dismissed
+      store.update({ trouble: "" }); // an earlier error may have been dismissed
       store.update({ trouble: trouble.includes(said) ? trouble : [trouble, said].filter(Boolean).join("\n") });
     }
   }
@@ -332,15 +333,15 @@ class GraphView implements View {
     return new Blob([svgPicture(picture, (spans) => this.painter.pen.measure(spans))], { type: "image/svg+xml" });
   }
 
-  /** What the picture is, for those who do not see it. */
+  /** Describe the picture for screen readers. */
   private describe(): void {
     const { title } = this.store.document;
     const what = `graph of the backward of ${title}: ${count(this.store.graph.count, "task")}`;
-    const how = "Tab goes to the list of what is in view, arrows move in it.";
+    const how = "Tab moves to the list of visible tasks and modules, arrow keys move in it.";
     this.canvas.setAttribute("aria-label", `${what}. ${how}`);
   }
 
-  /** The device's pixels change when the window goes to another screen, or the page is zoomed. */
+  /** Watch the resolution, which changes when the window moves to another screen or the page is zoomed. */
   private watchPixels(): void {
     const query = matchMedia(`(resolution: ${devicePixelRatio}dppx)`);
     const changed = () => {
@@ -351,7 +352,10 @@ class GraphView implements View {
   }
 }
 
-/** What keeps its place when the layout changes: the outermost box that opened or closed, or else the shown task. */
+/**
+ * Return the item that keeps its position when the layout changes: the outermost box that opened or closed, or else the
+ * shown task.
+ */
 function anchorOf(before: Scene, after: Scene, shown: number) {
   for (const { box, rect, closed } of after.layout.boxes) {
     const index = before.boxes.get(box.id);

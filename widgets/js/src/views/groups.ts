@@ -1,4 +1,6 @@
-/** Below the graph, while groups are outlined: which there are, what they would save, and what was refused and why. */
+/**
+ * The list below the graph while groups are outlined: the groups, their savings, and the refused ones with the reasons.
+ */
 
 import { el } from "../dom.ts";
 import type { Direction } from "../model/document.ts";
@@ -9,10 +11,10 @@ import type { MakeView } from "../view_types.ts";
 import { icon } from "./icons.ts";
 
 const TITLES: Record<Direction, string> = { backward: "backward", forward: "forward", ran: "ran as one" };
-/** More are not listed. */
+/** Maximum number of listed groups. */
 const MOST = 100;
-/** Until the kernel has looked. */
-const LOOKS = "Looking for products of matrices that could run as one …";
+/** Text until the kernel has searched. */
+const LOOKS = "Searching for matrix products that could run as one …";
 
 export const makeGroups: MakeView = ({ store, root }, parent) => {
   const choices = el("span", { class: "tabs", role: "group", "aria-label": "groups of" });
@@ -83,7 +85,7 @@ function rowOf(outline: Outline): HTMLElement {
   const row = el("button", { class: "gp", "data-group": String(index), title: product });
   const sign = nameSign(outline);
   if (!cost) {
-    const what = direction === "ran" ? "by itself: " : "not joined: ";
+    const what = direction === "ran" ? "ran alone: " : "not joined: ";
     row.append(sign, el("span", { class: "n" }, what, title), el("span", { class: "m" }, where));
     return row;
   }
@@ -97,20 +99,20 @@ function costOf({ launches: [before, after], copied }: NonNullable<Outline["cost
   return `${grouped(before)} → ${grouped(after)} ${after === 1 ? "launch" : "launches"}${copies}`;
 }
 
-/** The name of a group in its colour, as it stands in the graph. */
+/** Return the name of a group in its colour, as in the graph. */
 export function nameSign({ name, hue, direction }: Outline): HTMLElement {
   if (!name) return el("span", { class: "gn refused", "aria-hidden": "true" });
   return el("span", { class: `gn ${direction}`, style: `--hue: var(--hue${hue})` }, name);
 }
 
-/** The groups that a task is in, and why it is in none, for the inspector. */
+/** Return the groups that contain a task, and the reasons for refused ones, for the inspector. */
 export function groupSection(store: Store, task: number): HTMLElement[] {
   const around = store.outlines?.around(task) ?? [];
   if (!around.length) return [];
   const items = around.map((outline) => {
     const row = el("button", { class: "gp", "data-group": String(outline.index) }, nameSign(outline));
     const { cost, direction } = outline;
-    const title = cost ? outline.title : direction === "ran" ? "ran by itself" : `not joined in the ${direction}`;
+    const title = cost ? outline.title : direction === "ran" ? "ran alone" : `not joined in the ${direction}`;
     const where = outline.cost ? `${TITLES[outline.direction]}, ${outline.where}` : outline.where;
     row.append(el("span", { class: "n" }, title), el("span", { class: "m" }, where));
     row.addEventListener("click", () => store.pickGroup(outline));

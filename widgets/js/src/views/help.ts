@@ -1,42 +1,42 @@
-/** All keys, over the deck. */
+/** The list of all keys, over the deck. */
 
 import { el } from "../dom.ts";
 import type { Stage } from "../view_types.ts";
 import { icon } from "./icons.ts";
 
-/** The keys, and what they do. */
+/** Keys and their descriptions. */
 const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["Space", "play"],
   ["← →", "step"],
   ["⇧← ⇧→", "10 tasks"],
   ["Home End", "to the start, to the end"],
-  ["1 2 … 9", "policy, by its tab"],
+  ["1 2 … 9", "policy of this tab"],
   ["O ⇧O", "step over, out of a module"],
   ["B", "breakpoint"],
-  ["R", "run to it"],
-  ["S", "all stops"],
+  ["R", "run to the next breakpoint"],
+  ["S", "list of breakpoints"],
   ["[ ]", "fold, unfold"],
   ["⇧[ ⇧]", "fold all, unfold all"],
   ["F", "fit"],
   ["G", "follow"],
   ["M", "groups"],
-  ["P", "to the peak"],
-  ["Y", "scale of memory"],
+  ["P", "to the memory peak"],
+  ["Y", "memory scale"],
   ["C", "axis: tasks, clock"],
   ["+ − 0", "zoom the timeline, show all"],
   ["W", "full window, Esc leaves"],
   ["/", "find"],
   ["T", "theme"],
-  ["Esc", "search no more, deselect"],
+  ["Esc", "leave the search, deselect"],
   ["?", "all keys"],
 ];
 
-/** The keys as they are drawn. */
+/** Return the keys as drawn key caps. */
 function caps(keys: string): HTMLElement[] {
   return keys.split(" ").map((key) => el("kbd", {}, key));
 }
 
-/** Opens the help, or closes it; the focus goes in and comes back. */
+/** Open or close the help; the focus moves into it and returns afterwards. */
 export function toggleHelp({ root }: Stage): void {
   const open = root.querySelector<HTMLElement>(".help");
   if (open) {
@@ -60,7 +60,7 @@ export function toggleHelp({ root }: Stage): void {
     event.stopPropagation();
     close();
   });
-  const opener = root.querySelector(".bar .keys"); // closes it, too, by its own click
+  const opener = root.querySelector(".bar .keys"); // its own click also closes the help
   help.addEventListener("focusout", ({ relatedTarget }) => {
     if (relatedTarget && relatedTarget !== opener && !help.contains(relatedTarget as Node)) help.remove();
   });

@@ -1,4 +1,4 @@
-/** A gradient's histogram: logarithmic to both sides of zero, where the axis is broken. */
+/** Drawing of a gradient's histogram, logarithmic on both sides of zero with a broken axis. */
 
 import { svg } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
@@ -7,7 +7,7 @@ import { barsOf, barsPerSide, type Decades, power, summary } from "../model/hist
 const WIDTH = 108;
 const HEIGHT = 44;
 const BASE = 32;
-/** Above the bars: room for the sign of the scale. */
+/** Space above the bars for the sign of the scale. */
 const TOP = 10;
 /** Half of the break around zero. */
 const GAP = 6;
@@ -38,7 +38,7 @@ export function histogram(gradient: Gradient, decades: Decades): SVGSVGElement {
   return made;
 }
 
-/** Where a bar begins, in whole pixels: a gap of half a pixel would look like a hole in the data. */
+/** Return the left edge of a bar in whole pixels; a gap of half a pixel would look like missing data. */
 function edge(step: number, steps: number): number {
   return Math.round((SIDE * step) / steps);
 }
@@ -48,7 +48,7 @@ function bar(x: number, width: number, height: number, fill: string): SVGRectEle
   return svg("rect", { x, y: BASE - tall, width: Math.max(width, 1), height: tall, fill, "shape-rendering": "crispEdges" });
 }
 
-/** Two lines with a break between them, and the sign of a break at their ends. */
+/** Return two lines with a break between them, and the sign of a break at their ends. */
 function axis(): SVGPathElement {
   const [left, right] = [MIDDLE - GAP, MIDDLE + GAP];
   const y = BASE + 0.5;

@@ -1,10 +1,10 @@
-/** The deck's pictures: 16 px line icons for buttons, and the four signs of a task's state. */
+/** Icons of the deck: 16 px line icons for buttons, and the four signs of a task's state. */
 
 import { svg } from "../dom.ts";
 import type { Sign } from "../model/recompute.ts";
 import type { ShownState } from "../model/replay.ts";
 
-/** By name the strokes of an icon, and where there are any the shapes that are filled. */
+/** Strokes of each icon by name, followed by filled shapes if it has any. */
 const ICONS = {
   start: ["M3.5 3v10", "M12.5 3.5 6.5 8l6 4.5z"],
   back: ["", "M10.5 3.5 4.5 8l6 4.5z"],
@@ -47,13 +47,16 @@ const ICONS = {
 
 export type IconName = keyof typeof ICONS;
 
-/** Of so many units a side, shown at so many pixels. */
+/** Create a picture with this many units per side, shown at `size` pixels. */
 function picture(units: number, size = units, attributes: Record<string, string | number> = {}): SVGSVGElement {
   const viewBox = `0 0 ${units} ${units}`;
   return svg("svg", { width: size, height: size, viewBox, fill: "none", "aria-hidden": "true", ...attributes });
 }
 
-/** An icon in the colour of the text around it. Says nothing to a screen reader: its button has a name. */
+/**
+ * Return an icon in the colour of the surrounding text. It is hidden from screen readers, because its button has a
+ * name.
+ */
 export function icon(name: IconName, size = 16): SVGSVGElement {
   const [lines, fills]: [string, string?] = ICONS[name];
   const drawn = { stroke: "currentColor", "stroke-width": 1.5, "stroke-linecap": "round", "stroke-linejoin": "round" };
@@ -63,7 +66,7 @@ export function icon(name: IconName, size = 16): SVGSVGElement {
   return made;
 }
 
-/** The deck's mark: two reels over a tape's head. */
+/** Return the deck's logo: two reels over a tape head. */
 export function mark(): SVGSVGElement {
   const made = picture(20);
   const drawn = { stroke: "currentColor", "stroke-width": 1.6 };
@@ -76,7 +79,7 @@ export function mark(): SVGSVGElement {
   return made;
 }
 
-/** The sign of a state; `inside` stands in that of a ready task: its place in the queue. */
+/** Return the sign of a state; for a ready task, `inside` is its place in the queue. */
 export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement {
   const made = picture(14, size);
   if (state === "waiting") {
@@ -96,7 +99,7 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
   return made;
 }
 
-/** The signs of mirroring, as the graph has them. */
+/** Return a sign of recomputation, as in the graph. */
 export function mirrorSign(sign: Sign): SVGSVGElement {
   const made = picture(14);
   const frame = svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3, stroke: "var(--saved)", "stroke-width": 1.3 });

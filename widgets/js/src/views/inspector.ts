@@ -1,4 +1,4 @@
-/** Everything about one task: what it is, when it runs, where it comes from, its gradients, what it keeps. */
+/** The inspector of one task: description, time, location, gradients and saved tensors. */
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
@@ -19,7 +19,7 @@ import { LongText } from "./text_elements.ts";
 import { paced } from "./throttled_view.ts";
 import { followLinks } from "./task_links.ts";
 
-/** Kinds of nodes that most graphs don't have, in the words of inspector/graph/kinds.py. */
+/** Names of unusual kinds of nodes, as in inspector/graph/kinds.py. */
 const UNUSUAL: Record<string, string> = {
   function: "custom Function",
   copy_slices: "CopySlices (in-place write)",
@@ -29,7 +29,7 @@ const UNUSUAL: Record<string, string> = {
   error: "raises when run",
 };
 
-const CREATED = "Nodes are numbered as the forward creates them; Python takes this number for the task";
+const CREATED = "Nodes are numbered in the order of their creation; Python accepts this number for the task";
 const NO_INPUTS = "Needs the forward's inputs: %%tapescope --keep-inputs, or ts.capture(keep_inputs=True)";
 
 export const makeInspector: MakeView = (stage, parent) => {
@@ -52,14 +52,14 @@ export const makeInspector: MakeView = (stage, parent) => {
   const view = el("section", { class: "insp", "aria-label": "task", tabindex: "0" }, top, body);
   parent.append(view);
 
-  let asked = "";
+  let requested = "";
   const ask = (task: number) => {
     const { link, state, replay } = store;
     if (!link || !store.isLive || state.status !== "stopped" || state.t !== state.front) return;
     const arrived = replay.state(task, state.t);
     const question = `${task} ${state.front}`;
-    if ((arrived !== "ready" && arrived !== "running") || store.record(task) || asked === question) return;
-    asked = question;
+    if ((arrived !== "ready" && arrived !== "running") || store.record(task) || requested === question) return;
+    requested = question;
     link.inspect(task);
   };
 
@@ -99,7 +99,10 @@ export const makeInspector: MakeView = (stage, parent) => {
   return { ...slow, dispose: () => view.remove() };
 };
 
-/** Without inputs a custom Function alone can show something: what it keeps. */
+/**
+ * Return whether a task can be checked. Without the forward's inputs only a custom Function can, for the tensors it
+ * saves.
+ */
 function canCheck({ document, graph }: Store, task: number): boolean {
   return document.keeps_inputs !== false || graph.text(document.tasks.kind[task]) === "function";
 }
@@ -130,23 +133,23 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", nanoseconds(elapsed)));
   const replayed = replayTimes(replay, task);
-  if (replayed) parts.push(strong("replays: ", replayed));
+  if (replayed) parts.push(strong("recomputation: ", replayed));
   facts.replaceChildren(...parts);
 }
 
-/** Every second part stands out. */
+/** Return the parts as text, every second one emphasized. */
 function strong(...parts: string[]): HTMLElement {
   return el("span", {}, ...parts.map((part, index) => (index % 2 ? el("b", {}, part) : part)));
 }
 
-/** How a button that leads to a task is called; "" where there is no way, or no need. */
+/** Return the text of the button that leads to a task; "" if it is unnecessary or impossible. */
 function wayTo(store: Store, task: number): { says: string; title: string } {
   const { replay, state } = store;
   const place = replay.place[task];
   const isToCome = store.isLive && place > state.front;
   if (place === NEVER || (place === state.t && !isToCome)) return { says: "", title: "" };
   if (!isToCome) {
-    return { says: `go to the ${nth(place + 1)}`, title: "Show the moment before it runs" };
+    return { says: `go to the ${nth(place + 1)}`, title: "Show the position before it runs" };
   }
   const runs = state.status === "stopped";
   return { says: runs ? "run to it" : "", title: "Run the session until this task is next" };

@@ -1,4 +1,4 @@
-/** Whether a task's backward is that of its forward, where somebody has asked. */
+/** Result of comparing a task's backward with its forward, if requested. */
 
 import { el } from "../dom.ts";
 import type { Check } from "../model/document.ts";
@@ -11,7 +11,7 @@ export function checkSection(store: Store, task: number): HTMLElement[] {
   const check: Check | undefined = store.state.checks[task];
   if (!check && !isAsked) return [];
   const found = isAsked ? "pending" : verdictOf(check!);
-  const said = { pending: "checking…", ok: "right", but: "right, but", wrong: "wrong", unknown: "can't tell" }[found];
+  const said = { pending: "checking…", ok: "right", but: "right, but", wrong: "wrong", unknown: "undecided" }[found];
   const signs = { pending: [], ok: ["check"], but: ["warning"], wrong: ["warning"], unknown: [] } as const;
   const sign = signs[found].map((name) => icon(name, 14));
   const heading = el("h4", {}, "Check", el("span", { class: "verdict" }, ...sign, said));

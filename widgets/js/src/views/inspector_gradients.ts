@@ -1,4 +1,4 @@
-/** The gradients that come to a task and those that it gives: shape, bytes, statistics and histogram. */
+/** A task's input and output gradients: shape, bytes, statistics and histogram. */
 
 import { el } from "../dom.ts";
 import type { Gradient } from "../model/document.ts";
@@ -8,7 +8,7 @@ import { count, grouped, number, shape, size } from "../format.ts";
 import { histogram } from "./histogram.ts";
 import { icon } from "./icons.ts";
 
-/** More are not listed: a stack of thousands has thousands of outputs. */
+/** Maximum number of listed gradients; a large stack has thousands of outputs. */
 const MOST = 20;
 const RECORD_THEM = 'trace="full" of ts.profile, ts.backward or ts.debug records values and histograms';
 
@@ -17,23 +17,23 @@ export function gradientSections(store: Store, task: number): HTMLElement[] {
   const stands = replay.state(task, state.t);
   const isHere = stands !== "waiting";
   const note = isHere ? `input buffer ${size(graph.bufferBytes[task])}` : "expected";
-  const arriving = items(store, task, "inputs", takes(store, task), isHere);
+  const arriving = items(store, task, "inputs", inputMetas(store, task), isHere);
   const first = section("Gradients in", note, arriving);
   if (lacksValues(store, task)) first.append(el("div", { class: "gr not" }, el("div", { class: "s" }, RECORD_THEM)));
   const sections = [first];
   if (isHere && store.record(task)?.edited) {
     first.dataset.edited = "true";
-    first.querySelector("h4")?.append(el("b", { class: "chip", title: "Changed by hand" }, "edited"));
+    first.querySelector("h4")?.append(el("b", { class: "chip", title: "Edited by hand" }, "edited"));
   }
   if (graph.leaf[task]) return sections;
-  const given = gives(store, task, store.record(task)?.outputs.length ?? 0);
+  const outputs = outputMetas(store, task, store.record(task)?.outputs.length ?? 0);
   const edges = graph.outEdges.starts[task + 1] - graph.outEdges.starts[task];
-  const leaving = items(store, task, "outputs", given, stands === "done");
+  const leaving = items(store, task, "outputs", outputs, stands === "done");
   sections.push(section("Gradients out", count(edges, "edge"), leaving));
   return sections;
 }
 
-/** Whether it has run and another run of the same could have recorded more of it; a whole step records no values. */
+/** Return whether the task has run and another run could record more of it. A whole step records no values. */
 function lacksValues(store: Store, task: number): boolean {
   const { replay, state, branch } = store;
   if (branch || replay.place[task] >= state.front || replay.schedule.memory?.step) return false;
@@ -41,7 +41,7 @@ function lacksValues(store: Store, task: number): boolean {
   return !record || record.inputs.some((each) => each && each.min === undefined && each.why === undefined);
 }
 
-/** One for each of a task's inputs or outputs, up to `MOST`. */
+/** Return one element for each of a task's inputs or outputs, up to `MOST`. */
 function items(
   store: Store,
   task: number,
@@ -52,7 +52,7 @@ function items(
   const name = side === "inputs" ? "in" : "out";
   const record = store.record(task);
   const found = isComputed ? record?.[side] : undefined;
-  // One scale for all tasks, so that they can be compared.
+  // All tasks share one scale, so that they can be compared.
   const { decades } = store;
   const otherwise = isComputed ? absent(store, task, side === "inputs") : "not computed yet";
   const shown = metas.slice(0, MOST).map((meta, at) =>
@@ -67,13 +67,13 @@ function section(title: string, note: string, shown: HTMLElement[]): HTMLElement
   return el("div", { class: "sec", "data-part": part }, el("h4", {}, title, el("span", {}, note)), ...shown);
 }
 
-/** The metas of what a task takes. */
-function takes({ document }: Store, task: number): (number | null)[] {
+/** Return the metas of a task's inputs. */
+function inputMetas({ document }: Store, task: number): (number | null)[] {
   return document.forms[document.tasks.takes[task]] ?? [];
 }
 
-/** The metas of what a task gives; null where nobody wants that gradient. */
-function gives({ graph, document }: Store, task: number, least: number): (number | null)[] {
+/** Return the metas of a task's outputs; null for gradients that are not needed. */
+function outputMetas({ graph, document }: Store, task: number, least: number): (number | null)[] {
   const { edges, forms, tasks } = document;
   const found: (number | null)[] = Array.from({ length: least }, () => null);
   const { starts, values } = graph.outEdges;
@@ -85,17 +85,20 @@ function gives({ graph, document }: Store, task: number, least: number): (number
   return found;
 }
 
-/** Why there is no record of a gradient that has been computed. */
+/** Return the reason why a computed gradient has no record. */
 function absent(store: Store, task: number, input: boolean): string {
   const { state } = store;
-  if (store.branch) return "kept with the branch";
+  if (store.branch) return "recorded on another branch";
   const place = store.replayOf(0).place[task];
   if (place < state.front) return "not recorded";
   const waits = input && store.replayOf(0).readyAt[task] <= state.front;
   return waits ? "not read yet" : "not computed yet";
 }
 
-/** `gradient`: undefined where nothing is known of it (`otherwise` says why), null where there is none. */
+/**
+ * Return the element of a gradient. `gradient` is undefined if nothing is known (`otherwise` says why) and null if
+ * there is none.
+ */
 function item(
   store: Store,
   name: string,
@@ -106,7 +109,7 @@ function item(
 ): HTMLElement {
   const { metas } = store.document;
   const found = gradient ? gradient.meta : meta;
-  if (gradient === null || found === null) return without(name, "no gradient wanted", "");
+  if (gradient === null || found === null) return without(name, "no gradient needed", "");
   const { shape: sizes, dtype, device, bytes } = metas[found];
   const what = el("span", { class: "sh", title: `${shape(sizes)} ${dtype} on ${device}` }, shape(sizes));
   if (dtype !== "float32") what.append(` ${dtype}`);
@@ -135,7 +138,7 @@ function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLEl
   if (bad.length) lines.push(el("div", { class: "s bad", role: "note" }, icon("warning", 13), bad.join(", ")));
   if (gradient.min === null || gradient.min === undefined) {
     const none = sizes?.includes(0) ? "empty" : "its values were not recorded";
-    lines.push(el("div", { class: "s" }, bad.length ? "nothing is finite" : none));
+    lines.push(el("div", { class: "s" }, bad.length ? "no finite element" : none));
     return lines;
   }
   const words = (...parts: string[]) => el("div", { class: "s" }, ...parts.map((part) => el("span", {}, part)));
@@ -148,7 +151,7 @@ function statistics(gradient: Gradient, sizes: readonly number[] | null): HTMLEl
   return lines;
 }
 
-/** Never "0 %" of something, nor "100 %" of nearly all. */
+/** Format a share, but never a small one as "0 %" or a large one as "100 %". */
 function percent(share: number): string {
   if (share === 1) return "all";
   if (share < 0.01) return "< 1 %";

@@ -1,4 +1,4 @@
-/** What a task keeps from the forward. */
+/** Saved tensors of a task. */
 
 import { el } from "../dom.ts";
 import { NONE } from "../model/document.ts";
@@ -6,7 +6,7 @@ import { fate, isFreed, keptBytes, type Saved, savedBy } from "../model/saved_te
 import type { Store } from "../store.ts";
 import { grouped, shape, size } from "../format.ts";
 
-/** More are not listed. */
+/** Maximum number of listed tensors. */
 const MOST = 40;
 
 export function savedSection(store: Store, task: number): HTMLElement[] {
@@ -16,7 +16,7 @@ export function savedSection(store: Store, task: number): HTMLElement[] {
   if (all.length > MOST)
     items.push(el("div", { class: "empty" }, `+${grouped(all.length - MOST)} more`));
   const gone = all.filter((each) => each.madeBy && !each.sameAs).reduce((sum, each) => sum + each.bytes, 0);
-  const said = gone ? `${size(gone)} let go` : `${size(keptBytes(all))} kept`;
+  const said = gone ? `${size(gone)} dropped` : `${size(keptBytes(all))} saved`;
   const heading = el("h4", {}, "Saved tensors", el("span", {}, said));
   return [el("div", { class: "sec", "data-part": "saved-tensors" }, heading, ...items)];
 }

@@ -1,4 +1,4 @@
-/** The line of the forward that made the task's node, with the code around it. */
+/** The line of the forward that created the task's node, with the surrounding code. */
 
 import { el } from "../dom.ts";
 import { type DeckDocument, NONE } from "../model/document.ts";
@@ -6,18 +6,21 @@ import { linesAround } from "../model/source_lines.ts";
 import type { Store } from "../store.ts";
 import { breakable, lineName } from "./text_elements.ts";
 
-/** A line that wraps goes on so many characters to the right of its beginning, but not beyond the deepest. */
+/** Indentation of a wrapped line's continuation in characters, and its limit. */
 const HANG = 2;
 const DEEPEST = 16;
-/** Longer lines of code are cut. */
+/** Maximum length of a line of code. */
 const LONGEST = 2000;
 
-/** Whether anything of the forward is known: a line, or a module's call. */
+/** Return whether the forward was captured: a line or a module call is known. */
 function wasCaptured({ lines, calls }: DeckDocument): boolean {
   return lines.length > 0 || calls.path.length > 0;
 }
 
-/** What of a line stays together: it goes on below after a comma or an opening bracket, not after its indentation. */
+/**
+ * Return the unbreakable pieces of a line; it may wrap after a comma or an opening bracket, but not after its
+ * indentation.
+ */
 function pieces(code: string): Node[] {
   const found = code.match(/(^\s+)?([^\s,([{]+[,([{]*|[,([{]+)\s*/g) ?? [];
   return found.flatMap((piece) => [el("span", {}, piece), el("wbr")]);
@@ -38,7 +41,7 @@ export function sourceSection({ graph, document }: Store, task: number): HTMLEle
       el(
         "div",
         { class: "sec", "data-part": "source" },
-        el("h4", {}, "Source", el("span", {}, "line not known")),
+        el("h4", {}, "Source", el("span", {}, "line unknown")),
         said,
       ),
     ];

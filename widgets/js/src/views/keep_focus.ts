@@ -1,8 +1,8 @@
-/** The focus is never lost: where what has it goes away, the deck takes it, so that its keys still work. */
+/** Handling of lost focus: if the focused element is removed, the deck takes the focus, so that its keys still work. */
 
-/** Returns what ends that. */
+/** Start it. Return a function that stops it. */
 export function keepFocus(root: HTMLElement): () => void {
-  /** What has the focus; null where it is outside of the deck, or was moved away by the reader. */
+  /** Focused element; null if it is outside of the deck or the user moved the focus away. */
   let focused: HTMLElement | null = null;
   const rescue = () => {
     if (!focused || focused === root || canHaveFocus(focused)) return;
@@ -15,7 +15,7 @@ export function keepFocus(root: HTMLElement): () => void {
     focused = target as HTMLElement;
   };
   const went = ({ target }: FocusEvent) => {
-    // Browsers tell of it before it is taken away, after, or not at all.
+    // Browsers fire the event before the element is removed, afterwards, or not at all.
     queueMicrotask(() => {
       if (focused !== target) return;
       if (canHaveFocus(focused as HTMLElement)) focused = null;

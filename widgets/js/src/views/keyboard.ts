@@ -1,4 +1,4 @@
-/** The deck's keys. They work while the focus is in the deck, and JupyterLab doesn't see them. */
+/** Keyboard shortcuts of the deck. They work while the focus is in the deck, and are hidden from JupyterLab. */
 
 import type { Box, Tree } from "../layout/box_tree.ts";
 import { WHOLE } from "../model/axis.ts";
@@ -10,13 +10,13 @@ import { toggleStops } from "./stops_button.ts";
 import { nextTheme } from "./theme.ts";
 import { playOrStop, sessionWords } from "./transport.ts";
 
-/** How many tasks an arrow key with shift goes. */
+/** Tasks per press of an arrow key with Shift. */
 const FAR = 10;
 
-/** How long a tip stays that answers a key, milliseconds. */
+/** Duration of a tip that answers a key, milliseconds. */
 const SAID = 2000;
 
-/** One press of + or −. */
+/** Zoom factor of + and −. */
 const ZOOM = 1.5;
 
 type Action = (stage: Stage, shift: boolean) => unknown;
@@ -53,18 +53,19 @@ const ACTIONS: Record<string, Action> = {
     const { query, isFull, selected } = store.state;
     if (query) store.find("");
     else if (isFull || selected !== null) store.update(isFull ? { isFull: false } : { selected: null });
-    else root.dispatchEvent(new CustomEvent("tapescope-leave", { bubbles: true, composed: true })); // for what it stands in
+    // for the element that contains the deck
+    else root.dispatchEvent(new CustomEvent("tapescope-leave", { bubbles: true, composed: true }));
   },
 };
 
-/** Binds the keys to the deck's element. Returns what ends that. */
+/** Bind the keys to the deck's element. Return a function that removes them. */
 export function bindKeys(stage: Stage): () => void {
   const { root } = stage;
   const down = (event: KeyboardEvent) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const target = event.target as HTMLElement;
     if (takesItself(target, event.key)) return event.stopPropagation();
-    // An arrow that is held down runs no further ahead than the kernel comes.
+    // Repeated presses of a held arrow key must not get ahead of the kernel.
     const waits = event.repeat && event.key.startsWith("Arrow") && stage.store.link?.busy === true;
     if (!waits && !act(stage, event)) return;
     event.preventDefault();
@@ -74,7 +75,7 @@ export function bindKeys(stage: Stage): () => void {
   return () => root.removeEventListener("keydown", down);
 }
 
-/** Whether the focused control has its own use of a key: text fields of all, buttons of space and enter. */
+/** Return whether the focused control uses a key itself: text fields use all, buttons space and Enter. */
 function takesItself(target: HTMLElement, key: string): boolean {
   const kind = target.tagName;
   if (kind === "INPUT") return (target as HTMLInputElement).type !== "range" && key !== "Escape";
@@ -95,19 +96,19 @@ function act(stage: Stage, event: KeyboardEvent): boolean {
 
 function goToSearch(root: HTMLElement): void {
   const input = root.querySelector<HTMLInputElement>(".field input");
-  input?.focus({ preventScroll: true }); // to select alone gives no focus in every browser
+  input?.focus({ preventScroll: true }); // selecting alone does not move the focus in every browser
   input?.select();
 }
 
 function changeAxis({ store, root, tip }: Stage): void {
   if (store.state.axis === "task" && !timesOf(store.document, store.replay)) {
-    say(root, tip, "when its tasks ran was not recorded");
+    say(root, tip, "the times of its tasks were not recorded");
     return;
   }
   store.update({ axis: store.state.axis === "task" ? "clock" : "task", zoom: WHOLE });
 }
 
-/** About the playhead, which the timeline knows where to find. */
+/** Zoom around the playhead, whose position the timeline knows. */
 function zoomTimeline({ root }: Stage, factor: number): void {
   root.querySelector(".time")?.dispatchEvent(new CustomEvent("zoomby", { detail: factor }));
 }
@@ -118,10 +119,10 @@ function goToPeak({ store, root, tip }: Stage): void {
   store.update({ playing: false });
   store.go(levelsOfMemory(memory).peak.place);
   const ahead = sessionWords(store);
-  if (ahead) say(root, tip, `planned: ${ahead}\nArrows look around; “back to now”, or “run to it”`);
+  if (ahead) say(root, tip, `planned: ${ahead}\nArrow keys only change the view; use “back to now” or “run to it”`);
 }
 
-/** Closes the innermost open box around the shown task, or opens the outermost closed one. */
+/** Close the innermost open box around the shown task, or open the outermost closed one. */
 function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
   if (!tree || store.shown < 0) return;
   const around = boxesAround(tree, store.shown);
@@ -129,7 +130,7 @@ function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
     ? around.findLast((each) => !store.state.open.has(each.id))
     : around.find((each) => store.state.open.has(each.id));
   if (!box) {
-    const why = around.length ? "all boxes around this task are" : "no box is around this task: it is";
+    const why = around.length ? "all boxes around this task are" : "no box contains this task: it is";
     say(root, tip, `${why} ${around.length ? (unfold ? "open" : "closed") : "at the top"}`);
     return;
   }
@@ -139,12 +140,12 @@ function fold({ store, tree, root, tip }: Stage, unfold: boolean): void {
   store.update({ open });
 }
 
-/** Closes all boxes of the graph, or opens all. */
+/** Close all boxes of the graph, or open all. */
 export function foldAll({ store, tree }: Stage, shut: boolean): void {
   if (tree) store.update({ open: shut ? new Set() : new Set(tree.boxes.keys()) });
 }
 
-/** A tip over the graph that goes again. */
+/** Show a tip over the graph for a short time. */
 function say(root: HTMLElement, tip: Stage["tip"], text: string): void {
   const host = root.querySelector<HTMLElement>(".view");
   if (!host) return;
@@ -152,7 +153,7 @@ function say(root: HTMLElement, tip: Stage["tip"], text: string): void {
   setTimeout(() => tip(null), SAID);
 }
 
-/** Innermost first, without the one that is never closed. */
+/** Return the boxes around a task, innermost first, without the top one. */
 function boxesAround(tree: Tree, task: number): Box[] {
   const found: Box[] = [];
   for (let box: Box | null = tree.boxes[tree.boxOf[task]]; box?.parent; box = box.parent) found.push(box);

@@ -1,4 +1,4 @@
-/** The legend of memory, which is its read-out, too: bytes by category at the cursor. */
+/** The legend of the memory chart, which also shows the bytes by category at the cursor. */
 
 import { el } from "../dom.ts";
 import { type CurveLevels, CURVES } from "../model/recompute_curves.ts";
@@ -7,19 +7,19 @@ import type { MemoryLevels } from "../model/memory.ts";
 import { count, nth, size } from "../format.ts";
 
 const LONGEST_REASON = 90;
-/** Of a step's peak. */
+/** Maximum number of categories named for a step's peak. */
 const MOST_SHARES = 4;
-/** Height of a row, and of one where there is less room for them. */
+/** Height of a row, and of a row if space is short. */
 const ROW = 14;
 export const TIGHT_ROW = 12;
 
 export interface Legend {
-  /** The level, and the rows that make it. */
+  /** Total level; the rows below add up to it. */
   readonly total: HTMLElement;
   readonly element: HTMLElement;
-  /** Shows these categories in so many pixels. */
+  /** Build rows for these categories within this many pixels. */
   build(categories: readonly number[], curves: readonly CurveLevels[], height: number): void;
-  /** Shows the bytes at a time: of a task at its highest level. */
+  /** Show the bytes at a time; for a task, at its peak. */
   read(levels: MemoryLevels, forward: MemoryLevels | null, time: number): void;
 }
 
@@ -76,7 +76,7 @@ interface Moment {
   words: string;
 }
 
-/** What is alive at a time. */
+/** Return the bytes alive at a time. */
 export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, time: number): Moment {
   if (time < 0 && forward) {
     const event = forward.forwardEvent(time);
@@ -92,7 +92,7 @@ export function momentOf(levels: MemoryLevels, forward: MemoryLevels | null, tim
   return { bytes, level: levels.taskLevels[place], words };
 }
 
-/** A plan's curve: its line, and its level at the cursor. */
+/** Create the row of a plan's curve: its line, and its level at the cursor. */
 function curveRow(levels: CurveLevels): { levels: CurveLevels; element: HTMLElement; bytes: HTMLElement } {
   const { name } = levels.curve;
   const { title, name: said } = CURVES[name];
@@ -109,26 +109,26 @@ function rowOf(category: number): Row {
   return { category, element, bytes };
 }
 
-/** What the numbers rest on, and why they may be off. */
+/** Return the basis of the numbers, and the reasons why they may be inaccurate. */
 export function basisWords(levels: MemoryLevels, isPlanned = false): { said: string; reasons: string } {
   const { basis, estimates } = levels.memory;
   const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
   if (basis === "measured") return { said: "measured", reasons };
   if (isPlanned && basis === "calibrated") return { said: "predicted by the plan", reasons };
-  // That a dry run does not see all that kernels take is said where no other reason says of which.
+  // The general limit of a dry run (unknown kernel workspace) is shown only without a more specific reason.
   const reason = estimates.find((each) => !each.startsWith("a dry run sees ")) ?? estimates.at(0);
   if (reason) return { said: `predicted, an estimate: ${shortened(reason)}`, reasons };
   if (basis === "dry run") return { said: "predicted", reasons };
   return { said: "predicted from a measured run", reasons };
 }
 
-/** The first words of a reason, without how many tasks it is of, and which. */
+/** Return the start of a reason, without the number and names of the tasks. */
 function shortened(reason: string): string {
   const [first] = reason.replace(/^not known from a dry run: /, "misses ").split(/;|: \d|, the first/);
   return first.length > LONGEST_REASON ? `${first.slice(0, LONGEST_REASON).replace(/\s+\S*$/, "")}…` : first;
 }
 
-/** The peak in words: what stands first, and the sentence after it. */
+/** Return the peak as a heading and a sentence. */
 export function peakWords(
   levels: MemoryLevels,
   forward: MemoryLevels | null,
@@ -143,7 +143,7 @@ export function peakWords(
   return [`peak ${size(bytes)}`, `: ${when}${made ? `; ${made}` : ""}`];
 }
 
-/** What a step's peak is made of, in the legend's words: `44 % optimizer state, 30 % activations`. */
+/** Return the composition of a step's peak in the legend's terms: `44 % optimizer state, 30 % activations`. */
 function sharesOf(levels: MemoryLevels, forward: MemoryLevels | null): string {
   const { bytes } = momentOf(levels, forward, levels.peak.time);
   const parts = CATEGORIES.map(({ name }, category) => ({ name, percent: Math.round((100 * bytes[category]) / levels.peak.bytes) }));
@@ -151,7 +151,7 @@ function sharesOf(levels: MemoryLevels, forward: MemoryLevels | null): string {
   return shown.map(({ name, percent }) => `${percent} % ${name}`).join(", ");
 }
 
-/** The whole chart in one sentence, for those who don't see it. */
+/** Return one sentence about the whole chart, for screen readers. */
 export function chartWords(levels: MemoryLevels, peak: string, curves: readonly CurveLevels[]): string {
   const others = curves.map(({ curve, peak: bytes }) => `; ${CURVES[curve.name].title} ${size(bytes)}`);
   return `memory by category over ${count(levels.places, "task")}: ${peak}${others.join("")}`;

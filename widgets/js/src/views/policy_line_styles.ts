@@ -1,4 +1,4 @@
-/** The line pattern of each policy, the same in its tab and in the memory chart. */
+/** Line pattern of each policy, used in its tab and in the memory chart. */
 
 const KNOWN: Record<string, readonly number[]> = { heap: [], bfs: [6, 3], dfs: [1.5, 2.5] };
 const OTHERS: readonly (readonly number[])[] = [
@@ -9,7 +9,7 @@ const OTHERS: readonly (readonly number[])[] = [
   [14, 3, 4, 3],
 ];
 
-/** By schedule the lengths of strokes and gaps in pixels; none for a solid line. */
+/** Return the lengths of strokes and gaps of each schedule's line, pixels; empty for a solid line. */
 export function dashes(policies: readonly string[]): (readonly number[])[] {
   let others = 0;
   return policies.map((policy) => KNOWN[policy] ?? OTHERS[others++ % OTHERS.length]);

@@ -1,4 +1,7 @@
-/** One tab a policy, with its line pattern and its peak; in a live session also which of them runs, and its branches. */
+/**
+ * Tabs of the policies, with line pattern and peak; in a live session the running policy is marked, and branches have
+ * tabs, too.
+ */
 
 import { el, svg } from "../dom.ts";
 import { levelsOfMemory } from "../model/memory.ts";
@@ -27,7 +30,7 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
     store.show((store.state.tab + step + tabs.length) % tabs.length);
     tabs[store.state.tab].focus({ preventScroll: true });
   });
-  /** All peaks, that of the chosen one, or none: as there is room. */
+  /** Show all peaks, only that of the selected tab, or none, depending on the space. */
   const fit = () => {
     for (const room of ["all", "selected", "none"]) {
       list.dataset.room = room;
@@ -66,7 +69,7 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
 
 function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly number[]): HTMLElement {
   const branch = store.state.branches.find(({ number }) => tab && schedule.policy === `branch ${number}`);
-  const why = schedule.memory ? "" : schedule.memory_note; // it has no peak
+  const why = schedule.memory ? "" : schedule.memory_note; // no peak is known
   const title = branch ? branch.text : [`${schedule.policy}: ${schedule.title}`, why].filter(Boolean).join("\n");
   const button = el("button", { role: "tab", title, "aria-controls": "main", "data-policy": schedule.policy });
   button.append(swatch(pattern), el("b", {}, shown(schedule.policy)));
@@ -81,7 +84,7 @@ function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly 
   return button;
 }
 
-/** HEAP, BFS → HEAP; names that are not one word stay as they are. */
+/** Return a policy's name for its tab, with one-word names in capitals: HEAP, BFS → HEAP. */
 export function shown(policy: string): string {
   return policy.split(", then ").map(titleOf).join(" → ");
 }
@@ -94,7 +97,7 @@ function peak({ memory }: Schedule): string {
   return memory ? size(levelsOfMemory(memory).peak.bytes) : "";
 }
 
-/** The line of the memory chart; filled where the policy is the one that is shown. */
+/** Return a line with the pattern of the memory chart, filled if the policy is shown. */
 function swatch(pattern: readonly number[]): SVGSVGElement {
   const scaled = pattern.map((length) => length * 0.8).join(" ");
   return svg(
@@ -105,7 +108,7 @@ function swatch(pattern: readonly number[]): SVGSVGElement {
   );
 }
 
-/** Scrolls the list alone: scrollIntoView would move the page, too. */
+/** Scroll only the list; scrollIntoView would also move the page. */
 function reveal(list: HTMLElement, tab: HTMLElement): void {
   const { offsetLeft: left, offsetWidth: width } = tab;
   const from = left - list.offsetLeft;

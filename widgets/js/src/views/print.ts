@@ -1,4 +1,4 @@
-/** On paper the deck is what is on the screen: its pictures are not drawn again for another width. */
+/** Printing: the deck is printed as on the screen, without drawing its pictures again for another width. */
 
 export function keepInPrint(root: HTMLElement): () => void {
   const ends = new AbortController();

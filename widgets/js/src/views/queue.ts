@@ -1,4 +1,4 @@
-/** The ready queues: one, or one for each device. */
+/** The ready queues panel: one queue, or one per device. */
 
 import { el } from "../dom.ts";
 import { timesOf } from "../model/task_times.ts";
@@ -15,19 +15,19 @@ import { canSteer, type LaneClock, OneOfSeveral, OneQueue } from "./queue_sectio
 import { makeRunOn } from "./adopt_policy.ts";
 import { SideTabs } from "./side_tabs.ts";
 
-/** From so many devices on each has one line, but for the one that is open. */
+/** Number of devices from which on each closed queue is one line. */
 const MANY = 4;
-/** The head has room for the lengths of so many queues. */
+/** Maximum number of queues whose lengths fit into the head. */
 const FEW = 2;
 
-/** What is below the head. */
+/** Content of the panel below the head. */
 interface Queues {
   elements: HTMLElement[];
   show(): void;
   mark(): void;
-  /** The words in the head. */
+  /** Text in the head. */
   readonly sum: string;
-  /** Shows as much as there is room for. Returns how high it wants to be; 0 where that is not known, or it takes what there is. */
+  /** Show as much as fits. Return the preferred height; 0 if it is unknown or takes all the space. */
   fit(): number;
   dispose(): void;
 }
@@ -79,7 +79,7 @@ function one(stage: Stage): Queues {
     show: () => section.show(),
     mark: () => section.mark(),
     get sum() {
-      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} wait`;
+      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} waiting`;
     },
     fit: () => section.fit(),
     dispose: () => section.dispose(),
@@ -101,7 +101,7 @@ function several(stage: Stage, devices: readonly number[]): Queues {
     return new OneOfSeveral(stage, device, deviceName(store.graph, device), open);
   });
   let sum = "";
-  /** The one whose task runs: it has been brought into view. */
+  /** Device whose task runs; its queue has been brought into view. */
   let inView: OneOfSeveral | undefined;
   let known: { replay: Replay; revision: number; clocks: Map<number, LaneClock> } | null = null;
   const clocks = () => {
@@ -139,7 +139,7 @@ function several(stage: Stage, devices: readonly number[]): Queues {
   };
 }
 
-/** Scrolls the panel, not the page; what a reader is at stays where it is. */
+/** Scroll the panel but not the page; the focused element keeps its position. */
 function bringIntoView({ parentElement: panel, offsetTop: top, offsetHeight: height }: HTMLElement): void {
   if (!panel || panel.matches(":hover, :focus-within")) return;
   const lowest = top + height - panel.clientHeight;

@@ -1,4 +1,4 @@
-/** The rows of the ready queue: they slide as the queue changes, and arrow keys go through them. */
+/** Rows of the ready queue. They slide when the queue changes, and arrow keys move through them. */
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
@@ -8,9 +8,9 @@ import { arrive, fly, type Place, placeIn, slide } from "./queue_motion.ts";
 import { QueueRow, ROW_HEIGHT } from "./queue_row.ts";
 import { grouped } from "../format.ts";
 
-/** Changes that come faster don't slide, milliseconds: the reader scrubs, or holds a key. */
+/** Minimum time between two animated changes, milliseconds; faster ones come from scrubbing or a held key. */
 const UNHURRIED = 100;
-/** Over more tasks than that nothing slides: too much has changed to be followed. */
+/** Maximum number of tasks between two animated states; larger changes cannot be followed. */
 const NEAR = 3;
 
 /** A task, and its place in its queue. */
@@ -23,7 +23,7 @@ export class QueueList {
   private readonly store: Store;
   private last = { t: -1, tab: -1, at: 0 };
 
-  /** `target` is the block of the running task, where rows fly to. */
+  /** `target` is the block of the running task, to which rows fly. */
   constructor(
     private readonly stage: Stage,
     private readonly target: HTMLElement,
@@ -35,7 +35,7 @@ export class QueueList {
     this.element.addEventListener("pointerleave", () => this.hover(null));
   }
 
-  /** Shows these tasks; `more` are ready, too. */
+  /** Show these tasks; `more` further ones are ready. */
   show(queue: readonly Ready[], more: number): void {
     const { state, running } = this.store;
     const moves = this.canMove();
@@ -52,7 +52,7 @@ export class QueueList {
     this.last = { t: state.t, tab: state.tab, at: performance.now() };
   }
 
-  /** The row of the task under the pointer, in the graph or here. */
+  /** Mark the row of the hovered task. */
   mark(hovered: number | null): void {
     for (const [task, row] of this.rows) row.element.classList.toggle("hot", task === hovered);
   }
@@ -62,7 +62,7 @@ export class QueueList {
     return [...this.rows.values()].find((row) => row.hasFocus);
   }
 
-  /** Rows slide when one change comes after another at a pace that eyes can follow. */
+  /** Return whether rows slide, which needs a pace that the eye can follow. */
   private canMove(): boolean {
     const { t, tab } = this.store.state;
     if (this.stage.still || isSwift(this.stage) || this.last.tab !== tab || this.last.t === t) return false;
@@ -77,7 +77,7 @@ export class QueueList {
     }
   }
 
-  /** `at`: its place among the rows that are shown. */
+  /** Show a row at index `at` of the shown rows. */
   private showRow(task: number, index: number, at: number, moves: boolean): void {
     let row = this.rows.get(task);
     const before = row?.at;
@@ -98,14 +98,14 @@ export class QueueList {
     else this.end.remove();
   }
 
-  /** The focus stays in the queue when the row that had it has gone. */
+  /** Keep the focus in the queue if the focused row was removed. */
   private refocus(first: number | undefined): void {
     const row = first === undefined ? undefined : this.rows.get(first);
     if (row) row.focus();
     else this.target.focus({ preventScroll: true });
   }
 
-  /** One row of all is in the order of the tab key. */
+  /** Set the only row that the Tab key reaches. */
   private rove(first: number | undefined): void {
     const current = this.focused ?? (first === undefined ? undefined : this.rows.get(first));
     for (const row of this.rows.values()) row.tabbable = row === current;

@@ -1,4 +1,4 @@
-/** How rows of the ready queue move. */
+/** Animations of the ready queue's rows. */
 
 import { el } from "../dom.ts";
 
@@ -22,12 +22,12 @@ export function arrive(element: HTMLElement): void {
   element.animate({ opacity: [0, 1], transform: ["translateX(-6px)", "none"] }, SLIDE);
 }
 
-/** From so many pixels below where it is now. */
+/** Slide an element from `from` pixels below its position. */
 export function slide(element: HTMLElement, from: number): void {
   element.animate({ transform: [`translateY(${from}px)`, "none"] }, SLIDE);
 }
 
-/** A copy of the row that was picked flies to the running task. */
+/** Animate a copy of the picked row that flies to the running task. */
 export function fly(element: HTMLElement, from: Place, target: HTMLElement): void {
   const row = element.querySelector(".row")?.cloneNode(true) as HTMLElement;
   row.tabIndex = -1;

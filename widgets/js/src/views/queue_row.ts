@@ -1,4 +1,4 @@
-/** One ready task in the queue's list. */
+/** A ready task in the queue's list. */
 
 import { el } from "../dom.ts";
 import { replays } from "../model/recompute.ts";
@@ -8,12 +8,12 @@ import { size } from "../format.ts";
 import { icon } from "./icons.ts";
 import { pathEnd } from "./text_elements.ts";
 
-/** As in the style sheet, pixels. */
+/** Row height as in the style sheet, pixels. */
 export const ROW_HEIGHT = 24;
 
 export class QueueRow {
   readonly element: HTMLLIElement;
-  /** Its place among the rows that are shown. */
+  /** Index among the shown rows. */
   at = -1;
   private index = -1;
   private readonly place = el("span", { class: "p" });
@@ -70,19 +70,19 @@ export class QueueRow {
   }
 }
 
-/** The name of a task in a row: where there is no room the module's path goes first, from its beginning. */
+/** Return the name of a task for a row. If space is short, the module's path is cut first, from its start. */
 export function named(title: string, where: string): HTMLElement {
   return el("span", { class: "n" }, el("span", { class: "t" }, title.slice(0, 200)), pathEnd(where.slice(-200)));
 }
 
-/** What to call a task in a row, and where it is: `Transpose` of `blocks.3.attn`, `weight` of `blocks.3.fc`. */
+/** Return the title and the location of a task in a row: `Transpose` in `blocks.3.attn`, `weight` in `blocks.3.fc`. */
 export function titled(graph: DeckGraph, task: number): [title: string, where: string] {
   const parameter = graph.leaf[task] ? graph.parameter(task) : "";
   if (parameter) return [graph.titles[task], parameter.slice(0, Math.max(0, parameter.lastIndexOf(".")))];
   return [graph.titles[task], graph.module(task)];
 }
 
-/** Shows the octagon of a task that has a breakpoint. */
+/** Show the octagon if the task has a breakpoint. */
 export function showMark(mark: HTMLElement, { state }: Store, task: number): void {
   const enabled = state.marks.get(task);
   mark.hidden = enabled === undefined;

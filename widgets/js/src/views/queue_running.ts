@@ -8,10 +8,10 @@ import { glyph, icon } from "./icons.ts";
 import { pathEnd } from "./text_elements.ts";
 import { titled } from "./queue_row.ts";
 
-/** The page cuts names to the width that there is; this only spares it the longest. */
+/** Maximum length of a name; the page cuts names to the available width anyway. */
 const LONGEST = 300;
 
-/** `running`: the task; -1 at the end. */
+/** Show the running task; -1 for the end. */
 export function showRunning(block: HTMLElement, store: Store, running: number): void {
   const { replay, graph } = store;
   const { unreal } = store;
@@ -20,7 +20,7 @@ export function showRunning(block: HTMLElement, store: Store, running: number): 
   if (running < 0) {
     const said = unreal ? `${unreal} · the end` : "finished";
     const { isSimulated, ran } = store;
-    const sum = isSimulated ? "nothing of it has run" : `${count(ran, "task")} ${ran === 1 ? "has" : "have"} run`;
+    const sum = isSimulated ? "none of it has run" : `${count(ran, "task")} ${ran === 1 ? "has" : "have"} run`;
     block.replaceChildren(first(glyph(unreal ? "waiting" : "done"), said, ""), second(sum, ""));
     return;
   }

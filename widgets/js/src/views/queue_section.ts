@@ -1,4 +1,4 @@
-/** One ready queue: the running task, why it was picked, and who is next. Of several, that of one device. */
+/** A ready queue: the running task, why it was picked, and the next tasks. With several queues, that of one device. */
 
 import { el } from "../dom.ts";
 import { deviceBusy, deviceQueue, type DeviceQueue, heldUp, shownRows } from "../model/queues.ts";
@@ -11,23 +11,26 @@ import { QueueList, type Ready } from "./queue_list.ts";
 import { named, ROW_HEIGHT, titled } from "./queue_row.ts";
 import { showRunning } from "./queue_running.ts";
 
-/** So many rows are shown of one queue; of each of several. */
+/** Maximum number of rows of a single queue, and of each of several. */
 const MOST = 60;
 const MOST_EACH = 2;
-/** Where fewer wait, it is shown what comes then: up to so many rows in all where there is room, and it asks for so many. */
+/**
+ * Number of ready tasks below which later tasks are listed, too; the maximum number of rows, and the number of rows for
+ * which the queue requests space.
+ */
 const FEW = 4;
 const ROWS = 14;
 const ASKED = 7;
-/** Of the words between the two, as in the style sheet, pixels. */
+/** Height of the heading between the two lists, as in the style sheet, pixels. */
 const HEAD_HEIGHT = 24;
 
-/** What the rows are: the ready tasks, or what comes after them. */
+/** Headings of the ready tasks, and of the tasks after them. */
 const NEXT = "next, in this order";
 const LATER = "then, as predicted";
 
-/** Its parts, with what one and each of several queues have in common. */
+/** The elements of a queue, common to one and to several queues. */
 class Parts {
-  readonly now = el("button", { class: "now", title: "Look at the running task" });
+  readonly now = el("button", { class: "now", title: "Show the running task" });
   readonly header = el("div", { class: "qh" }, ...["", "waits", "runs"].map((title) => el("span", {}, title)));
   readonly list: QueueList;
   private readonly reason = el("span");
@@ -43,7 +46,7 @@ class Parts {
     this.list.mark(this.stage.store.state.hoveredTask);
   }
 
-  /** Above the rows: what they are. */
+  /** Show a heading above the rows. */
   head(title: string): void {
     this.header.firstElementChild!.textContent = title;
   }
@@ -54,7 +57,7 @@ class Parts {
   }
 }
 
-/** The queue of a graph that has one. */
+/** The queue of a graph with a single queue. */
 export class OneQueue {
   readonly element = el("div", { class: "queue-of" });
   private readonly parts: Parts;
@@ -92,7 +95,7 @@ export class OneQueue {
     this.parts.say(replay.reason(state.t));
     list.show(queue.map((task, index): Ready => [task, index]), ready - queue.length);
     const later = ready < FEW ? this.foreseeable(ROWS - ready) : [];
-    // That nothing else is ready has been said: why the running one was picked, or that all have run.
+    // "nothing else is ready" is already said by the reason for the running task, or by the end.
     const isOver = store.running < 0;
     list.element.hidden = isOver || (!ready && later.length > 0);
     this.parts.header.hidden = isOver;
@@ -100,7 +103,7 @@ export class OneQueue {
     this.foresee(later, ready > 0);
   }
 
-  /** The next tasks that are not ready yet. */
+  /** Return the next tasks that are not ready yet. */
   private foreseeable(count: number): number[] {
     const { state, replay } = this.stage.store;
     const { order } = replay.schedule;
@@ -121,8 +124,8 @@ export class OneQueue {
   }
 
   /**
-   * Shows of what is foreseen the rows that there is room for: none is cut, and no heading stands alone. Returns the
-   * height of all of it, pixels; 0 where it is not seen.
+   * Show as many predicted rows as fit; none is cut, and no heading remains alone. Return the total height, pixels; 0
+   * if not visible.
    */
   fit(): number {
     const { header, list } = this.parts;
@@ -152,7 +155,7 @@ function laterRow(store: Store, task: number): HTMLElement {
   return row;
 }
 
-/** When tasks run, and the share of it in which a device is at work. */
+/** Task times, and the share of them during which a device is busy. */
 export interface LaneClock {
   times: Times;
   busy: number;
@@ -169,7 +172,7 @@ export class OneOfSeveral {
   private queue: DeviceQueue | null = null;
   private clock: LaneClock | null = null;
 
-  /** `opened` is called where the reader wants to see this one. */
+  /** `opened` is called when the user opens this queue. */
   constructor(
     private readonly stage: Stage,
     readonly device: number,
@@ -197,13 +200,16 @@ export class OneOfSeveral {
     this.parts.mark();
   }
 
-  /** As it is at the position. */
+  /** Return the queue at the position. */
   look(): DeviceQueue {
     const { replay, state } = this.stage.store;
     return (this.queue = deviceQueue(replay, this.device, state.t, MOST));
   }
 
-  /** `others`: the queues of the other devices. `open`: with its rows, else one line. `clock`: where it is known. */
+  /**
+   * Show the queue. `others`: the queues of the other devices; `open`: with its rows, else as one line; `clock`: null
+   * if times are unknown.
+   */
   show(queue: DeviceQueue, others: readonly DeviceQueue[], open: boolean, clock: LaneClock | null): void {
     this.clock = clock;
     const { store } = this.stage;
@@ -226,7 +232,7 @@ export class OneOfSeveral {
     list.show(rows, queue.count - rows.length);
   }
 
-  /** What a device without a running task is at. */
+  /** Describe a device without a running task. */
   private restWords(queue: DeviceQueue): HTMLElement[] {
     const { replay, graph, state } = this.stage.store;
     const line = (text: string) => el("span", { class: "r2" }, text);
@@ -235,21 +241,21 @@ export class OneOfSeveral {
     if (worksOn) return [title(`runs ${replay.nth(worksOn.task)}, ${graph.titles[worksOn.task]}`), line(`for ${nanoseconds(worksOn.left)} more`)];
     if (queue.next < 0) return [title("has run all of its tasks")];
     const next = `${replay.nth(queue.next)}, ${graph.titles[queue.next]}`;
-    if (queue.count) return [title("its turn comes"), line(`with the ${next}`)];
+    if (queue.count) return [title("has ready tasks"), line(`next is the ${next}`)];
     const start = this.clock?.times.start;
     const left = start ? start[replay.place[queue.next]] - start[state.t] : 0;
-    // Of a session that is stepped all stands still until a reader moves on.
-    return [title(this.stage.store.isLive ? "has nothing to run" : "stands still"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
+    // While a session is stepped, all devices stand still until the user continues.
+    return [title(this.stage.store.isLive ? "has no ready task" : "idle"), line(`until ${next}${left > 0 ? `, in ${nanoseconds(left)}` : ""}`)];
   }
 
-  /** How much of the time it is at work; how far it is, where no time is known. */
+  /** Return the busy share of the time, or the progress if times are unknown. */
   private share({ ran, all, count }: DeviceQueue): string {
     const { clock } = this;
     if (!clock) return `${grouped(ran)} of ${grouped(all)} ran · ${grouped(count)} ready`;
     return `busy ${Math.round(100 * clock.busy)} % of ${nanoseconds(clock.times.total)}`;
   }
 
-  /** Runs its next task; where that cannot be, shows the moment at which it has run. */
+  /** Run its next task; if that is impossible, show the moment after it has run. */
   private go(): void {
     const { store } = this.stage;
     const { queue } = this;
@@ -261,12 +267,15 @@ export class OneOfSeveral {
   }
 }
 
-/** Whether any ready task may be run next, by hand. */
+/** Return whether the user can choose the ready task that runs next. */
 export function canSteer(store: Store): boolean {
   return store.document.engine === "direct" && isAtFront(store);
 }
 
-/** Whether a live session stands still at what is shown. PyTorch's engine steps any device there, too. */
+/**
+ * Return whether a live session is stopped at the shown position. Any device can be stepped there, also with PyTorch's
+ * engine.
+ */
 function isAtFront({ state, isLive }: Store): boolean {
   return isLive && state.status === "stopped" && state.t === state.front;
 }

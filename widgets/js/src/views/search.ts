@@ -1,4 +1,4 @@
-/** Finds tasks by name, module, parameter or source line, and offers the best matches. */
+/** Search for tasks by name, module, parameter or source line, with suggestions. */
 
 import { el } from "../dom.ts";
 import type { Store } from "../store.ts";
@@ -25,7 +25,7 @@ export const makeSearch: MakeView = ({ store, root }, parent) => {
   parent.append(view);
 
   let found: number[] = [];
-  const leave = () => root.focus({ preventScroll: true }); // the deck's keys work again
+  const leave = () => root.focus({ preventScroll: true }); // so that the deck's keys work again
   const box = bindCombobox(input, list, 0, {
     offers() {
       if (!store.state.query.trim()) return null;

@@ -1,4 +1,4 @@
-/** Two tabs where the queues and the task have not room for both. */
+/** Two tabs for the queues and the task if there is not enough space for both. */
 
 import { el } from "../dom.ts";
 
@@ -6,7 +6,7 @@ export class SideTabs {
   readonly element: HTMLElement;
   private readonly tabs: HTMLButtonElement[];
 
-  /** `panels` is the grid that has both; its style sheet goes by `data-side`: 0 or 1. */
+  /** `panels` is the grid that contains both; its style sheet depends on `data-side`, 0 or 1. */
   constructor(
     private readonly panels: HTMLElement,
     titles: readonly [string, string],

@@ -1,16 +1,16 @@
-/** The grip between graph and timeline: shares the height between them, and remembers how. */
+/** The handle between graph and timeline. It divides the height between them, and the choice is stored. */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";
-import { bindLetGo } from "./cancel_drag.ts";
+import { bindDragEnd } from "./cancel_drag.ts";
 
-/** Pixels. */
+/** Minimum heights, pixels. */
 const LEAST_GRAPH = 190;
 const LEAST_TIMELINE = 230;
 const STEP = 24;
-/** What the graph gets of the height that a window or a page has more. */
+/** Graph's share of additional height. */
 const GRAPH_SHARE = 0.6;
-/** What a second device's lane needs, and each one more. */
+/** Height of a second device's lane, and of each further one. */
 const SECOND_LANE = 26;
 const LANE = 34;
 const KEPT = "tapescope.timeline";
@@ -19,10 +19,10 @@ export const makeGrip: MakeView = (stage, parent) => {
   const { store, root } = stage;
   const grip = el("div", {
     class: "grip", role: "separator", tabindex: "0", "aria-orientation": "horizontal",
-    "aria-label": "share between graph and timeline", title: "Drag, or ↑ ↓: graph or timeline. Double click, or Home: as at first",
+    "aria-label": "heights of graph and timeline", title: "Drag or ↑ ↓: resize graph and timeline. Double click or Home: reset",
   });
   parent.append(grip);
-  /** The height that the reader gave to the timeline; null: as at first. */
+  /** Height of the timeline chosen by the user; null for the default. */
   let wanted: number | null = restored();
 
   const { length } = store.document.devices;
@@ -32,9 +32,9 @@ export const makeGrip: MakeView = (stage, parent) => {
     const style = getComputedStyle(parent);
     const timeline = parent.querySelector<HTMLElement>(".time")?.offsetHeight ?? 0;
     const free = main().offsetHeight + timeline;
-    const given = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
+    const fallback = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
     const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
-    return { free, timeline, first: given + lanes + more * (1 - GRAPH_SHARE) };
+    return { free, timeline, first: fallback + lanes + more * (1 - GRAPH_SHARE) };
   };
   const apply = () => {
     parent.style.removeProperty("--time");
@@ -65,7 +65,7 @@ export const makeGrip: MakeView = (stage, parent) => {
     grip.addEventListener(end, () => (held = null));
   }
   const ending = new AbortController();
-  bindLetGo(() => held !== null, (back) => {
+  bindDragEnd(() => held !== null, (back) => {
     const { height } = held!;
     held = null;
     if (back) give(height);
@@ -93,7 +93,7 @@ export const makeGrip: MakeView = (stage, parent) => {
   };
 };
 
-/** Where nothing can be kept, as in a frame without an origin, all is as at first the next time. */
+/** Store the height. If the browser cannot (as in a frame without an origin), the next page starts with the default. */
 function keep(height: number | null): void {
   try {
     if (height === null) localStorage.removeItem(KEPT);

@@ -1,32 +1,35 @@
-/** At which breakpoint or watchpoint a live session stands, below the graph, until it moves on or this is dismissed. */
+/**
+ * Banner below the graph with the breakpoint or watchpoint that stopped a live session, until it continues or the
+ * banner is dismissed.
+ */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";
 import { icon } from "./icons.ts";
 import { followLinks, withLinks } from "./task_links.ts";
 
-/** So many lines of how a watchpoint's find came about are shown at once. */
+/** Maximum number of lines about a watchpoint's finding. */
 const MOST = 8;
 
 export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
   const lines = el("ol");
-  const how = el("button", { class: "sm" }, "how it came");
+  const how = el("button", { class: "sm" }, "origin");
   const show = el("button", { class: "sm" }, "show");
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
-  const banner = el("div", { class: "stopped", role: "group", "aria-label": "why it has stopped" });
+  const banner = el("div", { class: "stopped", role: "group", "aria-label": "reason for the stop" });
   banner.append(sign, el("div", { class: "said" }, text, lines), how, show, dismiss);
   banner.hidden = true;
   parent.append(banner);
   let shown = "";
-  /** How many lines are seen while it is folded. */
+  /** Number of lines visible while it is folded. */
   let least = 0;
   const unfold = (open: boolean) => {
     const items = [...lines.children] as HTMLElement[];
     items.forEach((item, index) => (item.hidden = !open && index >= least));
     lines.hidden = !open && !least;
-    how.textContent = !least ? "how it came" : open ? "less" : `${items.length - least} more`;
+    how.textContent = !least ? "origin" : open ? "less" : `${items.length - least} more`;
     how.ariaExpanded = String(open);
   };
   followLinks(banner, store);
@@ -44,7 +47,7 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
       if (!changed.has("stopped")) return;
       const { stopped, front } = store.state;
       root.dataset.stopped = stopped?.why ?? "";
-      const key = stopped ? `${front} ${stopped.text}` : ""; // told again it may have been dismissed, or folded out
+      const key = stopped ? `${front} ${stopped.text}` : ""; // a repeated update must not reopen a dismissed banner
       if (key === shown) return;
       shown = key;
       banner.hidden = !key;
@@ -58,7 +61,7 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
       show.hidden = task === null;
       show.textContent = task === null ? "" : `show the ${store.replayOf(0).nth(task)}`;
       show.title = task === null ? "" : `Show ${store.graph.name(task)} in the graph`;
-      const found = why === "watchpoint"; // where it came from is what one wants to know
+      const found = why === "watchpoint"; // the origin is what the user needs to know
       least = found && length > MOST ? MOST : 0;
       unfold(found && !least);
     },

@@ -1,4 +1,4 @@
-/** One breakpoint or watchpoint in the list of all. */
+/** A breakpoint or watchpoint in the list. */
 
 import { el } from "../dom.ts";
 import { type StopPoint, stopsBefore, taskOf } from "../model/stops.ts";
@@ -54,7 +54,7 @@ export class StopRow {
     return task < 0 ? this.stop.text : this.store.replayOf(0).inWords(task);
   }
 
-  /** The next of its tasks from here on, or the first of all. */
+  /** Select the next of its tasks after the position, or the first one. */
   private select(): void {
     const { replay, state } = this.store;
     const before = stopsBefore(this.stop, replay);

@@ -1,4 +1,4 @@
-/** The button of the breakpoints and watchpoints, with their number; it opens their panel. */
+/** Button with the number of breakpoints and watchpoints that opens their panel. */
 
 import { el } from "../dom.ts";
 import { grouped } from "../format.ts";
@@ -6,7 +6,7 @@ import type { MakeView, Stage } from "../view_types.ts";
 import { icon } from "./icons.ts";
 import { StopsPanel } from "./stops_panel.ts";
 
-/** Opens the panel of the deck, or closes it. */
+/** Open or close the deck's panel. */
 export function toggleStops({ root }: Stage): void {
   root.querySelector<HTMLElement>(".stops")?.click();
 }
@@ -33,7 +33,7 @@ export const makeStops: MakeView = (stage, parent) => {
   });
   return {
     update(changed) {
-      if (panel && changed.has("trouble")) panel.hear();
+      if (panel && changed.has("trouble")) panel.showError();
       if (panel && (changed.has("stops") || changed.has("tab"))) panel.show();
       if (!changed.has("stops")) return;
       const { stops } = store.state;

@@ -1,4 +1,4 @@
-/** All breakpoints and watchpoints, and a field that makes new ones. */
+/** The panel of breakpoints and watchpoints, with a field that adds new ones. */
 
 import { el } from "../dom.ts";
 import { find, typedTask } from "../model/find.ts";
@@ -12,21 +12,21 @@ import { lineName } from "./text_elements.ts";
 import { itemOf } from "./search.ts";
 import { StopRow } from "./stop_row.ts";
 
-/** So many places are offered. */
+/** Maximum number of suggested places. */
 const MOST = 10;
 
-/** What may be watched for, as engine/session/breakpoints/watch_conditions.py has it. */
+/** Conditions of watchpoints, as in engine/session/breakpoints/watch_conditions.py. */
 const CONDITIONS: readonly (readonly [condition: string, says: string])[] = [
-  ["nan", "an element is not a number"],
+  ["nan", "an element is NaN"],
   ["inf", "an element is infinite"],
   ["zero", "all elements are zero"],
   ["norm>1e3", "the norm is above a bound"],
   ["norm<1e-8", "the norm is below a bound"],
-  ["ratio>100", "a module's call makes it so much larger"],
-  ["ratio<0.01", "a module's call makes it so much smaller"],
-  ["upcast", "its dtype gets wider"],
+  ["ratio>100", "a module call multiplies the norm by more than this"],
+  ["ratio<0.01", "a module call multiplies the norm by less than this"],
+  ["upcast", "its dtype becomes wider"],
   ["shape", "a broadcast widened it"],
-  ["missing", "a parameter got none, at the end"],
+  ["missing", "a parameter has no gradient at the end"],
 ];
 
 export class StopsPanel {
@@ -34,13 +34,13 @@ export class StopsPanel {
   private readonly list = el("ol");
   private readonly empty = el("p", { class: "empty" });
   private readonly kind = el("select", { class: "pick", "aria-label": "kind" });
-  private readonly input = el("input", { "aria-label": "where, or what for" });
+  private readonly input = el("input", { "aria-label": "where, or condition" });
   private readonly error = el("p", { class: "error", role: "alert" });
   private readonly rows = new Map<number, StopRow>();
-  /** The kernel has been asked, and may say why not. */
-  private asked = false;
+  /** True while the kernel may still answer with an error. */
+  private awaitsAnswer = false;
 
-  /** `close` takes the panel away, and may give the focus back to where it came from. */
+  /** `close` removes the panel, and may return the focus to where it was. */
   constructor(
     private readonly store: Store,
     private readonly close: (refocus: boolean) => void,
@@ -88,7 +88,7 @@ export class StopsPanel {
     this.show();
   }
 
-  /** As near below its button as the deck's width allows. */
+  /** Place the panel below its button, as close as the deck's width allows. */
   placeBelow(opener: HTMLElement): void {
     const { left, bottom } = opener.getBoundingClientRect();
     const frame = this.element.parentElement!.getBoundingClientRect();
@@ -101,19 +101,19 @@ export class StopsPanel {
     this.input.focus({ preventScroll: true });
   }
 
-  /** What was wrong with what was asked for here is said here. */
-  hear(): void {
+  /** Show an error about a request of this panel. */
+  showError(): void {
     const { trouble } = this.store.state;
-    if (!this.asked || !trouble) return;
-    this.asked = false;
+    if (!this.awaitsAnswer || !trouble) return;
+    this.awaitsAnswer = false;
     this.error.textContent = trouble.replace(/^ValueError: /, "");
     this.store.update({ trouble: "" });
   }
 
   show(): void {
     const { stops } = this.store.state;
-    if (this.asked && stops.length > this.rows.size) {
-      this.asked = false;
+    if (this.awaitsAnswer && stops.length > this.rows.size) {
+      this.awaitsAnswer = false;
       this.input.value = "";
     }
     const numbers = new Set(stops.map(({ number }) => number));
@@ -134,8 +134,8 @@ export class StopsPanel {
     }
     this.list.hidden = !stops.length;
     this.empty.hidden = !!stops.length;
-    const more = this.store.link ? ", or what to watch its gradients for" : "";
-    this.empty.textContent = `Nothing stops a run. Say where it is to stop${more}.`;
+    const more = this.store.link ? ", or a condition to watch gradients for" : "";
+    this.empty.textContent = `No breakpoints. Enter a task to stop before${more}.`;
   }
 
   private get watches(): boolean {
@@ -145,7 +145,7 @@ export class StopsPanel {
   private hint(): void {
     const { store, watches, input } = this;
     if (watches) input.placeholder = "nan, norm>1e3, …";
-    else input.placeholder = store.link ? "Addmm, layer.3, model.py:120" : "53rd, or words of its name";
+    else input.placeholder = store.link ? "Addmm, layer.3, model.py:120" : "53rd, or part of a name";
   }
 
   private offers(): Offers {
@@ -162,7 +162,7 @@ export class StopsPanel {
       const tasks = matches ? suggest(run, matches, typed, MOST) : [store.shown].filter((task) => task >= 0);
       const options = tasks.map((task) => itemOf(store, task));
       options.forEach((each, index) => each.setAttribute("data-where", run.nth(tasks[index]) || `#${tasks[index]}`));
-      return { options, notes: tasks.length ? [] : ["no such task"] };
+      return { options, notes: tasks.length ? [] : ["unknown task"] };
     }
     const places = suggestPlaces(graph, typed, store.shown, MOST);
     return { options: places.map((each) => option(each.where, each.what, count(each.tasks, "task"))), notes: [] };
@@ -178,10 +178,10 @@ export class StopsPanel {
       if (!store.state.breakpoints.has(task)) store.toggleBreakpoint(task);
       input.value = "";
     } else if (!store.link || task !== undefined) {
-      const tasks = `tasks: 1st to ${nth(store.replayOf(0).length)}`;
-      error.textContent = task === undefined ? `Without a kernel breakpoints are ${tasks}, or one of the list.` : `There are ${tasks}.`;
+      const tasks = `tasks 1st to ${nth(store.replayOf(0).length)}`;
+      error.textContent = task === undefined ? `Unknown task; without a kernel, expected one of the ${tasks}, or of the list.` : `Unknown task; expected one of the ${tasks}.`;
     } else {
-      this.asked = true;
+      this.awaitsAnswer = true;
       store.link.ask(watches ? { kind: "watch", condition: typed } : { kind: "break", where: typed });
     }
   }

@@ -1,13 +1,16 @@
-/** Sentences of Python's, in which "AddmmBackward0 (fc, 53rd, model.py:3)" leads to that task. */
+/** Sentences from Python, in which "AddmmBackward0 (fc, 53rd, model.py:3)" becomes a link to the task. */
 
 import { el } from "../dom.ts";
 import type { Replay } from "../model/replay.ts";
 import type { Store } from "../store.ts";
 
-/** A task as Graph.describe in inspector/graph/graph.py words it: its name, what stands before its place, the place. */
+/**
+ * A task as described by Graph.describe in inspector/graph/graph.py: its name, the text before its place, and the
+ * place.
+ */
 const TASK = /([^\s()]+)( \((?:[^()]*, )?)([\d,]+(?:st|nd|rd|th))(?=[,)])/g;
 
-/** A click on `[data-go]` is for whoever shows them, see `goTo`. */
+/** Return the text with links. Clicks on `[data-go]` are handled by the caller, see `followLinks`. */
 export function withLinks(text: string, store: Store): (Node | string)[] {
   const replay = store.replayOf(0);
   const found: (Node | string)[] = [];
@@ -23,14 +26,16 @@ export function withLinks(text: string, store: Store): (Node | string)[] {
   return [...found, text.slice(from)];
 }
 
-/** The task of that name at `53rd`; -1 where another stands there: the words are not about this run. */
+/**
+ * Return the task with this name at `53rd`; -1 if another task is there, because the text then describes another run.
+ */
 function taskAt(replay: Replay, name: string, place: string): number {
   const { graph } = replay;
   const task = replay.running(Number.parseInt(place.replaceAll(",", ""), 10) - 1);
   return task >= 0 && (graph.name(task) === name || graph.titles[task] === name) ? task : -1;
 }
 
-/** Selects the task of a link that was clicked. */
+/** Select the task of a clicked link. */
 export function followLinks(element: HTMLElement, store: Store): void {
   element.addEventListener("click", ({ target }) => {
     const task = (target as HTMLElement).closest<HTMLElement>("[data-go]")?.dataset.go;

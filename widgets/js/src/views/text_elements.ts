@@ -1,33 +1,36 @@
-/** Names, paths and lines of code as elements that may wrap or be cut where the rest still identifies them. */
+/** Elements for names, paths and lines of code that wrap or are cut without losing the identifying part. */
 
 import { el } from "../dom.ts";
 
-/** Longer names wrap anywhere. */
+/** Length above which names wrap anywhere. */
 const LONGEST = 300;
-/** After a dot or an underscore, and before a capital: `Scaled·Dot·Product`, `torch.·nn.·functional`. */
+/**
+ * Break opportunities: after a dot or an underscore, and before a capital: `Scaled·Dot·Product`,
+ * `torch.·nn.·functional`.
+ */
 const BETWEEN = /(?<=[a-z\d])(?=[A-Z])|(?<=[._])/;
-/** Longer texts get a button. */
+/** Length above which a text gets a button. */
 const LONG = 150;
 
-/** The name in pieces that the page may put on lines of their own; its text is the same. */
+/** Return the name in pieces between which the page may break lines; the text is unchanged. */
 export function breakable(name: string): (Node | string)[] {
   if (name.length > LONGEST) return [name];
   return name.split(BETWEEN).flatMap((piece, index) => (index ? [el("wbr"), piece] : [piece]));
 }
 
-/** `model.py:120`, of which only the file may be cut: the number stays. */
+/** Return an element for `model.py:120`; only the file may be cut, never the number. */
 export function lineName(short: string, title = ""): HTMLElement {
   const colon = short.lastIndexOf(":");
   if (colon < 0) return el("span", { class: "line" }, el("span", {}, short));
   return el("span", { class: "line", title }, el("span", {}, short.slice(0, colon)), short.slice(colon));
 }
 
-/** A module's path, of which only the beginning may be cut: its end says which module it is. */
+/** Return an element for a module's path; only its start may be cut, because the end identifies the module. */
 export function pathEnd(path: string, className = ""): HTMLElement {
   return el("i", { class: `end ${className}`.trim() }, el("bdi", { dir: "ltr" }, path));
 }
 
-/** A name that may be ten thousand characters long: three lines of it, and a button for the rest. */
+/** A name of up to ten thousand characters: three lines, and a button for the rest. */
 export class LongText {
   readonly element: HTMLElement;
   private readonly text = el("span", { class: "long" });
@@ -39,7 +42,7 @@ export class LongText {
     this.more.addEventListener("click", () => this.expand(!this.text.classList.contains("whole")));
   }
 
-  /** `after` follows it in a quiet tone. */
+  /** Show a text, followed by `after` in a muted colour. */
   show(text: string, after = ""): void {
     const key = `${text}\n${after}`;
     if (key === this.shown) return;

@@ -1,4 +1,4 @@
-/** Light or dark: what the reader chose, else what the page around the deck is, followed live. */
+/** Light or dark theme: the user's choice, otherwise that of the surrounding page, followed live. */
 
 import { mixed } from "../canvas.ts";
 import { el } from "../dom.ts";
@@ -44,14 +44,17 @@ const forced = matchMedia("(forced-colors: active)");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const asAround = (): Theme => themeAround() ?? (dark.matches ? "dark" : "light");
 
-/** The CSS variables as they are now, for what is drawn on a canvas. */
+/** Return the current CSS variables for drawing on a canvas. */
 export function readColours(root: HTMLElement): Colours {
   const style = getComputedStyle(root);
   const read = forced.matches ? resolver(root) : (name: string) => style.getPropertyValue(`--${name}`).trim();
   return Object.fromEntries(NAMES.map((name) => [name, read(name)])) as Colours;
 }
 
-/** The system's colours as they are here and now: a canvas has its own idea of them, and an exported file none. */
+/**
+ * Return a function that resolves the system's colours. A canvas would resolve them differently, and an exported file
+ * not at all.
+ */
 function resolver(root: HTMLElement): (name: string) => string {
   const probe = el("span", { style: "forced-color-adjust: none" });
   return (name) => {
@@ -63,7 +66,10 @@ function resolver(root: HTMLElement): (name: string) => string {
   };
 }
 
-/** As the page, the other theme, the page's own one for good, as the page, ...: the first press is always seen. */
+/**
+ * Switch to the next theme: from the page's to the opposite one, to the page's current one fixed, and back. The first
+ * press therefore always has a visible effect.
+ */
 export function nextTheme(store: Store): void {
   const { theme } = store.state;
   const around = asAround();
@@ -71,7 +77,7 @@ export function nextTheme(store: Store): void {
   store.update({ theme: theme === null ? other : theme === other ? around : null });
 }
 
-/** Keeps `data-theme` up to date and calls `changed` after each change, and at once. Returns what ends that. */
+/** Keep `data-theme` up to date. Call `changed` now and after each change. Return a function that stops it. */
 export function followTheme(stage: Stage, changed: () => void): () => void {
   const apply = () => {
     const theme = stage.store.state.theme ?? asAround();

@@ -1,14 +1,17 @@
-/** Parts of the page that are read, not watched: while the deck plays fast they change a few times a second. */
+/** Throttling of text panels: during fast playback they change only a few times a second. */
 
 import type { Changed } from "../store.ts";
 import type { Stage, View } from "../view_types.ts";
 
-/** Faster than so many tasks per second, nothing slides, and not every task is shown. */
+/** Tasks per second above which nothing slides and not every task is shown. */
 export const SWIFT = 10;
-/** The shortest time between two changes while it plays fast, milliseconds. */
+/** Minimum interval between two changes during fast playback, milliseconds. */
 const PACE = 66;
 
-/** A view that calls `render` at once when the deck stands or plays slowly, else at that pace. */
+/**
+ * Return a view that calls `render` at once if the deck is stopped or plays slowly, and otherwise at most once per
+ * `PACE`.
+ */
 export function paced(stage: Stage, render: (changed: Changed) => void): Pick<View, "update" | "draw"> {
   const missed = new Set<keyof Stage["store"]["state"]>();
   let last = 0;

@@ -1,6 +1,6 @@
 /**
- * The timeline: phases, what each device does, memory from the forward's first byte, and lifetimes, on one axis, with one
- * cursor and one playhead. It is the deck's slider, too.
+ * The timeline: phases, device activity, memory including the forward, and lifetimes, on one axis with one cursor and
+ * one playhead. It is also the deck's slider.
  */
 
 import { barsOf } from "../charts/lifetimes.ts";
@@ -28,11 +28,11 @@ import { makePredict } from "./predict.ts";
 import { busyWords, TimelineLabels } from "./timeline_labels.ts";
 import { bindTimeline } from "./timeline_pointer.ts";
 
-/** What the picture is made of; it is drawn anew when one of these is another. */
+/** Inputs of the picture, which is drawn again if one of them changes. */
 interface Subject {
   replay: Replay;
   times: Times | null;
-  /** How much of the time each device is at work, in words: known from the first task on that ran. */
+  /** Description of how busy each device is, known after the first task has run. */
   busy: string;
   memories: unknown[];
   axis: Store["state"]["axis"];
@@ -45,10 +45,10 @@ interface Subject {
   ratio: number;
 }
 
-/** A narrower deck shows no lifetimes until it is asked to. */
+/** Width below which lifetimes are hidden until requested. */
 const NARROW = 560;
 
-/** After these it looks different, besides moves. */
+/** State fields that change the picture, besides moves. */
 const DRAWN_AFTER = ["hoveredTime", "marks", "matches", "axis", "zoom", "ownScale", "isFull"] as const;
 
 export const makeTimeline: MakeView = (stage, parent) => {
@@ -75,7 +75,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
     store.go(Number(slider.value));
   });
   const unbind = bindTimeline(element, slider, stage, () => picture);
-  // To ask at each frame would have the browser lay out the page each time.
+  // Reading the size in each frame would force a layout each time.
   const size = { width: 0, height: 0 };
   const resize = new ResizeObserver(() => {
     Object.assign(size, { width: element.clientWidth, height: element.clientHeight });
@@ -139,7 +139,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
   return view;
 };
 
-/** `runs 53rd of 244, TBackward0, blocks.1.f2`. */
+/** Return `runs 53rd of 244, TBackward0, blocks.1.f2`. */
 function positionWords(store: Store): string {
   const { running, graph, replay, unreal, state } = store;
   if (running < 0) return `${unreal ? `${unreal}, ` : ""}the end, after ${count(replay.length, "task")}`;
@@ -176,7 +176,7 @@ function isSame(one: Subject | null, other: Subject): boolean {
   return isEqual && memories.every((memory, index) => memory === one.memories[index]);
 }
 
-/** The gutters that the style sheet has for this width. */
+/** Return the gutters that the style sheet defines for this width. */
 function margins(element: HTMLElement): { left: number; right: number } {
   const style = getComputedStyle(element);
   const gutter = (name: string) => Number.parseFloat(style.getPropertyValue(name)) || 0;
@@ -214,7 +214,7 @@ function pictureOf(
   return { axis, bands, width, height, colours, times, lanes, stack: paths, lifetimes, forward: births };
 }
 
-/** The memory that begins with the forward: it is the same for all orders of the backward. */
+/** Return the memory that includes the forward, which is the same for all orders of the backward. */
 function forwardOf(store: Store): MemoryLevels | null {
   const found = [store.memory, ...store.schedules.map(({ memory }) => memory)].find(
     (memory) => memory && levelsOfMemory(memory).forwardEvents,
@@ -235,7 +235,7 @@ function stackOf(store: Store): Stack | null {
   return { shown: levelsOfMemory(memory), forward: forwardOf(store), others, curves, ownScale: state.ownScale };
 }
 
-/** The categories that have bytes under any policy. */
+/** Return the categories that have bytes under any policy. */
 function usedCategories(store: Store, { forward }: Stack): number[] {
   const all = store.schedules.flatMap(({ memory }) => (memory ? [levelsOfMemory(memory)] : []));
   const before = forward?.forwardLevels ?? [];
@@ -244,11 +244,11 @@ function usedCategories(store: Store, { forward }: Stack): number[] {
   return CATEGORIES.flatMap((_, category) => (isUsed(category) ? [category] : []));
 }
 
-/** What changes from frame to frame, over the still picture. */
+/** Draw the parts that change from frame to frame over the static picture. */
 function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Picture, solid: HTMLCanvasElement): void {
   const { axis, height, stack } = picture;
   const { t, hoveredTime } = store.state;
-  const ran = Math.min(hasRun(store), axis.places);
+  const ran = Math.min(executedUntil(store), axis.places);
   drawSolid(context, solid, ran ? Math.min(ran < axis.places ? axis.x(ran) : Infinity, axis.right) : axis.backward.left - 1, height);
   drawRunning(context, picture, store);
   if (stack && store.memory) drawRing(context, picture, stack, levelsOfMemory(store.memory).peak);
@@ -258,12 +258,12 @@ function drawMoving(context: CanvasRenderingContext2D, store: Store, picture: Pi
   if (hoveredTime !== null) drawCursor(context, picture, hoveredTime);
 }
 
-/** Up to which time things have run: a live session's front, or a branch's; where it is played, up to the position. */
-function hasRun(store: Store): number {
+/** Return the time up to which tasks have run: the front of a live session or of a branch; otherwise the position. */
+function executedUntil(store: Store): number {
   return store.isLive || store.branch ? store.reached : store.ran;
 }
 
-/** What has run, up to a pixel: the forward has in any case. */
+/** Draw the executed part up to a pixel, always including the forward. */
 function drawSolid(context: CanvasRenderingContext2D, solid: HTMLCanvasElement, until: number, height: number): void {
   const across = Math.min(solid.width, Math.round(until * devicePixelRatio));
   if (across < 1 || !solid.height) return;

@@ -1,4 +1,4 @@
-/** What the timeline says in words: phases, devices, the peak's sentence, the names of lifetimes. */
+/** Texts of the timeline: phases, devices, the peak's sentence, and the names of lifetimes. */
 
 import { rowTop } from "../charts/lifetimes.ts";
 import { differs, type Stack } from "../charts/memory_stack.ts";
@@ -15,26 +15,26 @@ import type { Stage } from "../view_types.ts";
 import { basisWords, chartWords, type Legend, peakWords } from "./memory_legend.ts";
 import { pathEnd } from "./text_elements.ts";
 
-/** Beside a name in a phase's bar, pixels. */
+/** Space beside a name in a phase's bar, pixels. */
 const PADDING = 12;
-/** From the ring of the peak to its sentence. */
+/** Distance from the peak's ring to its sentence. */
 const BESIDE = 9;
-/** The sentence has so much room at least. */
+/** Minimum width of the sentence. */
 const LEAST_SENTENCE = 260;
-/** About and between a lifetime's name and path, as in the style sheet. */
+/** Space around and between a lifetime's name and path, as in the style sheet. */
 const NAME_MARGIN = 27;
-/** A path has so much of the gutter in any case. */
+/** Minimum share of the gutter for a path. */
 const PATH_SHARE = 0.6;
-/** Width of a right gutter that has room for whole numbers. */
+/** Width from which on the right gutter shows whole numbers. */
 const ROOMY = 100;
 
 const measured = document.createElement("canvas").getContext("2d")!;
 
 export class TimelineLabels {
-  /** The memory's chart in one sentence. */
+  /** Sentence about the memory chart. */
   words = "";
   readonly elements: HTMLElement[];
-  /** Where the chart would be: why there is none. */
+  /** Reason why there is no chart, shown in its place. */
   readonly note: HTMLElement;
   private readonly reason = el("p");
   private readonly phases = el("div", { class: "phases" });
@@ -65,11 +65,11 @@ export class TimelineLabels {
       return made;
     };
     this.axes = {
-      task: button("task", "Tasks are equally wide (C)", () => store.update({ axis: "task", zoom: WHOLE })),
-      clock: button("clock", "Tasks are as wide as they took (C)", () => store.update({ axis: "clock", zoom: WHOLE })),
+      task: button("task", "All tasks are equally wide (C)", () => store.update({ axis: "task", zoom: WHOLE })),
+      clock: button("clock", "Tasks are as wide as their durations (C)", () => store.update({ axis: "clock", zoom: WHOLE })),
     };
-    this.whole = button("whole", "Show all of the timeline (0)", () => store.update({ zoom: WHOLE }));
-    this.scale = button("", "Scale of memory: to the highest of all policies, or to this one (Y)", () =>
+    this.whole = button("whole", "Show the whole timeline (0)", () => store.update({ zoom: WHOLE }));
+    this.scale = button("", "Memory scale: highest of all policies, or of this one (Y)", () =>
       store.update({ ownScale: !store.state.ownScale }),
     );
     this.scale.classList.add("scale");
@@ -96,7 +96,7 @@ export class TimelineLabels {
     if (changed.has("history")) this.showHistory();
   }
 
-  /** Puts all where the picture has its rows. */
+  /** Place all texts at the picture's rows. */
   place(picture: Picture, stack: Stack | null): void {
     const { axis, bands, lanes, times } = picture;
     const { store } = this.stage;
@@ -104,7 +104,7 @@ export class TimelineLabels {
     this.phases.replaceChildren(...axis.phases.flatMap((phase) => phaseOf(phase, axis.left, axis.right)));
     this.lanes.replaceChildren(...lanes.flatMap((lane, number) => this.laneOf(picture, lane, number)));
     this.axes.clock.disabled = !times;
-    this.axes.clock.title = times ? "Tasks are as wide as they took (C)" : "When its tasks ran was not recorded";
+    this.axes.clock.title = times ? "Tasks are as wide as their durations (C)" : "The times of its tasks were not recorded";
     this.unit.textContent = axis.kind === "clock" ? "clock" : "task";
     const several = lanes.some((lane) => lane.levels.length);
     this.heading.textContent = several ? `Memory, ${store.replay.schedule.memory?.device ?? ""}` : "Memory";
@@ -141,13 +141,13 @@ export class TimelineLabels {
     return made;
   }
 
-  /** The rule of the peak, what the numbers rest on; or why there are none. */
+  /** Show the peak and the basis of the numbers, or why there are none. */
   private showPeak({ axis, bands, width, stack: paths }: Picture, stack: Stack | null): void {
     const { store } = this.stage;
     const { peak, note } = this;
     const { schedule } = store.replay;
     peak.hidden = !stack;
-    this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is not known");
+    this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is unknown");
     if (!stack || !paths) {
       at(note, bands.chart.top);
       note.style.height = `${bands.lifetimes.top - bands.chart.top}px`;
@@ -155,13 +155,14 @@ export class TimelineLabels {
       this.words = this.reason.textContent;
       return;
     }
-    peak.style.width = ""; // as wide as it is
+    peak.style.width = ""; // natural width
     const [first, second] = peakWords(stack.shown, stack.forward, (place) => store.graph.titles[schedule.order[place]]);
     const { said, reasons } = basisWords(stack.shown, schedule.curves !== undefined);
     peak.replaceChildren(el("span", {}, el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`)));
     peak.title = [first + second, said, reasons].filter(Boolean).join("\n");
     at(peak, bands.memory.top + 1);
-    const end = Math.min(axis.right, width - this.scale.offsetWidth - PADDING); // of the button the gutter may be too narrow
+    // the button may be wider than the gutter
+    const end = Math.min(axis.right, width - this.scale.offsetWidth - PADDING);
     const wide = Math.min(end - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));
     const ring = Math.max(axis.left, Math.min(axis.right, axis.x(stack.shown.peak.time)));
     within(peak, Math.max(axis.left, Math.min(ring + BESIDE, end - wide)), end);
@@ -187,7 +188,7 @@ export class TimelineLabels {
     );
   }
 
-  /** What going back costs. */
+  /** Show the memory that the undo history holds. */
   private showHistory(): void {
     const { history } = this.stage.store.state;
     this.held.hidden = !history;
@@ -196,11 +197,11 @@ export class TimelineLabels {
     const { bytes, gradient_bytes: gradients, saved_bytes: saved, reach } = history;
     this.held.textContent = `history holds ${size(bytes)}`;
     const back = reach ? `the ${nth(reach + 1)} task` : "the start";
-    this.held.title = `To go back, as far as ${back}, it keeps\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
+    this.held.title = `Memory held for undo, back to ${back}\ngradients: ${size(gradients)}\nsaved tensors: ${size(saved)}`;
   }
 }
 
-/** `busy 54 %`; "" where no clock tells. */
+/** Return `busy 54 %`; "" without recorded times. */
 export function busyWords({ busy }: Lane): string {
   return busy === null ? "" : `busy ${Math.round(100 * busy)} %`;
 }
@@ -214,7 +215,7 @@ function within(element: HTMLElement, left: number, right: number): void {
   element.style.width = `${Math.max(0, right - left)}px`;
 }
 
-/** A phase's bar with as much of its name and time as there is room for. */
+/** Return a phase's bar with as much of its name and time as fits. */
 function phaseOf({ name, elapsed_ns, left, right }: PlacedPhase, from: number, to: number): HTMLElement[] {
   const [start, end] = [Math.max(left, from), Math.min(right, to)];
   if (end - start < 1) return [];
@@ -239,7 +240,7 @@ function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLeve
   const last = freed.includes(null) ? null : Math.max(...(freed as number[]));
   const when = (place: number) => (place < levels.places ? `in the ${nth(place + 1)} task` : "after the last task");
   const isOlder = bars.every(({ storage }) => levels.born(storage) === null);
-  const from = born >= 0 ? `born ${when(born)}` : isOlder ? "there before" : "born in the forward";
+  const from = born >= 0 ? `allocated ${when(born)}` : isOlder ? "allocated earlier" : "allocated in the forward";
   const to = last === null ? "alive at the end" : last < 0 ? "freed in the forward" : `freed ${when(last)}`;
   const item = el(
     "li",
@@ -253,7 +254,7 @@ function lifeOf({ row, bars }: LifetimeBars, paths: string[], levels: MemoryLeve
   return item;
 }
 
-/** `12 × `, `1,500 × `; where there is less room `12×` and `1.5k×`. */
+/** Return `12 × `, `1,500 × `; if space is short `12×` and `1.5k×`. */
 function manyOf(count: number, room: number): string {
   if (room >= ROOMY) return `${grouped(count)} × `;
   return count < 1000 ? `${count}×` : `${+(count / 1000).toFixed(1)}k×`;

@@ -1,4 +1,4 @@
-/** The pointer on the timeline: hover, drag to scrub, the wheel's zoom, double click on a phase. */
+/** Pointer events of the timeline: hover, drag to scrub, wheel to zoom, double click on a phase. */
 
 import { rowTop } from "../charts/lifetimes.ts";
 import type { Picture } from "../charts/timeline_picture.ts";
@@ -8,16 +8,16 @@ import { levelsOfMemory } from "../model/memory.ts";
 import type { Store } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../format.ts";
 import type { Stage } from "../view_types.ts";
-import { bindLetGo } from "./cancel_drag.ts";
+import { bindDragEnd } from "./cancel_drag.ts";
 import { momentOf } from "./memory_legend.ts";
 
-/** So many pixels of a wheel double the scale. */
+/** Wheel pixels that double the scale. */
 const DOUBLES = 240;
-/** Pixels of a line and of a page, for wheels that count these. */
+/** Pixels per line and per page, for wheels that report these units. */
 const LINE = 16;
 const PAGE = 400;
 
-/** Returns what ends it. */
+/** Bind the events. Return a function that removes them. */
 export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, stage: Stage, shown: () => Picture | null): () => void {
   const { store } = stage;
   const ends = new AbortController();
@@ -42,7 +42,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
     const { x, y } = pixels(event);
     if (!picture || event.button !== 0 || isControl(event)) return;
     slider.focus({ preventScroll: true });
-    event.preventDefault(); // or the focus goes where the pointer is
+    event.preventDefault(); // otherwise the browser moves the focus to the element under the pointer
     if (y < PHASES || x < picture.axis.left || x > picture.axis.right) return;
     dragged = true;
     before = store.state.t;
@@ -70,7 +70,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"] as const) {
     element.addEventListener(end, () => (dragged = false), { signal });
   }
-  bindLetGo(() => dragged, (back) => {
+  bindDragEnd(() => dragged, (back) => {
     dragged = false;
     if (back) store.go(before);
   }, signal);
@@ -106,7 +106,10 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
   return () => ends.abort();
 }
 
-/** Whether the wheel is for the timeline. Otherwise the page scrolls: it is no trap, but where there is nothing to scroll. */
+/**
+ * Return whether a wheel event zooms the timeline. If not, the page scrolls, so that the timeline does not trap the
+ * user; on a page without anything to scroll it always zooms.
+ */
 function isOurs(event: WheelEvent, slider: HTMLElement, { state }: Store): boolean {
   const focused = (slider.getRootNode() as Document | ShadowRoot).activeElement === slider;
   const { scrollHeight, clientHeight } = document.documentElement;
@@ -125,7 +128,9 @@ function rowWords({ lifetimes }: Picture, row: number): string {
   return [`${head}, ${bytes}`, `made by: ${made_by}`, `kept: ${kept_by}`, `freed: ${freed_by}`].join("\n");
 }
 
-/** `53rd CloneBackward0 blocks.3.attn`, and below it how long it took and what is alive; in the forward that alone. */
+/**
+ * Return `53rd CloneBackward0 blocks.3.attn`, and below it the duration and the memory; in the forward only the memory.
+ */
 function timeWords(store: Store, { axis, times, stack }: Picture, time: number): string {
   const { memory, replay, graph, schedules } = store;
   const forward = schedules.map((each) => each.memory).find((each) => each && levelsOfMemory(each).forwardEvents);

@@ -1,15 +1,15 @@
-/** The deck's one tooltip. */
+/** The deck's only tooltip. */
 
 import { el } from "../dom.ts";
 import type { Stage } from "../view_types.ts";
 
-/** From the pointer, pixels. */
+/** Distance from the pointer, pixels. */
 const BESIDE = 12;
 const BELOW = 16;
 const ABOVE = 10;
 const MARGIN = 4;
 
-/** Gives a function that shows a text near a point of an element (which must be positioned), or hides it. */
+/** Return a function that shows a text near a point of an element (which must be positioned), or hides it. */
 export function makeTip(): Stage["tip"] {
   const tip = el("div", { class: "tip", role: "tooltip" });
   return (text, host, x = 0, y = 0) => {

@@ -1,4 +1,4 @@
-/** The bar over everything: what is traced, transport, speed, policies, search, theme; below it what went wrong. */
+/** The bar at the top: title, transport, speed, policies, search and theme; errors are below it. */
 
 import { el } from "../dom.ts";
 import type { MakeView } from "../view_types.ts";
@@ -17,7 +17,7 @@ export const makeBar: MakeView = (stage, parent) => {
   parent.append(bar);
   const aside = el("div", { class: "aside" });
   const lower = el("div", { class: "lower" });
-  // Together, since the way back is there, but not seen, most of the time: alone it would leave an empty row.
+  // One element, because the button back is usually invisible; alone on a line it would leave an empty row.
   const pace = el("div", { class: "pace" });
   const views = [makeTransport(stage, bar), makePosition(stage, bar), makeSpeed(stage, pace), makePast(stage, pace)];
   bar.append(pace);
@@ -50,7 +50,7 @@ const makeThemeButton: MakeView = ({ store }, parent) => {
       if (!changed.has("theme")) return;
       const { theme } = store.state;
       const names: Record<string, IconName> = { light: "sun", dark: "moon" };
-      const said = theme === null ? "as the page" : theme;
+      const said = theme === null ? "same as the page" : theme;
       button.replaceChildren(icon(theme === null ? "follow_page" : names[theme]));
       button.title = `Theme: ${said} (T)`;
       button.setAttribute("aria-label", `theme: ${said}`);
@@ -59,7 +59,7 @@ const makeThemeButton: MakeView = ({ store }, parent) => {
   };
 };
 
-/** The keys are behind it. */
+/** Create the button that shows the keys. */
 const makeHelpButton: MakeView = (stage, parent) => {
   const button = el("button", { class: "ib keys", title: "Keys (?)", "aria-label": "all keys" }, "?");
   button.addEventListener("click", () => toggleHelp(stage));
@@ -76,7 +76,7 @@ const makeFullButton: MakeView = ({ store }, parent) => {
       if (!changed.has("isFull")) return;
       const { isFull } = store.state;
       button.replaceChildren(icon(isFull ? "unfull" : "full"));
-      button.title = isFull ? "Back to its place (W, Esc)" : "Full window (W)";
+      button.title = isFull ? "Leave full window (W, Esc)" : "Full window (W)";
       button.setAttribute("aria-label", "full window");
       button.setAttribute("aria-pressed", String(isFull));
     },

@@ -1,4 +1,6 @@
-/** Start, back, play, step, over and out of a module, to the breakpoint, end; the stops; where the deck stands; how fast it plays. */
+/**
+ * Start, back, play, step, over and out of a module, to the breakpoint, end; breakpoints, the position and the speed.
+ */
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
@@ -7,7 +9,7 @@ import { icon, type IconName } from "./icons.ts";
 import { makeStops } from "./stops_button.ts";
 import { count, grouped, nth } from "../format.ts";
 
-/** A live run shorter than this does not turn the play button into a stop button, milliseconds. */
+/** Duration up to which a live run does not turn the play button into a stop button, milliseconds. */
 const SETTLE = 150;
 
 export const makeTransport: MakeView = (stage, parent) => {
@@ -63,10 +65,10 @@ export const makeTransport: MakeView = (stage, parent) => {
       }
       if (!hasMoved(changed)) return;
       const { t, front, status } = store.state;
-      const goesOn = status === "stopped" || status === "running"; // one look for both: steps are short
-      const isOver = store.isLive && t >= front && !goesOn;
-      const atEnd = t >= store.replay.length && !(store.isAtFront && goesOn);
-      const onward = store.isAtFront ? goesOn : !atEnd;
+      const canContinue = status === "stopped" || status === "running"; // the same look for both, because steps are short
+      const isOver = store.isLive && t >= front && !canContinue;
+      const atEnd = t >= store.replay.length && !(store.isAtFront && canContinue);
+      const onward = store.isAtFront ? canContinue : !atEnd;
       quiet(start, t === 0);
       quiet(play, !store.canPlay);
       quiet(back, t === 0);
@@ -75,7 +77,7 @@ export const makeTransport: MakeView = (stage, parent) => {
       quiet(end, atEnd || (isOver && store.isAtFront));
       const ahead = sessionWords(store);
       for (const each of [step, over, out, end]) each.title = `${each.ariaLabel}${ahead && `: in the plan, ${ahead}`}`;
-      run.title = `${run.ariaLabel}${ahead && `: ${ahead}, and goes on from there`}`;
+      run.title = `${run.ariaLabel}${ahead && `: ${ahead}, and continues from there`}`;
     },
     draw(now) {
       stops.draw?.(now);
@@ -89,7 +91,7 @@ export const makeTransport: MakeView = (stage, parent) => {
   };
 };
 
-/** Plays, pauses, or stops what runs in the kernel. */
+/** Play, pause, or stop the kernel's run. */
 export function playOrStop(store: Store): void {
   if (mainAction(store) === "stop") store.link?.stop();
   else store.play();
@@ -102,17 +104,17 @@ function mainAction({ state }: Store): MainAction {
   return state.status === "running" ? "stop" : "play";
 }
 
-/** `the session stands before the 7th`, where what is planned after that is looked at; else "". */
+/** Return `the session is before the 7th` while a later planned position is shown; else "". */
 export function sessionWords({ isLive, isAhead, state }: Store): string {
-  return isLive && isAhead ? `the session stands before the ${nth(state.front + 1)}` : "";
+  return isLive && isAhead ? `the session is before the ${nth(state.front + 1)}` : "";
 }
 
-/** A button that can do nothing now says so, but keeps the focus: the next key must still reach the deck. */
+/** Mark a button as disabled but keep its focus, so that the next key still reaches the deck. */
 function quiet(button: HTMLElement, nothing: boolean): void {
   button.setAttribute("aria-disabled", String(nothing));
 }
 
-/** `58th of 144`. */
+/** Create the position display: `58th of 144`. */
 export const makePosition: MakeView = ({ store }, parent) => {
   const view = el("div", { class: "pos" });
   parent.append(view);
@@ -131,12 +133,15 @@ export const makePosition: MakeView = ({ store }, parent) => {
   };
 };
 
-/** Leads back to where a live session stands, or takes it back to what is shown. Both keep their place: no jumping. */
+/**
+ * Create the buttons back to the live session's position and for rewinding it to the shown one. Both keep their space,
+ * so that nothing jumps.
+ */
 export const makePast: MakeView = ({ store }, parent) => {
   if (!store.link) return { update() {}, dispose() {} };
   const now = el("button", { class: "sm", "aria-label": "back to now" }, el("span", {}, "back to "), "now");
-  const rewind = el("button", { class: "sm rewind", "aria-label": "take back to here" }, icon("rewind", 14));
-  rewind.append(el("span", {}, "take back to here"));
+  const rewind = el("button", { class: "sm rewind", "aria-label": "undo to here" }, icon("rewind", 14));
+  rewind.append(el("span", {}, "undo to here"));
   const view = el("div", { class: "past" }, now, rewind);
   now.addEventListener("click", () => {
     store.update({ playing: false });
@@ -148,21 +153,21 @@ export const makePast: MakeView = ({ store }, parent) => {
     update(changed) {
       if (!hasMoved(changed) && !changed.has("history")) return;
       const { t, front, history } = store.state;
-      now.disabled = !store.isLive || t === front; // that it is out of sight alone would tell nobody: its focus would be lost
+      now.disabled = !store.isLive || t === front; // a merely invisible button would lose its focus without an event
       rewind.disabled = !store.canRewind;
       view.classList.toggle("idle", now.disabled);
       now.title = store.isAhead
-        ? "What is shown is planned: to where the session stands"
-        : "To where the session stands";
+        ? "The shown position is planned. Back to the session's position"
+        : "Back to the session's position";
       rewind.classList.toggle("idle", rewind.disabled);
       rewind.hidden = !history;
-      rewind.title = `Take back to here: ${count(front - t, "task")} will not have run`;
+      rewind.title = `Undo ${count(front - t, "task")}, back to the shown position`;
     },
     dispose: () => view.remove(),
   };
 };
 
-/** From so many tasks a second on there is room for what it comes to. */
+/** Speed from which on the actual speed is also shown, tasks per second. */
 const WIDE_FROM = 100;
 
 export const makeSpeed: MakeView = ({ store }, parent) => {
@@ -182,7 +187,7 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
       const { speed, reached } = store.state;
       select.value = String(speed);
       select.dataset.wide = String(speed >= WIDE_FROM || reached !== null);
-      const note = reached === null ? "" : `It comes to ${grouped(reached)} a second: more is not computed in time.`;
+      const note = reached === null ? "" : `Actual speed: ${grouped(reached)} tasks per second, as fast as they are computed`;
       select.title = note || "Tasks per second";
       for (const [at, each] of store.speeds.entries()) {
         const of = each === speed && reached !== null ? `${grouped(reached)} of ` : "";
