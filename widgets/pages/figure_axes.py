@@ -9,7 +9,7 @@ from typing import Any
 
 from .plotly_data import Drawing
 
-_TICKS = 6  # about so many
+_TICKS = 6  # approximate number per axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Axis:
 
 
 def _round_step(least: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten."""
+    """Return the least value rounded up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next((each * power for each in (1, 2, 5) if each * power >= least), 10 * power)
 
