@@ -110,13 +110,13 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
             options.rank,
             None if options.queues is None else QUEUES[options.queues],
         )
-        debugger.prompt.ask_for(options.breaks, options.watch)
+        debugger.prompt.set_stops(options.breaks, options.watch)
         if of_function:
             if options.arguments:
                 raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
             with printed(), debugger:
                 backward_of(target)
-            return 2 if debugger.in_vain else 0
+            return 2 if debugger.matched_nothing else 0
         path = script_path(target)
     except UserError as error:
         traceback = users_traceback(error.error)
@@ -129,6 +129,6 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
         with printed(), debugger:
             run_script(path, target, options.arguments)
     except SystemExit as end:
-        if not debugger.in_vain or not ended_well(end):
+        if not debugger.matched_nothing or not ended_well(end):
             raise
-    return 2 if debugger.in_vain else 0
+    return 2 if debugger.matched_nothing else 0

@@ -1,4 +1,4 @@
-"""Tracebacks as the user should see them."""
+"""Tracebacks reduced to the user's own frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib",
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without frames of Python's library, of installed packages and of tapescope."""
+    """Return the traceback in Python's format, without frames of tapescope and of libraries."""
     report = traceback.TracebackException.from_exception(error)
     reports: list[traceback.TracebackException | None] = [report]
     while reports:
@@ -29,10 +29,11 @@ def users_traceback(error: BaseException) -> str:
 
 
 def without_own_frames(error: BaseException, start: Callable[..., object]) -> None:
-    """Takes tapescope's frames from an error's traceback, and from those behind it: as if the user had run the script.
+    """Remove tapescope's frames from an error's traceback, and from those of its causes and contexts.
 
     Args:
-        start: the function that called the user's code; what led to it goes, too.
+        error: the error, which is modified.
+        start: the function that called the user's code; the frames before it are removed, too.
     """
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]
@@ -68,7 +69,10 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
 
 
 def _leave_out_detour(kept: list[TracebackType], frame: TracebackType) -> None:
-    """torch asked tapescope, a function mode or who stands in for the engine, which called the same function again."""
+    """Remove the frames in which torch called tapescope, which called the same torch function again.
+
+    This happens with function modes and with the redirected engine.
+    """
     for place in reversed(range(len(kept))):
         if not kept[place].tb_frame.f_code.co_filename.startswith(TORCH):
             return
