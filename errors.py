@@ -41,6 +41,7 @@ def public_object(found: object, module: str, name: str) -> Any:
     if not isfunction(found):
         return found
     call = ending_where_called(found)
+    # torch.compile must not trace into the wrapper.
     if "torch" in sys.modules:
         from .inspector.torch_private.compiled import look_past
 

@@ -157,6 +157,7 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
         print(study.markdown, end="")
     else:
         _print_study(study, console)
+    # The table is printed first, so that a page that cannot be written does not cost the results.
     if failed is not None:
         return refuse(failed)
     return 130 if study.interrupted else 1 if study.refused else 0

@@ -102,6 +102,7 @@ class ProgressLine:
     def show(self, said: str) -> None:
         """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
         if self._terminal:
+            # \x1b[K clears the rest of the line.
             print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
         elif (head := said.partition(": ")[0]) != self._before:
             self._before = head

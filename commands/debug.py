@@ -59,19 +59,14 @@ def add_debug(commands: Commands) -> None:
         help="one ready queue for all devices, or one per device (per-device, as in PyTorch; one for --engine native)",
     )
     debug.add_argument(
-        "--accumulate",
-        choices=get_args(Accumulate),
-        default="inplace",
-        help="how gradients are summed (inplace)",
+        "--accumulate", choices=get_args(Accumulate), default="inplace", help="how gradients are summed (inplace)"
     )
     debug.add_argument(
         "--release", choices=get_args(Release), default="eager", help="when consumed gradients are freed (eager)"
     )
     debug.add_argument("--skip", type=int, default=0, metavar="N", help="run the first N backwards without a prompt")
     debug.add_argument("--rank", type=int, default=0, metavar="N", help="the rank of torchrun that has the prompt (0)")
-    debug.add_argument(
-        "--keep-inputs", action="store_true", help="keep the inputs of operations for `check`; needs memory"
-    )
+    debug.add_argument("--keep-inputs", action="store_true", help="keep the inputs of operations, for `check`")
     debug.add_argument(
         "-c",
         "--command",
@@ -81,11 +76,7 @@ def add_debug(commands: Commands) -> None:
         metavar="LINE",
         help="run this command at the prompt first; repeat for several",
     )
-    debug.add_argument(
-        "target",
-        metavar="SCRIPT.py",
-        help="the script, or SCRIPT.py:FUNCTION as for `tapescope graph`",
-    )
+    debug.add_argument("target", metavar="SCRIPT.py", help="the script, or SCRIPT.py:FUNCTION as for `tapescope graph`")
     debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     debug.set_defaults(command=_debug)
 

@@ -200,10 +200,13 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
 
 def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if isinstance(options.fold, list):
-        known = {call.path for call in graph.calls}
+        known = dict.fromkeys(call.path for call in graph.calls)
         for path in options.fold:
             if path not in known:
-                raise ValueError(f"--fold: unknown module {path!r}; outermost modules: {_outermost(graph)}")
+                outermost = dict.fromkeys(each.partition(".")[0] for each in known if each)
+                raise ValueError(
+                    f"--fold: unknown module {path!r}; outermost modules: {', '.join(outermost) or 'none'}"
+                )
     if options.svg.suffix != ".svg" or options.svg.is_dir():
         raise ValueError(f"--svg must be the name of an .svg file, got {options.svg}")
     options.svg.parent.mkdir(parents=True, exist_ok=True)
@@ -236,11 +239,6 @@ def _graph_content(graph: Graph, picture: Path) -> dict[str, Any]:
     }
 
 
-def _outermost(graph: Graph) -> str:
-    names = dict.fromkeys(call.path.partition(".")[0] for call in graph.calls if call.path)
-    return ", ".join(names) or "none"
-
-
 def _view(options: argparse.Namespace, console: Console) -> int:
     from ..engine.recording.perfetto import ENDINGS
     from ..engine.recording.run_file import load
@@ -251,6 +249,7 @@ def _view(options: argparse.Namespace, console: Console) -> int:
     out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
     try:
         run = load(path)
+        # Do not overwrite a file that the user has not named.
         if options.out is None and out.exists() and not is_page_of(out, path.name):
             raise ValueError(f"{out} exists and is not a page of {path.name}; choose another file with --out FILE")
         out.parent.mkdir(parents=True, exist_ok=True)

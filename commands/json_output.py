@@ -112,6 +112,7 @@ def answering() -> Iterator[JsonAnswer]:
 @contextmanager
 def nothing_on_stdout() -> Iterator[None]:
     """Redirect standard output to standard error, including output of C code and child processes."""
+    # Text in the buffer was printed before, and belongs to standard output.
     sys.stdout.flush()
     try:
         kept = os.dup(1) if sys.stdout.fileno() == 1 else None

@@ -58,7 +58,7 @@ def _mcp(options: argparse.Namespace, console: Console) -> int:
     if options.json is not None:
         return refuse("mcp does not support --json; the protocol already uses JSON")
     if find_spec("mcp") is None:
-        return refuse("the Model Context Protocol's SDK is not installed; pip install 'tapescope[mcp]'")
+        return refuse("mcp needs the MCP SDK; pip install 'tapescope[mcp]'")
     if not options.seconds > 0:
         return refuse(f"--seconds must be greater than 0, got {options.seconds:g}")
     try:
@@ -85,6 +85,7 @@ class McpAnswers:
         self._seconds = seconds
         self._reader: AnsweringProcess | None = None
         self._sessions: dict[str, AnsweringProcess] = {}
+        # Tools can be called concurrently, and a worker process answers one request at a time.
         self._one_at_a_time = threading.Lock()
 
     def read(self, request: str, start: int = 0, **arguments: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class ServedFolder:
         """
         path = self.inside(name)
         if not path.is_file():
-            raise ValueError("there is no such file in the folder")
+            raise ValueError("the folder has no such file")
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"the file has more than {MOST_BYTES:,} bytes, the most that is opened")
         return path
@@ -48,7 +48,7 @@ class ServedFolder:
         try:
             found = (self.path / relative).resolve()
         except (OSError, RuntimeError):  # circular links
-            raise ValueError("there is no such file in the folder") from None
+            raise ValueError("the folder has no such file") from None
         if not found.is_relative_to(self.path):
             raise ValueError("that path leads out of the server's folder")
         return found
@@ -116,6 +116,7 @@ class AnsweringProcess:
 
     def close(self) -> None:
         """End the process."""
+        # A script may ignore a request to end.
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:

@@ -44,6 +44,7 @@ def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
     Errors, including SystemExit, are raised unchanged. When Python prints them, frames of tapescope are left out.
     """
     sys.argv[:] = [name, *arguments]
+    # Python puts the script's folder first on sys.path, unless it was started with -P.
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = ModuleType("__main__")
@@ -51,6 +52,7 @@ def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
     vars(module).update(
         __file__=str(path), __loader__=loader, __cached__=None, __annotations__={}, __builtins__=builtins
     )
+    # pickle and multiprocessing look up the script's classes in `__main__`.
     sys.modules["__main__"] = module
     try:
         _run_as_main(path, vars(module))

@@ -121,6 +121,7 @@ def _step(line: MagicLine) -> Task:
     count, deck = 1 if names_task else line.count, _deck()
     if deck.status == "finished":
         raise UsageError(f"there is no task left to run: all {deck.position} have run")
+    # Only a device can be invalid here; an error of the task itself needs its traceback.
     with nullcontext() if device is None else _usage():
         task = deck.step(line.task(deck) if names_task else None, count=count, device=device)
     _why_stopped(deck)
@@ -173,6 +174,7 @@ def _test(shell: InteractiveShell, parameters: str, expression: str) -> Test:
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
         raise ValueError(f"{expression.strip()!r} is not an expression: {message}") from None
+    # The parentheses and line breaks allow a comment at the end of the expression.
     test: Test = eval(f"lambda {parameters}: (\n{expression.strip()}\n)", shell.user_ns)
     return test
 

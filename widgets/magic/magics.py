@@ -252,6 +252,7 @@ def run_captured(
     with suppress(BaseException), capture(module, keep_inputs=keep_inputs, every_call=True) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell prints errors and does not raise them
         count = shell.execution_count
+        # run_cell names the code by this number in tracebacks.
         shell.execution_count = _cell_number(shell)
         try:
             result = shell.run_cell(cell)
@@ -261,6 +262,7 @@ def run_captured(
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
             raise error
+    # IPython has already shown the syntax error.
     if isinstance(error, SyntaxError):
         raise UsageError("no deck was opened, because the cell has a syntax error")
     if error is not None:
@@ -300,6 +302,7 @@ def _with_users_lines(shell: InteractiveShell, error: BaseException) -> BaseExce
         if not each.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             traceback = TracebackType(traceback, each.tb_frame, each.tb_lasti, each.tb_lineno)
     lines = shell.InteractiveTB.structured_traceback(type(error), error, traceback, tb_offset=0)
+    # IPython calls this method, if an error has it, in place of its own formatting.
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error
 

@@ -41,11 +41,8 @@ _WORDS = {
 
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
     """Return a page of studies."""
-    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **_columns()})
-
-
-def _columns() -> dict[str, str]:
-    return {heading: COLUMNS[heading] for heading in ("peak", "time")}
+    columns = {heading: COLUMNS[heading] for heading in ("peak", "time")}
+    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **columns})
 
 
 def study_html(study: AccumulationStudy) -> str:
@@ -88,6 +85,7 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
                 "mode": "lines",
                 "name": f"{escaped(row.name)}  <b>{size_text(row.peak_bytes)}</b>",
                 "x": [share for share, _, _ in points],
+                # A logarithmic axis cannot show 0, so low levels are drawn on its bottom.
                 "y": [max(level, floor) / 1024**scale for _, level, _ in points],
                 "customdata": [f"<b>{escaped(row.name)}</b>  {size_text(level)}, {when}" for _, level, when in points],
                 "hovertemplate": "%{customdata}<extra></extra>",

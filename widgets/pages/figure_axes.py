@@ -63,6 +63,7 @@ class Axis:
             return
         low, high = sorted((self.low, self.high))
         step = _round_step((high - low) / options.get("nticks", _TICKS))
+        # The tolerance keeps a tick at an end of the axis in spite of rounding.
         for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
             value = count * step
             shown = 10**value if self.is_log else value

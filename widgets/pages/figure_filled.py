@@ -26,6 +26,7 @@ def filled(figure: Mapping[str, Any]) -> Drawing | None:
         return None
     known: list[Drawing] = [each for each in traces if each is not None]
     without_range = [name for name in _axes(layout, known) if "range" not in layout.get(name, {})]
+    # The range of bars and stacked areas depends on all traces together; tapescope's own figures set it.
     if without_range and any(each["type"] != "scatter" or "stackgroup" in each for each in known):
         return None
     for name in without_range:

@@ -82,6 +82,7 @@ class Figures:
         """The hover data of all figures as JSON, compressed by gzip, in base64."""
         lists = [json.loads(each) for each in self._lists]
         content = {"texts": list(self._texts), "lists": lists, "figures": self._hover_data}
+        # A fixed mtime makes equal pages equal byte for byte. UTF-8 cannot encode lone surrogates of a user's text.
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
         return b64encode(gzip.compress(text.encode("utf-8", "replace"), mtime=0)).decode("ascii")
 
@@ -133,6 +134,7 @@ class Figures:
             place = f"left:{left}%;top:{number(y)}px;width:{wide}%;height:{number(tall)}px"
             label = "<br>".join(map(rich, LINES.split(trace["labels"][index])))
             boxes.append(f'<i class="{kind}" style="{place}"><s>{label}</s></i>')
+        # The hover data follow the order of the HTML elements, which the page's script counts.
         places = {name: place for place, name in enumerate(order)}
         self._hover_data[name] = {
             **self._hover_texts({**trace, "customdata": [trace["customdata"][index] for index in order.values()]}),

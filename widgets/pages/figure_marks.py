@@ -253,6 +253,7 @@ class Plot:
         below: Sequence[float] | None = None
         if group := trace.get("stackgroup"):
             key = (group, trace.get("yaxis", "y"))
+            # Each trace of a stack starts where the previous one ended.
             below = self._stacks.get(key, [0.0] * len(ys))
             ys = self._stacks[key] = [low + level for low, level in zip(below, ys, strict=True)]
         places = [(x, y) for x, y in zip(trace["x"], ys, strict=True) if x is not None and y is not None]

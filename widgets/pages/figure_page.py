@@ -115,6 +115,7 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
     """
     # Each report includes its style sheet, because a notebook shows reports one by one. A page needs it only once.
     body = body.replace(f"<style>{report_html.STYLE}</style>", "")
+    # A browser does not run a script element of this type; the page's code reads the hover data from it.
     main = f"""<main>
 <header>{_MARK}<h1>{escape(title)}</h1>
 <p>{escape(subtitle)}</p></header>

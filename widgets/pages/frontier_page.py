@@ -213,6 +213,7 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
 
 def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
     """Return the largest storages of all plans."""
+    # Plans may list different storages. If several have a storage, the first plan describes it.
     every = {each.number: each for plan in reversed(plans) for each in plan.storages}
     return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
 

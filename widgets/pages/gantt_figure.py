@@ -20,8 +20,8 @@ _DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours of t
 _TOP, _BOTTOM, _RIGHT = 56, 46, 78  # margins, pixels
 _ROW, _GAP = 34, 38  # pixels: height of a device's row, and space for the policy's name above its rows
 _NAMED = 0.12  # share of the makespan; longer idle times are labelled
-_STILL, _READY = "idle", "ready but not yet run: the idle device waits for this task"
-_EXPLAINED = (_STILL, _READY)  # listed once in the legend
+_IDLE, _READY = "idle", "ready but not yet run: the idle device waits for this task"
+_EXPLAINED = (_IDLE, _READY)  # listed once in the legend
 _WAITS = -0.43  # in rows: vertical offset of the line for a waiting task
 
 
@@ -160,13 +160,14 @@ def _hover_text(gantt: Gantt, part: Sequence[Bar]) -> str:
 
 
 def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
+    # Shorter idle times would be narrower than a pixel.
     seen = gantt.makespan_ns / _MOST_BARS
     found = [idle for row in gantt.idle.values() for idle in row if idle.elapsed_ns > seen]
     long = _NAMED * gantt.makespan_ns
     yield {
         "type": "bar",
         "orientation": "h",
-        "name": _STILL,
+        "name": _IDLE,
         "showlegend": False,
         "yaxis": axis,
         "base": [idle.start_ns / scale for idle in found],
@@ -197,17 +198,17 @@ def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours
 
 def why_idle(gantt: Gantt, idle: Idle) -> str:
     """Return a sentence that explains why a device is idle."""
-    still = f"{idle.device} is idle for {time_text(idle.elapsed_ns)}"
+    idle_text = f"{idle.device} is idle for {time_text(idle.elapsed_ns)}"
     if idle.before is None:
-        return f"{still}: all its tasks have run"
+        return f"{idle_text}: all its tasks have run"
     describe = gantt.graph.in_order(gantt.order).describe
     before = describe(idle.before)
     if idle.blocker is None:
-        return f"{still} before {before}, whose inputs take that long to compute"
+        return f"{idle_text} before {before}, whose inputs take that long to compute"
     waits = f"waited {time_text(idle.waited_ns)} in the queue of {gantt.device_of[idle.blocker]}"
     if idle.blocker == idle.before:
-        return f"{still} before {before}, which {waits}"
-    return f"{still} before {before}, which depends on {describe(idle.blocker)}, which {waits}"
+        return f"{idle_text} before {before}, which {waits}"
+    return f"{idle_text} before {before}, which depends on {describe(idle.blocker)}, which {waits}"
 
 
 def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:

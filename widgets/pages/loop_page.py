@@ -61,6 +61,7 @@ def _loop_html(training: Training, title: str, most: int) -> str:
 
 def _root_html(training: Training, title: str, most: int, attributes: str = "") -> str:
     document = document_of(training, min(most, _MOST_ROWS * max(1, len(training.norms.modules))))
+    # "<" is escaped because text in the JSON could otherwise close the <script> element.
     content = document.to_json().replace("<", "\\u003c")
     still = cells_html(training.cells, training.sentences, training.right)
     return (

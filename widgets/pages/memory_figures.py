@@ -38,12 +38,12 @@ _HOVER = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
 
 def memory_figure(timelines: Mapping[str, Timeline], theme: GraphTheme = "auto") -> go.Figure:
     """Draw the memory level over the tasks, one line per policy."""
-    return _figure(memory_drawing(timelines, colours_of(theme)))
+    return figure_of(memory_drawing(timelines, colours_of(theme)))
 
 
 def category_figure(timeline: Timeline, theme: GraphTheme = "auto") -> go.Figure:
     """Draw the memory level over the tasks, stacked by category."""
-    return _figure(category_drawing(timeline, colours_of(theme)))
+    return figure_of(category_drawing(timeline, colours_of(theme)))
 
 
 def lifetimes_figure(timeline: Timeline, theme: GraphTheme = "auto", *, clock: bool = False) -> go.Figure:
@@ -52,12 +52,12 @@ def lifetimes_figure(timeline: Timeline, theme: GraphTheme = "auto", *, clock: b
     Raises:
         ValueError: `clock` is set, but the timeline has no times.
     """
-    return _figure(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
+    return figure_of(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
 
 
 def peak_figure(report: PeakReport, theme: GraphTheme = "auto") -> go.Figure:
     """Draw the peak as a treemap of categories, modules and source lines."""
-    return _figure(peak_drawing(report, colours_of(theme)))
+    return figure_of(peak_drawing(report, colours_of(theme)))
 
 
 def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: int = _MOST_POINTS) -> Drawing:
@@ -285,6 +285,7 @@ class _PeakTree:
         self._tints, self._inks = [colours["sunk"]], [colours["on-sunk"]]
         self._labels = [f"the peak  {size_text(report.nbytes)}"]
         self._hover_texts = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+        # Groups are told apart by identity, because two groups can have equal contents.
         self._largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
         for category in report.categories:
             self._add_category(category)
@@ -325,7 +326,7 @@ class _PeakTree:
         self._inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
         title = escaped(cut(report.title(group) if group else label, LINE))
         details = f"<br>{_group_text(group)}" if group else ""
-        self._hover_texts.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{details}")
+        self._hover_texts.append(f"<b>{title}</b><br>{size_text(nbytes)}, {share_text(nbytes, report.nbytes)}{details}")
 
     def treemap(self) -> Drawing:
         """Return the trace."""
@@ -354,10 +355,6 @@ class _PeakTree:
 
 def _grad_mark(group: PeakGroup) -> str:
     return " → .grad" if group.stays else ""
-
-
-def _figure(drawing: Drawing) -> go.Figure:
-    return figure_of(drawing)
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
@@ -431,6 +428,7 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
     for policy, timeline in timelines.items():
         by_peak.setdefault(timeline.peak_bytes, []).append(policy)
     found = []
+    # From the lowest peak upwards, each label is moved up until it does not cover the previous one.
     lowest = 0.0  # pixels from the bottom of the plot
     for peak in sorted(by_peak):
         at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
@@ -491,7 +489,3 @@ def _group_text(group: PeakGroup) -> str:
     parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
     count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
     return count + "<br>".join(map(wrapped, parts))
-
-
-def _amount(nbytes: int, total: int) -> str:
-    return f"{size_text(nbytes)}, {share_text(nbytes, total)}"

@@ -69,6 +69,7 @@ def bundle_of(svg: str, text: str, scale: float = _NOTEBOOKS_SCALE) -> Bundle:
     data = {"image/svg+xml": svg, "text/plain": text}
     if not can_draw_png():
         return data, {}
+    # The metadata give the size in CSS pixels, since the PNG itself has more pixels than that.
     size = _SIZE.search(svg)
     data["image/png"] = b64encode(png_of(svg, scale=scale)).decode("ascii")
     return data, {"image/png": {"width": float(size[1]), "height": float(size[2])}} if size else {}

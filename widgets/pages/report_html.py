@@ -45,6 +45,7 @@ COLUMNS = {
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
 _MOST_GROUPS = 5  # per category
+# `tr:nth-child(n)` matches every row; it only makes the rule more specific than JupyterLab's.
 STYLE = """
 .ts-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
 .ts-report p{margin:0 0 4px;max-width:110ch}
@@ -89,7 +90,8 @@ def peak_html(report: PeakReport) -> str:
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     parts += [
-        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>'
+        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {escape(hint.fact)}. '
+        f"{escape(hint.advice[:1].upper() + hint.advice[1:])}.</p>"
         for hint in report.hints
     ]
     return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
@@ -213,10 +215,6 @@ def _title(text: str) -> str:
     return f' title="{escape(text)}"' if text else ""
 
 
-def _hint(fact: str, advice: str) -> str:
-    return f"{escape(fact)}. {escape(advice[:1].upper() + advice[1:])}."
-
-
 def _cell(right: bool, name: str = "") -> str:
     """Return the attributes of a cell. Its alignment is inline, because style sheets are often removed."""
     if right:
@@ -232,4 +230,5 @@ def _non_breaking(text: str) -> str:
 
 def _colour(category: Category) -> str:
     name = CATEGORY_COLOURS[category]
+    # Notebooks do not define the variables of saved pages, so there is a fallback.
     return f"var(--{name},{LIGHT[name]})"

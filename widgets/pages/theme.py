@@ -93,6 +93,7 @@ DARK = _with_text(
 
 # For a figure on a page of unknown theme. The background is transparent; text is grey, with a contrast of 4.3 to 1
 # on white and on JupyterLab's black. If the page's theme is known, `follow_page` replaces these colours by the theme's.
+# The three grey inks differ by one step, so that the style sheet can tell them apart by their colour.
 AUTO: Colours = {
     **LIGHT,
     "panel": "rgba(0,0,0,0)",
@@ -126,6 +127,7 @@ def follow_page() -> str:
         for name in _FOLLOW:
             red, green, blue = (int(AUTO[name][at : at + 2], 16) for at in (1, 3, 5))
             for what in ("fill", "stroke"):
+                # plotly sets colours as inline styles, which only !important overrides.
                 where = f'.js-plotly-plot [style*="{what}: rgb({red}, {green}, {blue})"]'
                 rules.append(f"{page} {where}{{{what}:{colours[name]}!important}}")
     return "\n".join(rules)

@@ -48,6 +48,7 @@ def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:
     while at < len(areas):
         side = min(width, height)
         end = at + 1
+        # Extend the row as long as its worst rectangle does not get narrower.
         while end < len(areas) and _worst(areas[at : end + 1], side) <= _worst(areas[at:end], side):
             end += 1
         row = areas[at:end]

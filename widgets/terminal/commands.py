@@ -174,6 +174,7 @@ def do_step(at: Debuggee, arg: str) -> None:
 
     def steps(interrupt: Interrupt) -> Stop | None:
         stop = None
+        # Run task by task, to check for stops and Ctrl-C in between.
         for _ in range(count):
             ran = len(at.session.order)
             at.session.step(task, device=device)

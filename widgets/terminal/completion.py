@@ -139,6 +139,7 @@ def _expressions(word: str, names: Callable[[], dict[str, Any]]) -> list[str]:
     with suppress(Exception):  # reading a user's attribute may raise anything
         while len(found) < _MOST and (each := completer.complete(tail, len(found))) is not None:
             found.append(each)
+    # rlcompleter adds parentheses to callables, and returns a tab if there is nothing to complete.
     return [f"{head}{each.rstrip('()')}" for each in found if each.strip()]
 
 

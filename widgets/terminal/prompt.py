@@ -105,6 +105,7 @@ class Prompt(Cmd):
     def onecmd(self, line: str) -> bool:
         command = self.parseline(line)[0]
         try:
+            # Only errors about the command are shown here. KeyboardInterrupt reaches `talk`.
             leaves = self._run_line(line)
         except BrokenPipeError:  # the reader of the output has exited; a message could not be printed either
             raise

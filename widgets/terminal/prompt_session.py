@@ -27,6 +27,7 @@ _OTHERS = (str(Path(torch.__file__).parent), *OWN_CODE)
 
 def users_frame() -> FrameType | None:
     """Return the innermost frame outside of tapescope and torch."""
+    # Frozen modules are Python's import system and `runpy`.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*_OTHERS, "<frozen")):
         frame = frame.f_back
@@ -106,6 +107,7 @@ class _Scope(MutableMapping[str, Any]):
         if (
             sys.version_info < (3, 13) and self._frame is not None
         ):  # before PEP 667, f_locals is a copy that has to be written back
+            # The argument 1 also deletes variables that are missing in the copy.
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame), ctypes.c_int(1))
 
 
@@ -220,6 +222,7 @@ class Debuggee:
             with first_interrupt(_do_nothing if stops_itself else session.stop) as interrupt:
                 stop = run(interrupt)
         except BaseException as error:
+            # An error of a task ends the session. If the session is still open, the command itself was wrong.
             if was_over is not None or session.over is None:
                 raise  # no task ran, so the error is about the command
             self.error = error

@@ -122,6 +122,7 @@ class ScriptPrompt(Prompt):
         if self.detached:
             for each in session.stops:
                 session.stops.disable(each.number)
+        # The script needs the gradients, so the rest of the backward runs without a prompt.
         if session.left and not self._closed:
             session.run()
 
@@ -202,6 +203,7 @@ class EveryBackward:
     def __enter__(self) -> EveryBackward:
         with ExitStack() as stack:
             stack.enter_context(self._capture)
+            # If this raises, the stack closes the capture.
             stack.callback(redirect_backward(self._backward))
             self._exits = stack.pop_all()
         return self
@@ -237,6 +239,7 @@ class EveryBackward:
         inputs: Sequence[Any],
     ) -> None:
         call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs or None)
+        # Hooks and reentrant checkpoints call backward() inside of a backward; these run without a prompt.
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()
             return
@@ -248,11 +251,13 @@ class EveryBackward:
             if self._count <= self._skip or self.prompt.detached:
                 call.run()
             elif self._is_others():
+                # Collectives in hooks have to run in the same order on all ranks, so every rank runs under the policy.
                 run_native(call, Plan.of(call, find_policy(self._policy)))
             else:
                 self._debug(call)
         finally:
             self._inside = False
+            # Records of the finished forward would otherwise stay in memory for the whole script.
             self._capture.renew()
 
     def _is_others(self) -> bool:

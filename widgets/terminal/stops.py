@@ -104,6 +104,7 @@ class PromptStops:
         self._session = session
         messages = []
         for stop in self._stops.values():
+            # Each session numbers its stops itself. Setting the next number keeps the prompt's numbers.
             session.stops.number_from(stop.number)
             try:
                 self._set(stop)
@@ -165,6 +166,7 @@ class PromptStops:
     def _new(
         self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], once: bool
     ) -> PromptStop:
+        # The session may have stops that were set without the prompt.
         taken = [] if self._session is None else [entry.number for entry in self._session.stops]
         return PromptStop(max([self._last, *taken]) + 1, kind, text, make, once)
 

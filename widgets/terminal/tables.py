@@ -364,6 +364,7 @@ def memory_table(session: Session) -> RenderableType:
             f"{size_text(history.saved_bytes)} of saved tensors)",
         )
     for device in sorted(session.graph.devices, key=str):
+        # The CPU has no allocator statistics.
         counter = None if device.type == "cpu" else getattr(torch.get_device_module(device), "memory_allocated", None)
         if counter is not None:
             made.add_row(size_text(counter(device)), f"allocated on {device} in total")

@@ -24,6 +24,7 @@ def users_traceback(error: BaseException) -> str:
         if each := reports.pop():
             own = [frame for frame in each.stack if _is_users(frame.filename)]
             each.stack = traceback.StackSummary.from_list(own)
+            # The errors shown with it have tracebacks, too.
             reports += [each.__cause__, each.__context__, *(each.exceptions or ())]
     return "".join(report.format())
 
@@ -62,6 +63,7 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
             kept.append(frames)
         after_own = own
         frames = frames.tb_next
+    # A traceback links to the next inner frame, so the list is built from the innermost one.
     below: TracebackType | None = None
     for each in reversed(kept):
         below = TracebackType(below, each.tb_frame, each.tb_lasti, each.tb_lineno)
