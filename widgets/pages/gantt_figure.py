@@ -155,7 +155,7 @@ def _hover_text(gantt: Gantt, part: Sequence[Bar]) -> str:
         between = f"{gantt.graph.describe(first.task)} to {gantt.graph.describe(last.task)}"
         return f"<b>{counted(len(part), 'task')}</b><br>{wrapped(between)}<br>{span}"
     waited = first.start_ns - first.ready_ns
-    ready = f"<br>ready {time_text(waited)} earlier" if waited else "<br>started as soon as it was ready"
+    ready = f"<br>ready {time_text(waited)} earlier" if waited else "<br>started without waiting"
     return f"<b>{wrapped(gantt.graph.describe(first.task))}</b><br>{span}{ready}"
 
 
