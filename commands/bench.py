@@ -230,8 +230,8 @@ def _bench_one_by_one(
             return refuse(error)
         except KeyboardInterrupt:
             line.clear()
-            said = "; finished studies are printed above" if studies else " before the first study was finished"
-            print(f"tapescope: interrupted{said}", file=sys.stderr)
+            finished = "; finished studies are printed above" if studies else " before the first study was finished"
+            print(f"tapescope: interrupted{finished}", file=sys.stderr)
             if not studies:
                 return 130
             interrupted = True

@@ -99,12 +99,12 @@ class ProgressLine:
         self._before = ""
         self._quiet = ExitStack()
 
-    def show(self, said: str) -> None:
+    def show(self, text: str) -> None:
         """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
         if self._terminal:
             # \x1b[K clears the rest of the line.
-            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
-        elif (head := said.partition(": ")[0]) != self._before:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif (head := text.partition(": ")[0]) != self._before:
             self._before = head
             print(f"measuring {head}", file=sys.stderr, flush=True)
 

@@ -192,9 +192,9 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
     if drawn.error is None:
         return 0
     until = "the picture shows the graph built until then" if drawn.graph is not None else "no graph had been built"
-    said = f"{options.target} raised {type(drawn.error).__name__}; {until}"
-    tell_error(said, traceback)
-    print(f"tapescope: {said}", file=sys.stderr)
+    sentence = f"{options.target} raised {type(drawn.error).__name__}; {until}"
+    tell_error(sentence, traceback)
+    print(f"tapescope: {sentence}", file=sys.stderr)
     return 1
 
 

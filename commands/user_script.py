@@ -189,7 +189,7 @@ def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
     with ExitStack() as stack:
         for path, target in zip(paths, targets, strict=True):
             if path not in modules:
-                stack.enter_context(_beside(path))
+                stack.enter_context(_importing_from(path))
                 modules[path] = _load(path)
             found.append(_function(modules[path], _parts(target)[1]))
         yield found
@@ -240,7 +240,7 @@ def _users_function(target: str) -> Iterator[Callable[[], Any]]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[None]:
+def _importing_from(path: Path) -> Iterator[None]:
     """Put a script's folder on sys.path in the `with` block, so that it can import modules next to it."""
     sys.path.insert(0, str(path.parent))
     try:

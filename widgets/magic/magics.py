@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
 from ...engine.planning.policies import POLICIES
 from ...engine.schedule.device_queues import QUEUES
-from ...inspector.capture.capture import Tape, capture
+from ...inspector.capture.capture import capture
 from ...inspector.graph.freed_nodes import first_over
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
@@ -266,7 +266,8 @@ def run_captured(
     if isinstance(error, SyntaxError):
         raise UsageError("no deck was opened, because the cell has a syntax error")
     if error is not None:
-        _show_partial_graph(tape)
+        with suppress(ValueError):  # raised if the forward built no graph before the error
+            display(tape.graph())
         raise _with_users_lines(shell, error)
 
 
@@ -305,12 +306,6 @@ def _with_users_lines(shell: InteractiveShell, error: BaseException) -> BaseExce
     # IPython calls this method, if an error has it, in place of its own formatting.
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error
-
-
-def _show_partial_graph(tape: Tape) -> None:
-    """Show the partial graph of a forward that raised, if there is one."""
-    with suppress(ValueError):
-        display(tape.graph())
 
 
 def complete(shell: InteractiveShell, event: Any) -> list[str]:

@@ -42,17 +42,17 @@ def page_html(comparison: Comparison, title: str) -> str:
 {mirrored}
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
-{_words(comparison)}"""
+{_glossary(comparison)}"""
     return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
 
 
 def _subtitle(comparison: Comparison) -> str:
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
-    said = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
-    return f"{said} {comparison.before.sentence()}".rstrip()
+    measured = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
+    return f"{measured} {comparison.before.sentence()}".rstrip()
 
 
-def _words(comparison: Comparison) -> str:
+def _glossary(comparison: Comparison) -> str:
     """Return the glossary: the table's columns, and the categories that occur in the comparison."""
     there = {category for row in comparison.rows for category in row.timeline.category_levels}
     words = {escape(word): meaning for word, meaning in COLUMNS.items()}

@@ -208,8 +208,8 @@ class Plot:
         if reference == "paper":
             return self.bottom - float(value) * (self.bottom - self.top)
         if reference.endswith(" domain"):
-            whole = self.axes[reference.removesuffix(" domain")]
-            return whole.start + float(value) * (whole.stop - whole.start)
+            axis = self.axes[reference.removesuffix(" domain")]
+            return axis.start + float(value) * (axis.stop - axis.start)
         return self.axes[reference].at(value)
 
     def _bars(self, trace: Drawing) -> Iterator[Mark]:

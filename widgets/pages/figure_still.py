@@ -54,7 +54,7 @@ class _Still:
         self.plot = plot
         self.hatches = Hatches()
         self.width = float(plot.layout.get("width", WIDTH))
-        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"] - self._beside()
+        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"] - self._legend_width()
 
     def parts(self) -> Iterator[str]:
         plot = self.plot
@@ -133,7 +133,7 @@ class _Still:
                     at = f'x="{number(x + 4)}" y="{number(y + 13 + count * 15)}"'
                     yield f"<text {at} {text_attributes(inks[index], SIZE, 'start')}>{escaped(line)}</text>"
 
-    def _beside(self) -> float:
+    def _legend_width(self) -> float:
         """Return the width of a legend at the right of the plot."""
         if self.plot.layout.get("legend", {}).get("orientation") == "h":
             return 0.0

@@ -54,7 +54,7 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
         traces += _waiting(gantt, devices, axis, scale, colours)
         at = gantt.makespan_ns / scale
         shapes.append(_line(at, bottom, top, {"color": colours["ink"], "width": 2}))
-        notes += _names(gantt, at, top, (top + bottom) / 2, colours)
+        notes += _labels(gantt, at, top, (top + bottom) / 2, colours)
     if lower_bound_ns is not None:
         bound = {"color": colours["ink2"], "width": 1.2, "dash": "dot"}
         shapes.append(_line(lower_bound_ns / scale, 0, 1, bound))
@@ -237,7 +237,7 @@ def _line(at: float, bottom: float, top: float, line: dict[str, Any]) -> Drawing
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": bottom, "y1": top, "line": line}
 
 
-def _names(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
+def _labels(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
     """Yield the policy's name above its rows, and the makespan beside its line."""
     yield _note(f"<b>{escaped(cut(gantt.policy, 40))}</b>", 0, top, colours["ink"]) | {
         "xref": "paper",

@@ -219,7 +219,7 @@ class Debuggee:
         was_over = session.over
         stop = None
         try:
-            with first_interrupt(_do_nothing if stops_itself else session.stop) as interrupt:
+            with first_interrupt((lambda: None) if stops_itself else session.stop) as interrupt:
                 stop = run(interrupt)
         except BaseException as error:
             # An error of a task ends the session. If the session is still open, the command itself was wrong.
@@ -312,6 +312,3 @@ def error_text(error: Exception) -> str:
     """Return an error's type and message."""
     message = str(error)
     return f"{type(error).__name__}{': ' if message else ''}{message}"
-
-
-def _do_nothing() -> None: ...
