@@ -1,6 +1,6 @@
-"""tapescope: a debugger for PyTorch's backward pass that you can look at.
+"""tapescope: a visual debugger for PyTorch's backward pass.
 
-A name loads its module when it is first used, so that `import tapescope` takes no time: see `_MODULE_OF`.
+The first use of a name imports its module (see `_MODULE_OF`), which keeps `import tapescope` fast.
 """
 
 import sys
@@ -103,14 +103,15 @@ _MODULE_OF = {
     "with_picture": "widgets.pages.notebook_figure",
     "workload": "engine.studies.workloads",
 }
-"""By public name the module that has it."""
+"""The defining module of each public name."""
 
 _NAMESPACES = ("hips", "orders", "studies", "types")
 
 __all__ = sorted([*_MODULE_OF, *_NAMESPACES])
 
-if not TYPE_CHECKING:  # a name that is not there would be of any type
-    for _name in _NAMESPACES:  # public/types.py, not types.py: in a clone's folder Python would take that for its own
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
+    # The files are in public/, because a types.py here would hide Python's own module in a clone's folder.
+    for _name in _NAMESPACES:
         globals()[_name] = sys.modules[f"{__name__}.{_name}"] = import_module(f".public.{_name}", __name__)
 
     _get, _names = lazy_names(__name__, _MODULE_OF)
@@ -123,8 +124,8 @@ if not TYPE_CHECKING:  # a name that is not there would be of any type
 
 
 def _version() -> str:
-    """The installed version. In a folder that is none, as a path to a clone: that this is so."""
-    from importlib.metadata import PackageNotFoundError, version  # which takes longer than all else here
+    """Return the installed version, or "not installed" if the package is only on sys.path."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
 
     try:
         return version(__name__)
@@ -133,7 +134,7 @@ def _version() -> str:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """`%load_ext tapescope`: the magics `%tapescope` and `%%tapescope`."""
+    """Register the magics `%tapescope` and `%%tapescope` for `%load_ext tapescope`."""
     from .widgets.magic.magics import load
 
     load(shell)  # type: ignore[arg-type]

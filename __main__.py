@@ -1,8 +1,8 @@
 """The command line: `tapescope demo`, `compare`, `advise`, `fits`, `bench`, `workloads`, `graph`, `debug` and others.
 
-Bad input is one sentence and exit code 2. Code 1: a user's script raised, a step does not fit, gradients of a demo are
-wrong, two runs differ, a replay is not what was recorded, or a workload could not be measured. Code 130: a study was
-interrupted, and what it had measured is printed.
+Exit codes: 2 for invalid input, with a message of one sentence. 1 if a user's script raised, a step does not fit, a
+demo has wrong gradients, two runs differ, a replay differs from its recording, or a workload could not be measured. 130
+if a study was interrupted; the results until then are printed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ COMMANDS = (
     add_view,
     add_mcp,
 )
-"""In the order in which help lists them."""
+"""The commands, in the order in which help lists them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command. `arguments` are those after the program's name; by default the process's own."""
+    """Run a command and return its exit code. `arguments` are by default those of the process."""
     parser = command_line()
     with answering() as answer:
         try:
@@ -59,15 +59,15 @@ def _run(options: argparse.Namespace) -> int:
     try:
         from rich.console import Console
     except ModuleNotFoundError:
-        return refuse("the command line draws its tables with rich, which is missing: pip install rich")
+        return refuse("the command line needs rich to print tables; pip install rich")
     return int(options.command(options, Console(highlight=False)))
 
 
 def command_line() -> Parser:
-    """What reads the arguments, with all commands."""
+    """Return the argument parser with all commands."""
     parser = Parser(
         prog="tapescope",
-        description="A debugger for PyTorch's backward pass that you can look at.",
+        description="A visual debugger for PyTorch's backward pass.",
         examples=(
             "tapescope demo resnet50",
             "tapescope graph train.py:make_loss",
@@ -84,7 +84,7 @@ def command_line() -> Parser:
 
 
 class _Version(argparse.Action):
-    """Torch is loaded only where its version is asked for."""
+    """Prints versions. An action imports torch only if the option is used; argparse's own needs the text up front."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import torch

@@ -1,5 +1,8 @@
-"""What users call as `ts.<name>`, and a deck's verbs: an error that is said on purpose ends at their own line, not
-inside of tapescope."""
+"""Short tracebacks: an error that tapescope raises deliberately ends at the user's call of `ts.<name>`.
+
+Frames inside of tapescope are removed from such errors. Set the environment variable TAPESCOPE_TRACEBACKS to "full" to
+keep all frames.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
 FULL = "TAPESCOPE_TRACEBACKS"
-"""The environment variable that, set to "full", leaves all frames where they are."""
+"""The environment variable that keeps all frames if it is "full"."""
 
-_OURS = __name__.partition(".")[0]
-_OTHERS = {"torch", "traitlets"}  # whose own refusals are sentences; a deck's attributes are traits
-_ON_THE_WAY = {_OURS, *_OTHERS, *sys.stdlib_module_names}
+_PACKAGE = __name__.partition(".")[0]
+_OTHERS = {"torch", "traitlets"}  # their errors are clear, too; a deck's attributes are traits
+_REMOVABLE = {_PACKAGE, *_OTHERS, *sys.stdlib_module_names}
 _RAISE = opmap["RAISE_VARARGS"]
 _MARK = "_ends_where_called"
 
@@ -26,18 +29,19 @@ Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def through_the_door(found: object, module: str, name: str) -> Any:
-    """What `ts.<name>` gives: of a function's errors those that are said on purpose end where it is called.
+def public_object(found: object, module: str, name: str) -> Any:
+    """Return a public object. If it is a function or class, its deliberate errors end at the user's call.
 
     Args:
         found: the function, class or constant.
-        module, name: where users find it, and pickle.
+        module, name: its public location, which pickle stores.
     """
     if isclass(found):
         _constructor_ends_where_called(found)
     if not isfunction(found):
         return found
     call = ending_where_called(found)
+    # torch.compile must not trace into the wrapper.
     if "torch" in sys.modules:
         from .inspector.torch_private.compiled import look_past
 
@@ -47,7 +51,7 @@ def through_the_door(found: object, module: str, name: str) -> Any:
 
 
 def verbs_end_where_called(kind: Class) -> Class:
-    """A decorator: the same for the methods and properties that a class has of its own, and that users call."""
+    """Class decorator that applies `ending_where_called` to the class's own public methods and properties."""
     for name, found in [*vars(kind).items()]:
         if name.startswith("_") and name not in ("__getitem__", "__enter__"):
             continue
@@ -65,7 +69,10 @@ def verbs_end_where_called(kind: Class) -> Class:
 
 
 def _constructor_ends_where_called(kind: type) -> None:
-    """Of a class of ours that looks at what it is given. Dataclasses that do not are made by the thousand."""
+    """Apply `ending_where_called` to the constructor of a class.
+
+    Dataclasses without `__post_init__` are skipped: they check nothing, and thousands of them are created.
+    """
     own = vars(kind)
     found = own.get("__init__")
     if isfunction(found) and not hasattr(found, "__wrapped__") and (not is_dataclass(kind) or "__post_init__" in own):
@@ -73,8 +80,8 @@ def _constructor_ends_where_called(kind: type) -> None:
 
 
 def ending_where_called(function: Function) -> Function:
-    """A decorator: the same for one function."""
-    if hasattr(function, _MARK):  # a dataclass with slots is made of the class that has been seen already
+    """Function decorator that removes tapescope's frames from deliberate errors."""
+    if hasattr(function, _MARK):  # dataclass(slots=True) creates a new class from an already wrapped one
         return function
 
     @wraps(function)
@@ -85,9 +92,9 @@ def ending_where_called(function: Function) -> Function:
         except Exception as error:
             if (sentence := missing_in_torch(error)) is not None:
                 raise RuntimeError(sentence) from error
-            if os.environ.get(FULL) != "full" and not _is_ours(sys._getframe(1)) and _ends_in_a_sentence(error):
+            if os.environ.get(FULL) != "full" and not _is_own(sys._getframe(1)) and _is_deliberate(error):
                 error.__traceback__ = None
-            raise  # without this frame: it is added when an error passes, not where one is caught
+            raise  # a bare raise does not add this frame again
 
     setattr(call, _MARK, True)
     return cast("Function", call)
@@ -102,29 +109,31 @@ def missing_in_torch(error: Exception) -> str | None:
     return explain(error)
 
 
-def _ends_in_a_sentence(error: Exception) -> bool:
-    """Whether no code of the user's ran, and somebody refused on purpose: tapescope by a `raise`, torch, or the system
-    for want of a file; or the call itself did not fit. A mistake of ours, and an error in a user's own code, keep all
-    of their frames."""
+def _is_deliberate(error: Exception) -> bool:
+    """Return whether an error is deliberate: raised by a `raise` of tapescope, by torch, or by the system for a file.
+
+    An invalid call is deliberate, too. Bugs of tapescope and errors in the user's own code are not; they keep all of
+    their frames.
+    """
     traceback = last = error.__traceback__
     if traceback is not None and traceback.tb_next is None:
-        return True  # nothing of the function has run: an argument is missing, or unknown
+        return True  # the function did not start, because an argument is missing or unknown
     while traceback is not None:
-        if _package_of(traceback) not in _ON_THE_WAY:
+        if _package_of(traceback) not in _REMOVABLE:
             return False
         last, traceback = traceback, traceback.tb_next
     if last is None:
         return False
-    if _package_of(last) == _OURS:
+    if _package_of(last) == _PACKAGE:
         refused = isinstance(error, OSError) or (type(error) is RuntimeError and _calls_torch(last))
         return refused or _is_raise(last)
     no_path = _package_of(last) in ("pathlib", "posixpath", "ntpath") and isinstance(error, TypeError)
     return _package_of(last) in _OTHERS or isinstance(error, OSError) or no_path
 
 
-def _is_ours(frame: FrameType) -> bool:
-    """Whether a function of ours called: who called that one is to see where it ends."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+def _is_own(frame: FrameType) -> bool:
+    """Return whether the caller is tapescope itself. Then the error ends at an outer call."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
 
 
 def _is_raise(traceback: TracebackType) -> bool:
@@ -132,8 +141,8 @@ def _is_raise(traceback: TracebackType) -> bool:
 
 
 def _calls_torch(traceback: TracebackType) -> bool:
-    """Whether it is of the one room that calls torch's own code, which raises without a frame."""
-    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(f"{_OURS}.inspector.torch_private.")
+    """Return whether a frame is in torch_private, which calls torch's C++ code. Errors raised there have no frame."""
+    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(f"{_PACKAGE}.inspector.torch_private.")
 
 
 def _package_of(traceback: TracebackType) -> str:

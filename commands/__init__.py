@@ -1,4 +1,4 @@
-"""The command line.
+"""The commands of the command line.
 
 May import: inspector, engine, widgets.
 """

@@ -1,4 +1,4 @@
-"""`tapescope bench`: ready models are measured on PyTorch's engine, and a table is printed."""
+"""`tapescope bench`: measures built-in workloads or the user's functions on PyTorch's engine, and prints a table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
 
 
 def add_bench(commands: Commands) -> None:
-    """Adds `tapescope bench`."""
+    """Add `tapescope bench`."""
     bench = commands.add_parser(
         "bench",
-        help="measure ready models on PyTorch's engine, and print a table",
+        help="measure workloads on PyTorch's engine and print a table",
         examples=("tapescope bench orders", "tapescope bench accumulation rnn", "tapescope bench recompute gpt2"),
     )
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
@@ -52,23 +52,23 @@ def _add_orders(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapescope workloads`, or a function of yours that makes the loss (the nine of the PR)",
+        help="one of `tapescope workloads`, or a function that returns the loss (the nine workloads of the PR)",
     )
     orders.add_argument(
         "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"
     )
-    orders.add_argument("--size", choices=("small", "full"), help="how large ready models are (small)")
-    orders.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
-    orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="how often each is timed (12)")
-    orders.add_argument("--markdown", action="store_true", help="print the table as GitHub shows it")
-    orders.add_argument("--html", type=Path, metavar="FILE", help="write a page with table and figure, too")
+    orders.add_argument("--size", choices=("small", "full"), help="size of built-in workloads (small)")
+    orders.add_argument("--device", metavar="NAME", help="device of built-in workloads, such as cuda (cpu)")
+    orders.add_argument("--repetitions", type=int, default=12, metavar="N", help="number of timed repetitions (12)")
+    orders.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    orders.add_argument("--html", type=Path, metavar="FILE", help="also write a page with table and figure")
     orders.set_defaults(command=_bench_orders)
 
 
 def _add_accumulation(benches: Commands) -> None:
     accumulation = benches.add_parser(
         "accumulation",
-        help="memory of every way to sum gradients, beside the gradient by hand: HIPS/autograd #219",
+        help="memory of all accumulation rules, compared with a hand-written gradient: HIPS/autograd #219",
         examples=(
             "tapescope bench accumulation rnn --html accumulation.html",
             "tapescope bench accumulation train.py:make_loss",
@@ -78,18 +78,18 @@ def _add_accumulation(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="those with a gradient written by hand, or a function of yours (rnn fan_out needless)",
+        help="a workload with a hand-written gradient, or a function that returns the loss (rnn fan_out needless)",
     )
-    accumulation.add_argument("--size", choices=("small", "full"), help="how large ready programs are (small)")
+    accumulation.add_argument("--size", choices=("small", "full"), help="size of built-in workloads (small)")
     accumulation.add_argument(
         "--dtype",
         choices=("float32", "float64"),
         nargs="+",
         action="extend",
-        help="of ready programs' numbers (float32)",
+        help="dtype of built-in workloads (float32)",
     )
-    accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="how often each is timed (3)")
-    accumulation.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="number of timed repetitions (3)")
+    accumulation.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
     accumulation.set_defaults(command=_bench_accumulation)
 
 
@@ -106,18 +106,18 @@ def _add_mirroring(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapescope workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
+        help="one of `tapescope workloads`, or a function that returns the loss (eight, from an RNN to ResNet-152)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="how large ready models are; desk is between, what two cores step in seconds (desk)",
+        help="size of built-in workloads; desk is in between, so that two CPU cores run a step in seconds (desk)",
     )
-    recompute.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
-    recompute.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
-    recompute.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
-    recompute.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
-    recompute.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    recompute.add_argument("--device", metavar="NAME", help="device of built-in workloads, such as cuda (cpu)")
+    recompute.add_argument("--repetitions", type=int, default=5, metavar="N", help="number of timed repetitions (5)")
+    recompute.add_argument("--seconds", type=float, default=5.0, metavar="S", help="time limit of each plan search (5)")
+    recompute.add_argument("--no-compile", action="store_true", help="skip torch.compile, which takes minutes")
+    recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
     recompute.set_defaults(command=_bench_mirroring)
 
 
@@ -157,6 +157,7 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
         print(study.markdown, end="")
     else:
         _print_study(study, console)
+    # The table is printed first, so that a page that cannot be written does not cost the results.
     if failed is not None:
         return refuse(failed)
     return 130 if study.interrupted else 1 if study.refused else 0
@@ -202,8 +203,14 @@ def _bench_one_by_one(
     options: argparse.Namespace,
     console: Console,
 ) -> int:
-    """Prints each study as it is made, and writes the page of all. `measured` is given what shows progress, and what
-    closes scripts at the end."""
+    """Print each study when it is finished, then write the page of all studies. Return the exit code.
+
+    Args:
+        measured: yields the studies. Its arguments are a progress callback, and a stack that closes scripts at the end.
+        save: writes the page.
+        options: the command's options.
+        console: the console.
+    """
     from .user_script import UserError
 
     studies: list[_Study] = []
@@ -223,8 +230,8 @@ def _bench_one_by_one(
             return refuse(error)
         except KeyboardInterrupt:
             line.clear()
-            said = "; what was measured until then is above" if studies else " before anything was measured"
-            print(f"tapescope: interrupted{said}", file=sys.stderr)
+            finished = "; finished studies are printed above" if studies else " before the first study was finished"
+            print(f"tapescope: interrupted{finished}", file=sys.stderr)
             if not studies:
                 return 130
             interrupted = True
@@ -255,11 +262,11 @@ def _bench_one_by_one(
 def _programs(
     options: argparse.Namespace, usual: Sequence[str], of_ready: Sequence[str], scripts: ExitStack
 ) -> list[Workload]:
-    """What is to be measured: ready models by name, and functions of the user's.
+    """Return the workloads to measure: built-in ones, and functions of the user.
 
     Raises:
-        ValueError: there is no such workload, script or function; or an option of ready ones is given, and there is
-            none.
+        ValueError: a workload, script or function is unknown, or an option for built-in workloads is set, and all are
+            functions of the user.
         UserError: a script raised.
     """
     from ..engine.studies.ready_workload import own_program
@@ -267,9 +274,9 @@ def _programs(
     from .user_script import make_loss_of
 
     names = list(dict.fromkeys(options.workloads or usual))
-    given = [f"--{name}" for name in of_ready if getattr(options, name) is not None]
-    if given and all(map(_is_script, names)):
-        raise ValueError(f"{given[0]} is for ready models; {names[0]} makes its own, and says there what it is")
+    options_set = [f"--{name}" for name in of_ready if getattr(options, name) is not None]
+    if options_set and all(map(_is_script, names)):
+        raise ValueError(f"{options_set[0]} applies only to built-in workloads; set it in {names[0]} instead")
     return [
         own_program(scripts.enter_context(make_loss_of(name, needs_graph=True)), Path(name).name)
         if _is_script(name)
@@ -298,6 +305,7 @@ def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console
 
 def _print_study(study: OrderStudy, console: Console) -> None:
     if study.rows:
+        # rich squeezes a table that is too wide, so measure it without the console's limit.
         unbounded = console.options.update(max_width=1000)
         fits = console.measure(study.table, options=unbounded).maximum <= console.width
         console.print(study.table if fits else study.narrow_table)

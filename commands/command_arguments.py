@@ -1,4 +1,4 @@
-"""What commands share: a refusal in one sentence, progress on one line, what the user's words name."""
+"""Shared parts of the commands: the argument parser, error messages, the progress line, and targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEMO_POLICIES = ("bfs", "dfs", "heap")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong without the usage in front of it. `examples` end its help, a line each."""
+    """An argument parser that prints errors without the usage, and `examples` at the end of its help."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
         lines = "".join(f"\n  {example}" for example in examples)
@@ -33,39 +33,39 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def set_defaults(self, **kwargs: Any) -> None:
-        """A parser that runs a command has `--json`, and a schema of the command's name."""
+        """Set defaults. If they include a command, also add `--json` and a schema named after the command."""
         if kwargs.get("command") is not None:
             add_json(self)
             kwargs["schema"] = f"{self.prog.removeprefix('tapescope ')}/1"
         super().set_defaults(**kwargs)
 
     def error(self, message: str) -> NoReturn:
-        message = _with_what_was_meant(message)
+        message = _with_suggestion(message)
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""Where a command's parser is added."""
+"""The subparsers to which a command adds its parser."""
 
 
-def _with_what_was_meant(message: str) -> str:
-    """Behind a word that is none of the choices, the choice that is near."""
+def _with_suggestion(message: str) -> str:
+    """Add the most similar choice to a message about an invalid choice."""
     found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
     near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
     return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
 
 
 def refuse(why: object) -> int:
-    """Says why, in one sentence; gives the exit code."""
-    sentence = _in_words(why) if isinstance(why, OSError) else why
+    """Print why the command cannot run, in one sentence. Return the exit code."""
+    sentence = _file_message(why) if isinstance(why, OSError) else why
     tell_error(sentence)
     print(f"tapescope: {sentence}", file=sys.stderr)
     return 2
 
 
 def script_raised(error: BaseException, sentence: str) -> int:
-    """Shows what a user's script raised, from its own frames on, and says so; gives the exit code."""
+    """Print the traceback of an error of the user's script, and a sentence. Return the exit code."""
     from ..widgets.terminal.user_traceback import users_traceback
 
     traceback = users_traceback(error)
@@ -75,23 +75,23 @@ def script_raised(error: BaseException, sentence: str) -> int:
     return 1
 
 
-def _in_words(error: OSError) -> str:
-    """What the system says of a file, without its number."""
+def _file_message(error: OSError) -> str:
+    """Return the message of a file error without its error number."""
     if error.filename is None:
         return error.strerror or str(error)
     if isinstance(error, FileNotFoundError):
-        return f"there is no file {error.filename}"
+        return f"file {error.filename} does not exist"
     if isinstance(error, IsADirectoryError):
         return f"{error.filename} is a folder, not a file"
     if isinstance(error, PermissionError):
-        return f"{error.filename} may not be read or written by you"
+        return f"no permission to read or write {error.filename}"
     return f"{error.filename}: {error.strerror}"
 
 
 class ProgressLine:
-    """What is being done, on one line of a terminal's stderr that is written anew; elsewhere a line per workload.
+    """A progress line on stderr, overwritten on a terminal. Elsewhere one line per workload is printed.
 
-    It has no thread, which would be measured, too.
+    It has no thread, because the time of a thread would be measured, too.
     """
 
     def __init__(self) -> None:
@@ -99,11 +99,12 @@ class ProgressLine:
         self._before = ""
         self._quiet = ExitStack()
 
-    def show(self, said: str) -> None:
-        """`linear50 (5 of 6): bfs, round 3 of 12`."""
+    def show(self, text: str) -> None:
+        """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
         if self._terminal:
-            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
-        elif (head := said.partition(": ")[0]) != self._before:
+            # \x1b[K clears the rest of the line.
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif (head := text.partition(": ")[0]) != self._before:
             self._before = head
             print(f"measuring {head}", file=sys.stderr, flush=True)
 
@@ -114,7 +115,7 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         from ..inspector.text.progress import quiet
 
-        self._quiet.enter_context(quiet())  # a verb's own line would stand on this one
+        self._quiet.enter_context(quiet())  # the progress line of a public function would overwrite this one
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -123,15 +124,15 @@ class ProgressLine:
 
 
 def place_for(option: str, path: Path | None) -> None:
-    """Makes the folder for what comes out. Better told now than when all is measured that there can be none."""
+    """Create the folder of an output file. Do it before measuring, so that an error is reported at once."""
     if path is not None:
         if path.is_dir():
-            raise ValueError(f"{option}: {path} is a folder, not the name of a file")
+            raise ValueError(f"{option} must be the name of a file, got the folder {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def policies_of(options: argparse.Namespace) -> list[str]:
-    """The policies that are meant; ValueError says which is none."""
+    """Return the names of the policies to run. Raise ValueError for an unknown one."""
     from ..engine.planning.policies import find_policy
 
     policies = list(dict.fromkeys(options.policy or DEMO_POLICIES))
@@ -142,7 +143,7 @@ def policies_of(options: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[], Tensor]]]:
-    """Name, title and source of a ready model or of a user's function, and what makes its loss."""
+    """Yield the name, title and source of a workload or a user's function, and the function that returns its loss."""
     from ..engine.studies.workloads import workload
     from .user_script import make_loss_of
 
@@ -155,7 +156,7 @@ def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[
 
 
 def print_title(title: str, source: str, console: Console) -> None:
-    """What is measured, and where it is from."""
+    """Print the title of the measured program, and its source."""
     console.print(title, style="bold", markup=False)
     if source:
         console.print(source, style="dim", markup=False)

@@ -1,4 +1,4 @@
-"""`tapescope compare` and `advise`: a program is run, and what it takes is measured."""
+"""`tapescope compare` and `tapescope advise`: run a program and measure its memory and time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def add_compare(commands: Commands) -> None:
-    """Adds `tapescope compare`."""
+    """Add `tapescope compare`."""
     compare = commands.add_parser(
         "compare",
-        help="measure and predict memory under several policies, of a ready model or your own code",
+        help="measure and predict the memory of a workload or your own code under several policies",
         examples=(
             "tapescope compare linear50",
             "tapescope compare train.py:make_loss --policy bfs heap auto",
@@ -28,7 +28,7 @@ def add_compare(commands: Commands) -> None:
     compare.add_argument(
         "target",
         metavar="WORKLOAD | SCRIPT.py:FUNCTION",
-        help="one of `tapescope workloads`, or a function as `tapescope graph` takes it, which is run many times",
+        help="one of `tapescope workloads`, or a function as for `tapescope graph`; it runs many times",
     )
     compare.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies (bfs dfs heap)")
     compare.add_argument(
@@ -36,25 +36,25 @@ def add_compare(commands: Commands) -> None:
         nargs="+",
         choices=get_args(Accumulate),
         default=["inplace"],
-        help="how gradients that meet are summed, one or several (inplace, PyTorch's own)",
+        help="how gradients are summed, one or several rules (inplace, as in PyTorch)",
     )
     compare.add_argument(
         "--release",
         nargs="+",
         choices=get_args(Release),
         default=["eager"],
-        help="when what a task has consumed is let go, one or both (eager, PyTorch's own)",
+        help="when consumed gradients are freed, one or both (eager, as in PyTorch)",
     )
-    compare.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
-    compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="where to save the page (out)")
+    compare.add_argument("--size", choices=("small", "full"), default="small", help="size of a workload (small)")
+    compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the page (out)")
     compare.set_defaults(command=_compare)
 
 
 def add_advise(commands: Commands) -> None:
-    """Adds `tapescope advise`."""
+    """Add `tapescope advise`."""
     advise = commands.add_parser(
         "advise",
-        help="look for what could be changed in a program, try it on it, and say what it gains",
+        help="find possible savings in a program, try them, and report the gain",
         examples=(
             "tapescope advise ensemble",
             "tapescope advise train.py:make_loss",
@@ -63,9 +63,9 @@ def add_advise(commands: Commands) -> None:
     advise.add_argument(
         "target",
         metavar="WORKLOAD | SCRIPT.py:FUNCTION",
-        help="as `tapescope compare` takes it; it is run some ten times",
+        help="as for `tapescope compare`; it runs about ten times",
     )
-    advise.add_argument("--size", choices=("small", "full"), default="small", help="how large a ready model (small)")
+    advise.add_argument("--size", choices=("small", "full"), default="small", help="size of a workload (small)")
     advise.set_defaults(command=_advise)
 
 
@@ -79,7 +79,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         try:
             policies = policies_of(options)
             name, title, source, make_loss = script.enter_context(program(target, options.size))
-            options.out.mkdir(parents=True, exist_ok=True)  # before minutes of work
+            options.out.mkdir(parents=True, exist_ok=True)  # report an error now, not after minutes of work
             print_title(title, source, console)
             comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
         except UserError as error:
@@ -105,7 +105,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             "page": path,
         }
     )
-    console.print(f"\nFigures, and the peak of each policy, are in {path}", soft_wrap=True, markup=False)
+    console.print(f"\nFigures and the peak of each policy: {path}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -143,5 +143,5 @@ def _advise(options: argparse.Namespace, console: Console) -> int:
             ],
         }
     )
-    console.print(advice, crop=False)  # a line of its code is never cut
+    console.print(advice, crop=False)  # lines of code must not be cut
     return 0

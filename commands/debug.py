@@ -1,4 +1,4 @@
-"""`tapescope debug`: a script runs with a prompt at each .backward() that it calls."""
+"""`tapescope debug`: runs a script with a prompt at each .backward() call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def add_debug(commands: Commands) -> None:
-    """Adds `tapescope debug`."""
+    """Add `tapescope debug`."""
     debug = commands.add_parser(
         "debug",
-        help="run your script with a prompt at each .backward() that it calls",
+        help="run your script with a prompt at each .backward() call",
         examples=(
             "tapescope debug train.py --epochs 1",
             "tapescope debug --watch nan --break 'encoder.*' train.py",
@@ -33,39 +33,40 @@ def add_debug(commands: Commands) -> None:
         default=[],
         dest="breaks",
         metavar="WHERE",
-        help="run to a breakpoint, any of several",
+        help="run to this breakpoint; repeat for several",
     )
     debug.add_argument(
         "--watch",
         action="append",
         default=[],
         metavar="CONDITION",
-        help="run to a watchpoint, any of several; --engine native is faster, and takes no task back",
-    )
-    debug.add_argument("--policy", default="heap", metavar="NAME", help="which task runs next (heap, PyTorch's own)")
-    debug.add_argument(
-        "--engine", choices=("direct", "native"), help="which runs the backward (direct; what it refuses, native)"
+        help="run to this watchpoint; repeat for several; --engine native is faster, but cannot undo",
     )
     debug.add_argument(
-        "--batch", choices=("auto",), help="run products of several tasks as one where they can; takes no task back"
+        "--policy", default="heap", metavar="NAME", help="the policy that orders tasks (heap, as in PyTorch)"
+    )
+    debug.add_argument(
+        "--engine",
+        choices=("direct", "native"),
+        help="the engine that runs the backward (direct, or native if direct refuses)",
+    )
+    debug.add_argument(
+        "--batch", choices=("auto",), help="run matrix products of several tasks together if possible; cannot undo"
     )
     debug.add_argument(
         "--queues",
         choices=tuple(QUEUES),
-        help="one ready queue for all devices, or one for each (each, as PyTorch's engine; native, unless told: one)",
+        help="one ready queue for all devices, or one per device (per-device, as in PyTorch; one for --engine native)",
     )
     debug.add_argument(
-        "--accumulate",
-        choices=get_args(Accumulate),
-        default="inplace",
-        help="how gradients that meet are summed (inplace)",
+        "--accumulate", choices=get_args(Accumulate), default="inplace", help="how gradients are summed (inplace)"
     )
     debug.add_argument(
-        "--release", choices=get_args(Release), default="eager", help="when consumed gradients are let go (eager)"
+        "--release", choices=get_args(Release), default="eager", help="when consumed gradients are freed (eager)"
     )
-    debug.add_argument("--skip", type=int, default=0, metavar="N", help="let the first N backwards run by themselves")
-    debug.add_argument("--rank", type=int, default=0, metavar="N", help="which rank has the prompt, of torchrun (0)")
-    debug.add_argument("--keep-inputs", action="store_true", help="keep what `check` needs: takes memory")
+    debug.add_argument("--skip", type=int, default=0, metavar="N", help="run the first N backwards without a prompt")
+    debug.add_argument("--rank", type=int, default=0, metavar="N", help="the rank of torchrun that has the prompt (0)")
+    debug.add_argument("--keep-inputs", action="store_true", help="keep the inputs of operations, for `check`")
     debug.add_argument(
         "-c",
         "--command",
@@ -73,14 +74,10 @@ def add_debug(commands: Commands) -> None:
         default=[],
         dest="commands",
         metavar="LINE",
-        help="give this to the prompt, as if typed; once or several times",
+        help="run this command at the prompt first; repeat for several",
     )
-    debug.add_argument(
-        "target",
-        metavar="SCRIPT.py",
-        help="the script; or SCRIPT.py:FUNCTION, a function as `tapescope graph` takes it",
-    )
-    debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    debug.add_argument("target", metavar="SCRIPT.py", help="the script, or SCRIPT.py:FUNCTION as for `tapescope graph`")
+    debug.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     debug.set_defaults(command=_debug)
 
 
@@ -110,13 +107,13 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
             options.rank,
             None if options.queues is None else QUEUES[options.queues],
         )
-        debugger.prompt.ask_for(options.breaks, options.watch)
+        debugger.prompt.set_stops(options.breaks, options.watch)
         if of_function:
             if options.arguments:
-                raise ValueError(f"{target} takes no arguments, so {options.arguments[0]!r} can't be one")
+                raise ValueError(f"{target} takes no arguments, got {options.arguments[0]!r}")
             with printed(), debugger:
                 backward_of(target)
-            return 2 if debugger.in_vain else 0
+            return 2 if debugger.matched_nothing else 0
         path = script_path(target)
     except UserError as error:
         traceback = users_traceback(error.error)
@@ -129,6 +126,7 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
         with printed(), debugger:
             run_script(path, target, options.arguments)
     except SystemExit as end:
-        if not debugger.in_vain or not ended_well(end):
+        # A successful exit of the script must not hide that no stop matched.
+        if not debugger.matched_nothing or not ended_well(end):
             raise
-    return 2 if debugger.in_vain else 0
+    return 2 if debugger.matched_nothing else 0

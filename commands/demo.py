@@ -1,4 +1,4 @@
-"""`tapescope demo`: a workload's backward under several policies and both engines, held against PyTorch's own."""
+"""`tapescope demo`: runs a workload's backward under several policies and both engines, and compares with PyTorch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPEATS = {"small": 3, "full": 1}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One backward under one policy, by one engine."""
+    """One backward under one policy and engine."""
 
     policy: str
     engine: str
@@ -47,9 +47,10 @@ class Result:
 
 
 def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Path, console: Console) -> bool:
-    """Prints what happened and saves the graph's picture and a page that plays it in `folder`.
+    """Print the results, and save the graph's picture and a page that plays the backward in `folder`.
 
-    True if all gradients and orders are right.
+    Returns:
+        Whether all gradients and orders are right.
     """
     console.print(f"[bold]{workload.title}[/bold] ({workload.name}, {size})\n[dim]{workload.source}[/dim]")
     model, make_loss = workload.build(size)
@@ -57,12 +58,12 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     parameters = sum(1 for _ in model.parameters())
     console.print(f"{len(drawn):,} tasks, {len(drawn.edges):,} edges, {parameters:,} parameter tensors\n")
     repeats = REPEATS[size]
-    _native("heap", model, make_loss)  # the first backward of a process pays for set-up
+    _native("heap", model, make_loss)  # the first backward of a process includes one-time set-up
     with _progress(console) as progress:
         elapsed_ns, expected, results = _measure(policies, model, make_loss, len(drawn), repeats, progress)
     console.print(_table(results, drawn, expected, elapsed_ns))
-    fastest = f"the fastest of {repeats}, all in turns" if repeats > 1 else "of one backward each"
-    console.print(f"[dim]time: {fastest}; on a busy machine it says little[/dim]")
+    fastest = f"the fastest of {repeats} interleaved runs" if repeats > 1 else "one run each"
+    console.print(f"[dim]time: {fastest}; not reliable on a busy machine[/dim]")
     _print_first_tasks(results, drawn, console)
     path = drawn.save_svg(folder / f"{workload.name}.svg")
     page = profile(make_loss, model=model).save_html(folder / f"{workload.name}.html")
@@ -77,15 +78,15 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
             "picture": path,
             "page": page,
             "pytorch_ns": elapsed_ns,
-            "results": [_told(result, drawn, expected) for result in results],
+            "results": [_json_content(result, drawn, expected) for result in results],
         }
     )
-    console.print(f"\nThe graph is drawn in {path}", soft_wrap=True, markup=False)
-    console.print(f"To play it, with its memory, open {page}", soft_wrap=True, markup=False)
+    console.print(f"\nPicture of the graph: {path}", soft_wrap=True, markup=False)
+    console.print(f"Page that plays the backward and its memory: {page}", soft_wrap=True, markup=False)
     return right
 
 
-def _told(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object]:
+def _json_content(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object]:
     return {
         "policy": result.policy,
         "engine": result.engine,
@@ -106,7 +107,7 @@ def _graph(model: nn.Module, make_loss: MakeLoss) -> Graph:
 
 
 def _gradients(model: nn.Module) -> Gradients:
-    """Takes the gradients out of the parameters, so that the next backward finds none."""
+    """Return the parameters' gradients and set them to None, so that the next backward starts without any."""
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
@@ -122,10 +123,12 @@ def _pytorch(model: nn.Module, make_loss: MakeLoss) -> tuple[int, Gradients]:
 def _measure(
     policies: Sequence[str], model: nn.Module, make_loss: MakeLoss, tasks: int, repeats: int, progress: Progress
 ) -> tuple[int, Gradients, list[Result]]:
-    """What PyTorch took and gave, and two results per policy; each the fastest of `repeats`, in turns."""
+    """Return PyTorch's time and gradients, and two results per policy: the fastest of `repeats` interleaved runs."""
     bars = {policy: progress.add_task(f"stepping {policy}", total=tasks * repeats) for policy in policies}
     plain: tuple[int, Gradients] = sys.maxsize, {}
-    fastest: dict[tuple[str, str], Result] = {}  # of a large model the gradients of all of them would be gigabytes
+    fastest: dict[
+        tuple[str, str], Result
+    ] = {}  # only the fastest, because the gradients of a large model are gigabytes
     for _ in range(repeats):
         plain = min(plain, _pytorch(model, make_loss), key=itemgetter(0))
         for policy, bar in bars.items():
@@ -158,7 +161,7 @@ def _largest_difference(gradients: Gradients, expected: Gradients) -> float:
 
 
 def _agrees(result: Result, expected: Gradients) -> bool:
-    """Within what another order of summation may change: each tensor's error is below a thousandth of its norm."""
+    """Return whether the gradients agree up to rounding: each error's norm is below a thousandth of the gradient's."""
     if result.gradients.keys() != expected.keys():
         return False
     return all(
@@ -168,15 +171,15 @@ def _agrees(result: Result, expected: Gradients) -> bool:
 
 
 def _in_order(result: Result, drawn: Graph) -> bool:
-    """Whether exactly the order ran which the policy gives from the graph's topology alone."""
+    """Return whether the order is the one that the policy predicts from the graph alone."""
     return list(result.order) == schedule(drawn, result.policy)
 
 
 def _agreement(result: Result, expected: Gradients) -> str:
     if missing := sorted(expected.keys() ^ result.gradients.keys()):
-        return f"[red]differ in who has one: {', '.join(missing[:3])}[/red]"
+        return f"[red]missing or unexpected: {', '.join(missing[:3])}[/red]"
     if all(torch.equal(gradient, expected[name]) for name, gradient in result.gradients.items()):
-        return "equal to the bit"
+        return "bitwise equal"
     difference = _largest_difference(result.gradients, expected)
     return f"within {difference:.1e}" if _agrees(result, expected) else f"[red]off by {difference:.1e}[/red]"
 
@@ -187,11 +190,11 @@ def _table(results: Sequence[Result], drawn: Graph, expected: Gradients, elapsed
     table.add_column("engine")
     for heading in ("tasks", "longest\nqueue", "time\nms"):
         table.add_column(heading, justify="right")
-    table.add_column("gradients against\nloss.backward()")
+    table.add_column("gradients vs\nloss.backward()")
     table.add_column("order")
     table.add_row("PyTorch", "", "", "", f"{elapsed_ns / 1e6:.1f}", "", "")
     for result in results:
-        order = {"direct": "stepped one by one", "native": "exactly as pinned"}[result.engine]
+        order = {"direct": "the policy's (stepped)", "native": "the policy's (pinned)"}[result.engine]
         table.add_row(
             f"[bold]{result.policy}[/bold]" if result.engine == "direct" else "",
             result.engine,

@@ -1,4 +1,4 @@
-"""`tapescope fits`: whether a training step fits into so much memory, before anything of it is allocated."""
+"""`tapescope fits`: predicts whether a training step fits into memory, without allocating it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ examples:
   tapescope fits train.py:setup --memory 24GB --batch-size 8 --device cuda
 
 In train.py:
-  def setup():                                              # Net is a class, or a function that makes the model
+  def setup():                                              # Net is a class, or a function that returns the model
       make_batch = lambda size=32: (torch.randn(size, 784), torch.randint(10, (size,)))
-      make_optimizer = lambda parameters: torch.optim.Adam(parameters, 1e-3)   # gets the list of them
+      make_optimizer = lambda parameters: torch.optim.Adam(parameters, 1e-3)   # called with a list
       return Net, make_batch, make_optimizer, lambda model, batch: cross_entropy(model(batch[0]), batch[1])
 """
 
 
 def add_fits(commands: Commands) -> None:
-    """Adds `tapescope fits`."""
+    """Add `tapescope fits`."""
     fits = commands.add_parser(
         "fits",
-        help="say whether a training step fits into memory, before any is allocated",
+        help="predict whether a training step fits into memory, without allocating it",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fits.add_argument(
         "target",
         metavar="SCRIPT.py:FUNCTION",
-        help="a function without arguments; it returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict",
+        help="a function without arguments that returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict",
     )
     fits.add_argument("--memory", required=True, metavar="SIZE", help="available memory: 24GB (10^9) or 24GiB (2^30)")
     fits.add_argument("--batch-size", type=int, metavar="N", help="the batch size to predict (default: make_batch's)")
@@ -75,19 +75,19 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
         return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
     except (TypeError, ValueError, NotImplementedError) as error:
         return refuse(error)
-    tell(lambda: fit_told(fit))
+    tell(lambda: fit_content(fit))
     console.print(fit.table)
     for sentence in sentences:
         console.print(f"\n{sentence}", markup=False)
     return 0 if fit.fits else 1
 
 
-def fit_told(fit: Fit) -> dict[str, Any]:
-    """What machines read of it."""
+def fit_content(fit: Fit) -> dict[str, Any]:
+    """Return the prediction as JSON content."""
     from ..engine.memory.estimates import direction_of
 
     largest = None
-    with suppress(Exception):  # a program that takes one size alone, as the sentences say
+    with suppress(Exception):  # the program may accept only one size; the sentences report that
         largest = fit.largest_batch
     return {
         "fits": fit.fits,

@@ -1,4 +1,4 @@
-"""`tapescope demo`, `workloads`, `graph`, `view` and `diff`: what there is to look at."""
+"""`tapescope demo`, `workloads`, `graph`, `view` and `diff`: show workloads, graphs and saved runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def add_demo(commands: Commands) -> None:
-    """Adds `tapescope demo`."""
+    """Add `tapescope demo`."""
     demo = commands.add_parser(
         "demo",
-        help="step a ready model's backward under several policies, check it, draw it",
+        help="run a workload's backward under several policies, check it, and draw it",
         examples=(
             "tapescope demo resnet50",
             "tapescope demo lstm_cell --policy bfs heap lpmf",
@@ -30,23 +30,23 @@ def add_demo(commands: Commands) -> None:
     )
     demo.add_argument("workload", nargs="?", default="resnet50", help="one of `tapescope workloads` (resnet50)")
     demo.add_argument("--policy", nargs="+", action="extend", metavar="NAME", help="policies to run (bfs dfs heap)")
-    demo.add_argument("--size", choices=("small", "full"), default="small", help="how large a model (small)")
+    demo.add_argument("--size", choices=("small", "full"), default="small", help="size of the workload (small)")
     demo.add_argument(
-        "--out", type=Path, default=Path("out"), metavar="DIR", help="where to save picture and page (out)"
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the picture and page (out)"
     )
     demo.set_defaults(command=_demo)
 
 
 def add_workloads(commands: Commands) -> None:
-    """Adds `tapescope workloads`."""
+    """Add `tapescope workloads`."""
     workloads = commands.add_parser(
-        "workloads", help="list the ready models", examples=("tapescope workloads", "tapescope workloads --json")
+        "workloads", help="list the built-in workloads", examples=("tapescope workloads", "tapescope workloads --json")
     )
     workloads.set_defaults(command=_workloads)
 
 
 def add_graph(commands: Commands) -> None:
-    """Adds `tapescope graph`."""
+    """Add `tapescope graph`."""
     graph = commands.add_parser(
         "graph",
         help="draw the backward graph of your own code",
@@ -56,45 +56,54 @@ def add_graph(commands: Commands) -> None:
         ),
     )
     graph.add_argument(
-        "target", metavar="SCRIPT.py:FUNCTION", help="a function without arguments; it returns a loss, or (loss, model)"
+        "target",
+        metavar="SCRIPT.py:FUNCTION",
+        help="a function without arguments that returns a loss, or (loss, model)",
     )
     graph.add_argument(
-        "--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="where to draw it (backward.svg)"
+        "--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="the picture's file (backward.svg)"
     )
     graph.add_argument(
         "--fold",
         type=_fold,
         default="fit",
-        help="what to fold: fit, repeats, none, a depth, or paths with commas between (fit)",
+        help="modules to fold: fit, repeats, none, a depth, or comma-separated paths (fit)",
     )
     graph.add_argument(
         "--groups",
         nargs="?",
         const="backward",
         choices=("backward", "forward"),
-        help="outline the products that could run as one, and print them: of the backward, or of the forward",
+        help="outline and print the matrix products that could run together, in the backward or the forward (backward)",
     )
     graph.set_defaults(command=_graph)
 
 
 def add_diff(commands: Commands) -> None:
-    """Adds `tapescope diff`."""
+    """Add `tapescope diff`."""
     diff = commands.add_parser(
         "diff",
-        help="say where two saved runs part, in order, values and memory",
+        help="compare two saved runs: order, values and memory",
         examples=("tapescope diff before.tape.json after.tape.json",),
     )
     diff.add_argument("first", type=Path, metavar="A.tape.json", help="a file that run.save() wrote")
-    diff.add_argument("second", type=Path, metavar="B.tape.json", help="another one: of another commit, dtype, device")
-    diff.add_argument("--tolerance", type=float, metavar="SHARE", help="relative differences to pass over (by dtype)")
+    diff.add_argument(
+        "second",
+        type=Path,
+        metavar="B.tape.json",
+        help="another file, for example from another commit, dtype or device",
+    )
+    diff.add_argument(
+        "--tolerance", type=float, metavar="SHARE", help="ignore relative differences up to this (depends on dtype)"
+    )
     diff.set_defaults(command=_diff)
 
 
 def add_view(commands: Commands) -> None:
-    """Adds `tapescope view`."""
+    """Add `tapescope view`."""
     view = commands.add_parser(
         "view",
-        help="play a saved run in the browser: the deck as one page",
+        help="show a saved run in the browser, as a page with a deck",
         examples=(
             "tapescope view run.tape.json",
             "tapescope view run.tape.json --out run.html --no-open",
@@ -106,9 +115,9 @@ def add_view(commands: Commands) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page (beside the trace, ending in .html); a name ending in .perfetto.json: for ui.perfetto.dev",
+        help="the page (next to the trace, ending in .html), or a .perfetto.json file for ui.perfetto.dev",
     )
-    view.add_argument("--no-open", action="store_true", help="only write the page")
+    view.add_argument("--no-open", action="store_true", help="write the page without opening it")
     view.set_defaults(command=_view)
 
 
@@ -122,17 +131,17 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
     from .demo import run_demo
 
     try:
-        found, policies = _chosen(options)
+        found, policies = _workload_and_policies(options)
     except (ValueError, OSError) as error:
         return refuse(error)
     if run_demo(found, policies, options.size, options.out, console):
         return 0
-    print("tapescope: an engine disagrees with PyTorch: see the table", file=sys.stderr)
+    print("tapescope: gradients or orders differ from PyTorch's; see the table", file=sys.stderr)
     return 1
 
 
-def _chosen(options: argparse.Namespace) -> tuple[Workload, list[str]]:
-    """The workload and the policies that are meant; makes the folder for what comes out."""
+def _workload_and_policies(options: argparse.Namespace) -> tuple[Workload, list[str]]:
+    """Return the workload and the policies, and create the output folder."""
     from ..engine.studies.workloads import workload
 
     policies = policies_of(options)
@@ -182,21 +191,24 @@ def _graph(options: argparse.Namespace, console: Console) -> int:
         return refuse(error)
     if drawn.error is None:
         return 0
-    until = "the picture shows the graph built until then" if drawn.graph is not None else "there was no graph yet"
-    said = f"{options.target} raised {type(drawn.error).__name__}; {until}"
-    tell_error(said, traceback)
-    print(f"tapescope: {said}", file=sys.stderr)
+    until = "the picture shows the graph built until then" if drawn.graph is not None else "no graph had been built"
+    sentence = f"{options.target} raised {type(drawn.error).__name__}; {until}"
+    tell_error(sentence, traceback)
+    print(f"tapescope: {sentence}", file=sys.stderr)
     return 1
 
 
 def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
     if isinstance(options.fold, list):
-        known = {call.path for call in graph.calls}
+        known = dict.fromkeys(call.path for call in graph.calls)
         for path in options.fold:
             if path not in known:
-                raise ValueError(f"--fold: there is no module {path!r}; outermost are: {_outermost(graph)}")
+                outermost = dict.fromkeys(each.partition(".")[0] for each in known if each)
+                raise ValueError(
+                    f"--fold: unknown module {path!r}; outermost modules: {', '.join(outermost) or 'none'}"
+                )
     if options.svg.suffix != ".svg" or options.svg.is_dir():
-        raise ValueError(f"--svg: {options.svg} is not the name of an .svg file")
+        raise ValueError(f"--svg must be the name of an .svg file, got {options.svg}")
     options.svg.parent.mkdir(parents=True, exist_ok=True)
     if options.groups is None:
         path = graph.save_svg(options.svg, fold=options.fold)
@@ -206,11 +218,11 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
         found = find_batches(graph)
         console.print(found)
         path = found.save_svg(options.svg, options.groups, fold=options.fold)
-    tell(lambda: _graph_told(graph, path))
-    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges, drawn in {path}", soft_wrap=True, markup=False)
+    tell(lambda: _graph_content(graph, path))
+    console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges; picture: {path}", soft_wrap=True, markup=False)
 
 
-def _graph_told(graph: Graph, picture: Path) -> dict[str, Any]:
+def _graph_content(graph: Graph, picture: Path) -> dict[str, Any]:
     return {
         "picture": picture,
         "tasks": [
@@ -227,11 +239,6 @@ def _graph_told(graph: Graph, picture: Path) -> dict[str, Any]:
     }
 
 
-def _outermost(graph: Graph) -> str:
-    names = dict.fromkeys(call.path.partition(".")[0] for call in graph.calls if call.path)
-    return ", ".join(names) or "none"
-
-
 def _view(options: argparse.Namespace, console: Console) -> int:
     from ..engine.recording.perfetto import ENDINGS
     from ..engine.recording.run_file import load
@@ -242,19 +249,20 @@ def _view(options: argparse.Namespace, console: Console) -> int:
     out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
     try:
         run = load(path)
+        # Do not overwrite a file that the user has not named.
         if options.out is None and out.exists() and not is_page_of(out, path.name):
-            raise ValueError(f"{out} is there already, and was not made from {path.name}; say where to with --out FILE")
+            raise ValueError(f"{out} exists and is not a page of {path.name}; choose another file with --out FILE")
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.name.endswith(ENDINGS):
             saved = run.save_perfetto(out)
             tell(lambda: {"page": saved})
-            console.print(f"The run is in {saved}, for ui.perfetto.dev", soft_wrap=True, markup=False)
+            console.print(f"Trace for ui.perfetto.dev: {saved}", soft_wrap=True, markup=False)
             return 0
         page = save_run(run, out, source=path.name)
     except (ValueError, OSError) as error:
         return refuse(error)
     tell(lambda: {"page": page})
-    console.print(f"The run plays in {page}", soft_wrap=True, markup=False)
+    console.print(f"Page that plays the run: {page}", soft_wrap=True, markup=False)
     if not options.no_open:
         webbrowser.open(page.resolve().as_uri())
     return 0

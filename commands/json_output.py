@@ -1,8 +1,7 @@
-"""`--json` of every command: what it found, as one JSON object for machines that read.
+"""The option `--json` of every command: its result as one JSON object.
 
-`--json` alone: standard output holds nothing but the object, and what people read goes to standard error.
-`--json FILE`: what people read stays where it is, and the object is written to the file. The exit code is the same
-either way.
+With `--json`, standard output has only the object, and text for people goes to standard error. With `--json FILE`, the
+object is written to the file, and other output is unchanged. The exit code is the same in both cases.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, TextIO, cast
 from ..inspector.files import write_file
 
 ENVELOPE = ("tapescope", "schema", "exit_code", "error")
-"""What each object has: the version, the schema and its version, the exit code, and what went wrong, or null."""
+"""Keys of every object: tapescope's version, the schema with its version, the exit code, and the error or null."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
     "demo/1": ("workload", "size", "tasks", "edges", "right", "picture", "page", "pytorch_ns", "results"),
@@ -44,45 +43,45 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "diff/1": ("differs", "sentences", "rows"),
     "view/1": ("page",),
 }
-"""By schema what an object has beside the envelope, unless there is an error. Another meaning is another number."""
+"""Additional keys by schema, present unless there is an error. A change of meaning needs a new version number."""
 
 STDOUT = "-"
 
 
 @dataclass
 class JsonAnswer:
-    """What a command that runs has told so far."""
+    """The result of the running command so far."""
 
-    schema: str = "tapescope/1"  # until it is known which command is meant
+    schema: str = "tapescope/1"  # until the command is known
     content: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] | None = None
 
 
 _current: list[JsonAnswer] = []
-"""The answer of the command that runs, if it is asked for."""
+"""The answer of the running command, if JSON was requested. A list, because the parser and the command nest."""
 
 
 def tell(content: Callable[[], Mapping[str, Any]]) -> None:
-    """What the command found, of its schema. It is worked out only where somebody reads it."""
+    """Add content to the answer. It is computed only if JSON was requested."""
     for answer in _current:
         answer.content.update(content())
 
 
 def tell_error(sentence: object, traceback: str | None = None) -> None:
-    """Why the command did not do what was asked. The first of several is what matters."""
+    """Set the error of the answer. If there are several errors, the first one is kept."""
     for answer in _current:
         answer.error = answer.error or {"sentence": str(sentence), "traceback": traceback}
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json [FILE]`."""
+    """Add `--json [FILE]`."""
     parser.add_argument(
         "--json",
         nargs="?",
         const=STDOUT,
         type=_file,
         metavar="FILE",
-        help="print one JSON object and nothing else (as the last word, or --json=-); with FILE, write it there, too",
+        help="print only one JSON object (--json as the last argument, or --json=-), or write it to FILE",
     )
 
 
@@ -90,20 +89,20 @@ def _file(text: str) -> str:
     if text == STDOUT or (text.endswith(".json") and not text.endswith(".tape.json")):
         return text
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not the name of a .json file; to print the object, --json is the last word, or --json=-"
+        f"expected the name of a .json file, got {text!r}; to print the object, put --json last or use --json=-"
     )
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether the object is to be printed, of arguments that nobody has read yet: these may be wrong."""
-    given = list(arguments)
-    after = (given[place + 1 :] for place, each in enumerate(given) if each == "--json")
-    return f"--json={STDOUT}" in given or any(not rest or rest[0].startswith("-") for rest in after)
+    """Return whether unparsed arguments, which may be invalid, request the object on standard output."""
+    words = list(arguments)
+    after = (words[place + 1 :] for place, each in enumerate(words) if each == "--json")
+    return f"--json={STDOUT}" in words or any(not rest or rest[0].startswith("-") for rest in after)
 
 
 @contextmanager
 def answering() -> Iterator[JsonAnswer]:
-    """Meanwhile what is told is kept."""
+    """Collect the answer of `tell` and `tell_error` in the `with` block."""
     answer = JsonAnswer()
     _current.append(answer)
     try:
@@ -114,14 +113,15 @@ def answering() -> Iterator[JsonAnswer]:
 
 @contextmanager
 def nothing_on_stdout() -> Iterator[None]:
-    """What is printed meanwhile, also by other processes and from C, goes to standard error."""
+    """Redirect standard output to standard error, including output of C code and child processes."""
+    # Text in the buffer was printed before, and belongs to standard output.
     sys.stdout.flush()
     try:
         kept = os.dup(1) if sys.stdout.fileno() == 1 else None
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # standard output is not a file
         kept = None
     if kept is not None:
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # child processes and C code write to descriptor 1, not to sys.stdout
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -133,7 +133,7 @@ def nothing_on_stdout() -> Iterator[None]:
 
 @contextmanager
 def printed() -> Iterator[None]:
-    """What Python prints meanwhile is part of the answer, as lines: a prompt's words, and those of the script."""
+    """Add the lines that Python prints in the `with` block to the answer: output of the prompt and the script."""
     if not _current:
         yield
         return
@@ -146,7 +146,7 @@ def printed() -> Iterator[None]:
 
 
 class _Copied:
-    """A file to which what is written goes on, and is kept."""
+    """A file wrapper that also keeps the text written to it."""
 
     def __init__(self, file: TextIO) -> None:
         self.text = ""
@@ -161,13 +161,13 @@ class _Copied:
 
 
 def answered(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
-    """Runs a command, and gives its object where it was asked for; gives the exit code."""
+    """Run a command, and print or write its JSON object if requested. Return the exit code."""
     if options.json is None:
         return run(options)
     with answering() as answer:
         answer.schema = options.schema
         if options.json != STDOUT:
-            return _into(Path(options.json), answer, lambda: run(options))
+            return _write_answer(Path(options.json), answer, lambda: run(options))
         code = 1
         with nothing_on_stdout():
             try:
@@ -176,15 +176,15 @@ def answered(options: argparse.Namespace, run: Callable[[argparse.Namespace], in
                 code = exit_code_of(end)
             except KeyboardInterrupt:
                 code = 130
-            except Exception as error:  # of a script that runs as a program
+            except Exception as error:  # raised by a script that runs as a program
                 sys.excepthook(type(error), error, error.__traceback__)
                 tell_error(f"the script raised {type(error).__name__}: {error}")
         print(as_json(answer, code))
     return code
 
 
-def _into(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
-    """Its folder is made first: better told now than when all is measured that there can be none."""
+def _write_answer(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
+    """Write the answer to a file. Create its folder first, so that an error is reported before the command runs."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -192,14 +192,14 @@ def _into(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
         code = run()
         write_file(path, f"{as_json(answer, code)}\n")
     except OSError as error:
-        print(f"tapescope: --json: {path} can't be written: {error.strerror}", file=sys.stderr)
+        print(f"tapescope: --json: cannot write {path}: {error.strerror}", file=sys.stderr)
         return 2
     print(f"tapescope: written to {path}", file=sys.stderr)
     return code
 
 
 def exit_code_of(end: SystemExit) -> int:
-    """As the interpreter has it, which prints what is no number."""
+    """Return the exit code that Python uses for a SystemExit. A code that is not a number is printed."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)
@@ -208,7 +208,7 @@ def exit_code_of(end: SystemExit) -> int:
 
 
 def as_json(answer: JsonAnswer, exit_code: int) -> str:
-    """The whole object, on one line."""
+    """Return the object as one line of JSON."""
     from .. import __version__
 
     content = {"tapescope": __version__, "schema": answer.schema, "exit_code": exit_code, "error": answer.error}
@@ -216,7 +216,7 @@ def as_json(answer: JsonAnswer, exit_code: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The same of what JSON knows. Numbers that JSON has no word for are "nan", "inf" and "-inf"."""
+    """Convert a value to JSON types. Numbers that JSON does not support become "nan", "inf" and "-inf"."""
     match value:
         case None | bool() | int() | str():
             return value

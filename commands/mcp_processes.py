@@ -1,4 +1,4 @@
-"""The processes that answer for `tapescope mcp`, and the folder whose files they may be asked about."""
+"""Worker processes of `tapescope mcp`, and the folder that it serves."""
 
 from __future__ import annotations
 
@@ -12,82 +12,89 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 256 * 2**20  # of a file that is opened: a run of 100,000 tasks with statistics has some 30 MB
+MOST_BYTES = 256 * 2**20  # per file; a run of 100,000 tasks with statistics has about 30 MB
 MOST_SESSIONS = 4
-LINES, LINE = 100, 2_000  # of an answer, and characters of a line: about what a model reads at once
+LINES, LINE = 100, 2_000  # per answer, and characters per line; about what a model reads at once
 
 
 class ServedFolder:
-    """The folder below which files may be named."""
+    """The folder that contains all files a client may open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve(strict=True)
 
     def file(self, name: str) -> Path:
-        """A file below it.
+        """Return the path of a file in the folder.
 
         Raises:
-            ValueError: it is none, or not below the folder, or too large.
+            ValueError: it is not a file in the folder, or is too large.
         """
         path = self.inside(name)
         if not path.is_file():
-            raise ValueError("that is no file below the folder")
+            raise ValueError("the folder has no such file")
         if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"the file has more than {MOST_BYTES:,} bytes, and is not opened")
+            raise ValueError(f"the file has more than {MOST_BYTES:,} bytes, the most that is opened")
         return path
 
     def inside(self, name: str) -> Path:
-        """Where it is, links followed.
+        """Return a path in the folder, with links resolved.
 
         Raises:
-            ValueError: that is not below the folder.
+            ValueError: the path is not in the folder.
         """
-        asked = Path(name)
-        if not name or "\0" in name or asked.is_absolute() or asked.drive or ".." in asked.parts:
-            raise ValueError("files are named below the folder of the server, without '..' and not from the root")
+        relative = Path(name)
+        if not name or "\0" in name or relative.is_absolute() or relative.drive or ".." in relative.parts:
+            raise ValueError("a file name must be relative to the server's folder and must not contain '..'")
         try:
-            found = (self.path / asked).resolve()
-        except (OSError, RuntimeError):  # links in a circle
-            raise ValueError("that is no file below the folder") from None
+            found = (self.path / relative).resolve()
+        except (OSError, RuntimeError):  # circular links
+            raise ValueError("the folder has no such file") from None
         if not found.is_relative_to(self.path):
-            raise ValueError("that leads out of the folder of the server")
+            raise ValueError("that path leads out of the server's folder")
         return found
 
     def target(self, text: str) -> str:
-        """`SCRIPT.py:FUNCTION`, the script as `file` has it."""
+        """Return `SCRIPT.py:FUNCTION` with the script's full path, which `file` checks."""
         script, colon, function = text.rpartition(":")
         if not colon:
-            raise ValueError("expected SCRIPT.py:FUNCTION")
+            raise ValueError(f"expected SCRIPT.py:FUNCTION, got {text!r}")
         return f"{self.file(script)}:{function}"
 
 
 class AnsweringProcess:
-    """A process that answers one request after the other, with a limit of time for each."""
+    """A worker process that answers requests one after the other, each with a time limit."""
 
     def __init__(self, seconds: float) -> None:
         above = str(Path(__file__).parents[2])
-        given = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH")))))
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH")))))
         self._seconds = seconds
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", f"{__package__}.mcp_worker"],  # -P: a torch.py lying about is not imported
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                f"{__package__}.mcp_worker",
+            ],  # -P: do not import a torch.py from the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=given,
+            env=environment,
         )
+        # A pipe cannot be read with a timeout on all platforms, so a thread moves answers to a queue.
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._answers.put(line)
-        self._answers.put(b"")
+        self._answers.put(b"")  # the process has ended
 
     def ask(self, request: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What it answers; a process that takes too long is ended.
+        """Send a request and return its answer. A process that exceeds the time limit is ended.
 
         Raises:
-            TimeoutError, EOFError: it has ended; in a sentence.
+            TimeoutError: the request took too long.
+            EOFError: the process has ended.
         """
         assert self._process.stdin is not None
         line = json.dumps({"request": request, "arguments": arguments}).encode() + b"\n"
@@ -97,30 +104,31 @@ class AnsweringProcess:
             answer = self._answers.get(timeout=self._seconds)
         except queue.Empty:
             self.close()
-            raise TimeoutError(f"it took more than {self._seconds:g} seconds, and was ended") from None
+            raise TimeoutError(f"the request took more than {self._seconds:g} seconds and was ended") from None
         except OSError:
             answer = b""
         if not answer:
             self.close()
-            raise EOFError(f"its process has ended, with exit code {self._process.returncode}")
-        told = json.loads(answer)
-        assert isinstance(told, dict)
-        return told
+            raise EOFError(f"the worker process ended with exit code {self._process.returncode}")
+        content = json.loads(answer)
+        assert isinstance(content, dict)
+        return content
 
     def close(self) -> None:
-        """Ends it."""
+        """End the process."""
+        # A script may ignore a request to end.
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:
-            with suppress(OSError):  # what was not yet written has nobody to read it
+            with suppress(OSError):  # closing flushes the rest of a request, which nobody reads
                 self._process.stdin.close()
 
 
-def page(told: dict[str, Any], start: int) -> dict[str, Any]:
-    """An answer, of its untrusted lines those from `start` on, as many as one answer has."""
-    lines = told.pop("untrusted")
+def page(content: dict[str, Any], start: int) -> dict[str, Any]:
+    """Return an answer with only the untrusted lines from `start` on, at most `LINES` of them."""
+    lines = content.pop("untrusted")
     end = start + LINES
-    return told | {
+    return content | {
         "untrusted": [line if len(line) <= LINE else f"{line[:LINE]}…" for line in lines[start:end]],
         "lines": len(lines),
         "next_start": end if end < len(lines) else None,

@@ -1,7 +1,7 @@
-"""The worker process of `tapescope mcp`, which reads files and runs a script with its session.
+"""The worker process of `tapescope mcp`, which reads files, and runs a script and its session.
 
-It is told requests as lines of JSON, and answers each with a line. What a script prints can't get among them, one that
-ends the process ends its session alone, and one that takes too long is ended by whoever asked.
+Requests and answers are lines of JSON. Output of a script cannot mix with answers. A script that ends the process ends
+only its own session, and the server ends a process that exceeds the time limit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COMMANDS = verbs_on("mcp")
 Answered = dict[str, Any]
 
 
-class _Words(Debuggee):
-    """A debuggee whose conditions are the debugger's words: nothing that is typed is evaluated."""
+class _WithoutExpressions(Debuggee):
+    """A debuggee that does not evaluate expressions. Only built-in conditions are allowed."""
 
     def __init__(self) -> None:
         super().__init__(Names(None))
 
     def value(self, expression: str) -> NoReturn:
-        raise ValueError(f"{expression!r} is no word of the debugger's, and expressions are not evaluated here")
+        raise ValueError(f"unknown word {expression!r}; expressions are not evaluated here")
 
     def test(self, expression: str) -> NoReturn:
         self.value(expression)
@@ -51,7 +51,7 @@ class _Words(Debuggee):
 
 
 class McpWorker:
-    """Answers requests. At most one session is open in it."""
+    """Answers requests. It has at most one open session."""
 
     def __init__(self) -> None:
         self._script = ExitStack()
@@ -70,16 +70,16 @@ class McpWorker:
         }
 
     def answer(self, request: str, arguments: dict[str, Any]) -> Answered:
-        """What is found: facts, and the key `untrusted` with what the user's program or a file has written."""
+        """Answer a request. Text from the user's program or a file is under the key `untrusted`."""
         try:
             return self._requests[request](**arguments)
         except UserError as error:
-            said = [f"the script raised {type(error.error).__name__}", *users_traceback(error.error).splitlines()]
+            lines = [f"the script raised {type(error.error).__name__}", *users_traceback(error.error).splitlines()]
         except (TypeError, ValueError, RuntimeError, NotImplementedError, OSError) as error:
-            said = [str(error) or type(error).__name__]
+            lines = [str(error) or type(error).__name__]
         except (Exception, SystemExit) as error:
-            said = traceback.format_exception_only(error)
-        return {"failed": True, "untrusted": said}
+            lines = traceback.format_exception_only(error)
+        return {"failed": True, "untrusted": lines}
 
     def _open(self, target: str, policy: str) -> Answered:
         from ..engine.api.debug import debug
@@ -90,11 +90,11 @@ class McpWorker:
         with capture(every_call=True):
             loss = make_loss()
         session = debug(loss, policy=policy)
-        self._prompt = Prompt(_Words())
+        self._prompt = Prompt(_WithoutExpressions())
         if isinstance(session, Stepper):
             session.keep_history()
-        said = _printed(lambda: self._entered(session))
-        return {"tasks": len(session.graph), "untrusted": said}
+        lines = _printed(lambda: self._entered(session))
+        return {"tasks": len(session.graph), "untrusted": lines}
 
     def _entered(self, session: Any) -> None:
         assert self._prompt is not None
@@ -104,16 +104,16 @@ class McpWorker:
     def _command(self, line: str) -> Answered:
         prompt = self._prompt
         if prompt is None:
-            raise ValueError("no script is open: open one first")
+            raise ValueError("no session is open; open one first")
         if "\n" in line or "\r" in line:
-            raise ValueError("a command is one line")
+            raise ValueError("a command must be a single line")
         command, _, _ = prompt.parseline(line)
         if command not in COMMANDS:
-            short = sorted(name for name, meant in SHORT.items() if meant in COMMANDS)
+            short = sorted(name for name, verb in SHORT.items() if verb in COMMANDS)
             raise ValueError(
-                f"{line!r} is none of the commands here: {', '.join(sorted(COMMANDS))} (short: {', '.join(short)})"
+                f"unknown command {line!r}; expected one of {', '.join(sorted(COMMANDS))} (short: {', '.join(short)})"
             )
-        said = _printed(lambda: prompt.onecmd(line))
+        lines = _printed(lambda: prompt.onecmd(line))
         session = prompt.at.session
         current = session.current if session.over is None else None
         stop = session.stopped
@@ -123,15 +123,15 @@ class McpWorker:
             "current": None if current is None else current.id,
             "stopped": None if stop is None else stop.why,
             "over": session.over is not None or current is None,
-            "untrusted": said,
+            "untrusted": lines,
         }
 
 
 def _printed(do: Callable[[], object]) -> list[str]:
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
+    lines = io.StringIO()
+    with redirect_stdout(lines), redirect_stderr(lines):
         do()
-    return said.getvalue().splitlines()
+    return lines.getvalue().splitlines()
 
 
 def _why(run: str, task: str) -> Answered:
@@ -140,21 +140,21 @@ def _why(run: str, task: str) -> Answered:
 
     found = load(run)
     if found.trace is None:
-        raise ValueError(f"{Path(run).name} has no trace; ts.backward(loss, trace='cheap') keeps one")
-    meant = typed_task(task, found.graph, found.order)
-    record = found.trace.of(meant)
+        raise ValueError(f"{Path(run).name} has no trace; record one with ts.backward(loss, trace='cheap')")
+    verb = typed_task(task, found.graph, found.order)
+    record = found.trace.of(verb)
     if record is None:
         raise ValueError(f"{task} did not run")
     return {
-        "task": meant.id,
+        "task": verb.id,
         "place": record.place + 1,
         "ready": len(record.queue_before),
-        "untrusted": [f"{found.graph.describe(meant)}: {record.reason}", *_waited(record)],
+        "untrusted": [f"{found.graph.describe(verb)}: {record.reason}", *_waited(record)],
     }
 
 
 def _waited(record: TaskRecord) -> list[str]:
-    """What else was ready, and had to wait."""
+    """Return the tasks that were also ready, and their keys."""
     graph = record.trace.graph
     others = [(task, key) for task, key in record.queue_before if task != record.task.id]
     return [f"waits: {graph.describe(graph.tasks[task])}{f', {key}' if key else ''}" for task, key in others]
@@ -166,8 +166,8 @@ def _peak(run: str) -> Answered:
     report = load(run).peak()
     lines = list(report.answer)
     for group in report.groups:
-        told = "; ".join(f"{what} {words}" for what, words in report.sentences(group))
-        lines.append(f"{group.nbytes:,} bytes, {group.category.title}, {report.title(group)}: {told}")
+        content = "; ".join(f"{what} {words}" for what, words in report.sentences(group))
+        lines.append(f"{group.nbytes:,} bytes, {group.category.title}, {report.title(group)}: {content}")
     return {
         "peak_bytes": report.nbytes,
         "categories": {category.title: nbytes for category, nbytes in report.categories.items()},
@@ -215,7 +215,7 @@ def _find_nan(target: str) -> Answered:
 
 
 def _known(found: bool, unread: int) -> bool | None:
-    """Return None where nothing was found, but some gradients could not be read."""
+    """Return whether something was found, or None if nothing was found but some gradients could not be read."""
     return None if unread and not found else found
 
 
@@ -227,7 +227,7 @@ def _find_unused(target: str) -> Answered:
             case (make_loss, nn.Module() as model) if callable(make_loss):
                 report = find_unused(make_loss, model)
             case _:
-                raise ValueError(f"{target} has to return (make_loss, model)")
+                raise ValueError(f"{target} must return (make_loss, model)")
     found, unread = bool(report), len(report.unread)
     return {"found": _known(found, unread), "unread": unread, "untrusted": str(report).splitlines()}
 
@@ -235,27 +235,29 @@ def _find_unused(target: str) -> Answered:
 def _fits(target: str, memory: str, batch_size: int | None) -> Answered:
     from ..engine.training.fits import fits
     from ..engine.training.training_recipe import recipe_of
-    from .fits import fit_told
+    from .fits import fit_content
 
     with made_by(target) as made:
         fit = fits(**recipe_of(made), memory=memory, batch_size=batch_size)  # type: ignore[arg-type]
-        told = fit_told(fit)
-    said = list(told.pop("sentences"))
-    return told | {"untrusted": said + list(told.pop("estimates"))}
+        content = fit_content(fit)
+    lines = list(content.pop("sentences"))
+    return content | {"untrusted": lines + list(content.pop("estimates"))}
 
 
 def main() -> None:
-    """Reads requests until there are none."""
+    """Answer requests from standard input until it is closed."""
+    # Requests and answers use duplicates of descriptors 0 and 1. The originals are redirected, so that neither a script
+    # nor C code or a child process can read requests or write between answers.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     worker = McpWorker()
     for line in requests:
-        asked = json.loads(line)
+        request = json.loads(line)
         with redirect_stdout(sys.stderr):
-            told = worker.answer(asked["request"], asked["arguments"])
-        answers.write(json.dumps(plain(told)).encode() + b"\n")
+            content = worker.answer(request["request"], request["arguments"])
+        answers.write(json.dumps(plain(content)).encode() + b"\n")
         answers.flush()
 
 

@@ -1,4 +1,4 @@
-"""`tapescope replay`: runs a step that a black box has kept again, and says whether it is the same and what was bad."""
+"""`tapescope replay`: runs a step kept by a black box again, and reports differences, NaN and inf."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ examples:
   tapescope replay black_box/step_37 train.py:make_model train.py:loss_of --page step_37.html
   tapescope replay black_box/step_37 train.py:make_model train.py:loss_of --prompt
 
-The folder is one that ts.training(..., black_box="black_box") has written. In train.py:
-  def make_model(): return Net()                            # any values: it gets the recorded ones
-  def loss_of(model, batch): return mse(model(batch[0]), batch[1])   # what the loop calls .backward() of
+FOLDER was written by ts.training(..., black_box="black_box"). In train.py:
+  def make_model(): return Net()                            # the recorded values are loaded into it
+  def loss_of(model, batch): return mse(model(batch[0]), batch[1])   # the loss of which the loop calls .backward()
 """
 
 
 def add_replay(commands: Commands) -> None:
-    """Adds `tapescope replay`."""
+    """Add `tapescope replay`."""
     replay = commands.add_parser(
         "replay",
-        help="run a training step again that a black box has kept, and say what was bad in it",
+        help="run a training step kept by a black box again, and find NaN and inf in it",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    replay.add_argument("folder", type=Path, metavar="FOLDER", help="of the step, such as black_box/step_37")
+    replay.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the step, such as black_box/step_37")
     replay.add_argument(
-        "make_model", metavar="SCRIPT.py:MAKE_MODEL", help="a function without arguments that makes the model"
+        "make_model", metavar="SCRIPT.py:MAKE_MODEL", help="a function without arguments that returns the model"
     )
     replay.add_argument(
-        "loss_of", metavar="SCRIPT.py:LOSS_OF", help="a function of model and batch that gives the loss"
+        "loss_of", metavar="SCRIPT.py:LOSS_OF", help="a function of model and batch that returns the loss"
     )
-    replay.add_argument("--page", type=Path, metavar="FILE", help="write its backward as a page that plays, too")
+    replay.add_argument("--page", type=Path, metavar="FILE", help="also write a page that plays its backward")
     replay.add_argument("--prompt", action="store_true", help="open a prompt before the first task of its backward")
     replay.set_defaults(command=_replay)
 
@@ -54,13 +54,13 @@ def _replay(options: argparse.Namespace, console: Console) -> int:
     from ..engine.training.black_box.replay import replay
     from .user_script import UserError, functions_of
 
-    raised: list[BaseException] = []  # by the user's functions, whichever came last
+    raised: list[BaseException] = []  # errors of the user's functions
     try:
         place_for("--page", options.page)
         with functions_of(options.make_model, options.loss_of) as functions, warnings.catch_warnings():
             warnings.showwarning = _say_warning
             try:
-                again = replay(options.folder, *(_noted(each, raised) for each in functions))
+                again = replay(options.folder, *(_recording_errors(each, raised) for each in functions))
                 return _show(again, options, console)
             except Exception as error:
                 if error in raised:
@@ -72,18 +72,18 @@ def _replay(options: argparse.Namespace, console: Console) -> int:
         return refuse(error)
 
 
-def _noted(function: Callable[..., Any], raised: list[BaseException]) -> Callable[..., Any]:
-    """The same function; what it raises is noted."""
+def _recording_errors(function: Callable[..., Any], raised: list[BaseException]) -> Callable[..., Any]:
+    """Wrap a function and append the errors that it raises to `raised`."""
 
     @wraps(function)
-    def noted(*given: Any) -> Any:
+    def wrapped(*arguments: Any) -> Any:
         try:
-            return function(*given)
+            return function(*arguments)
         except Exception as error:
             raised.append(error)
             raise
 
-    return noted
+    return wrapped
 
 
 def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -108,14 +108,14 @@ def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> i
     )
     if nan is None:
         if options.page is not None or options.prompt:
-            print("tapescope: there is neither page nor prompt of a step that raises", file=sys.stderr)
+            print("tapescope: --page and --prompt are ignored, because the step raised an error", file=sys.stderr)
         return 0 if again.same else 1
     console.print()
     for sentence in nan.sentences:
         console.print(sentence, markup=False, soft_wrap=True)
     if options.page is not None:
         page = again.backward().save_html(options.page)
-        console.print(f"\nIts backward plays in {page}", markup=False, soft_wrap=True)
+        console.print(f"\nPage that plays its backward: {page}", markup=False, soft_wrap=True)
     if options.prompt:
         from ..widgets.terminal.prompt import interact
 

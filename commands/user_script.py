@@ -1,4 +1,4 @@
-"""A user's script on the command line: run as Python would run it, or one of its functions (`SCRIPT.py:FUNCTION`)."""
+"""A user's script on the command line, run as Python runs it, or one of its functions (`SCRIPT.py:FUNCTION`)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from ..widgets.terminal.user_traceback import without_own_frames
 
 
 def script_path(script: str) -> Path:
-    """Where the script is.
+    """Return the path of a script.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the script does not exist.
     """
     path = Path(os.path.abspath(script))
     if not path.is_file():
-        raise ValueError(f"there is no script {script}")
+        raise ValueError(f"script {script} does not exist")
     return path
 
 
 def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
-    """Runs a script as `python NAME ARGUMENTS` does: in this process, as `__main__`, which it stays.
+    """Run a script in this process as `python NAME ARGUMENTS` does. It stays the module `__main__`.
 
-    What it raises comes out as it is, SystemExit included. Python, when it shows that, leaves out what is not the
-    script's doing.
+    Errors, including SystemExit, are raised unchanged. When Python prints them, frames of tapescope are left out.
     """
     sys.argv[:] = [name, *arguments]
+    # Python puts the script's folder first on sys.path, unless it was started with -P.
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = ModuleType("__main__")
@@ -52,6 +52,7 @@ def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
     vars(module).update(
         __file__=str(path), __loader__=loader, __cached__=None, __annotations__={}, __builtins__=builtins
     )
+    # pickle and multiprocessing look up the script's classes in `__main__`.
     sys.modules["__main__"] = module
     try:
         _run_as_main(path, vars(module))
@@ -67,7 +68,7 @@ def _run_as_main(path: Path, names: dict[str, Any]) -> None:
 
 
 def _hide_own_frames() -> None:
-    """What Python calls for an error that nobody caught, its own or a hook of the user's, sees the user's frames."""
+    """Make sys.excepthook, Python's or the user's, see only the user's frames of an uncaught error."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -79,19 +80,22 @@ def _hide_own_frames() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What came of a user's function: its graph, and the error if it raised (then the graph up to it, if any)."""
+    """Result of a user's function: its graph, and the error that it raised.
+
+    After an error the graph is the one built until then, or None.
+    """
 
     graph: Graph | None
     error: BaseException | None = None
 
 
 def draw_function(target: str) -> Drawn:
-    """Runs `SCRIPT.py:FUNCTION` with the script's folder on sys.path.
+    """Run `SCRIPT.py:FUNCTION` with the script's folder on sys.path, and read its graph.
 
-    The function takes no arguments and returns a loss, or a loss and the model to name parameters after.
+    The function takes no arguments and returns a loss, or a pair of a loss and the model, which names the parameters.
 
     Raises:
-        ValueError: the target names no script or no function, or the function returns something else.
+        ValueError: the script or function does not exist, or the function returns something else.
     """
     _, function_name = _parts(target)
     try:
@@ -105,43 +109,48 @@ def draw_function(target: str) -> Drawn:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
-        return Drawn(read_graph(loss, model).owned())  # the loss ends here, and ts.find_batches asks the nodes
+        return Drawn(
+            read_graph(loss, model).owned()
+        )  # the loss is freed here, but ts.find_batches still needs the nodes
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 
 
 @contextmanager
 def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[], Tensor]]:
-    """What makes the loss of `SCRIPT.py:FUNCTION`, while the script's folder is on sys.path. See `draw_function`.
+    """Yield a function that returns the loss of `SCRIPT.py:FUNCTION`. See `draw_function`.
+
+    The script's folder is on sys.path in the `with` block.
 
     Args:
         target: the script and its function.
-        needs_graph: a loss without a graph is refused.
+        needs_graph: whether to raise ValueError for a loss without a graph.
 
     Raises:
-        ValueError: as there.
-        UserError: the script raised; and so does what is given, if the function raises.
+        ValueError: as in `draw_function`.
+        UserError: the script raised. The yielded function also raises it, if the user's function raises.
     """
     _, function_name = _parts(target)
 
     with _users_function(target) as function:
-        looked_at = False
+        checked = False
 
         def make_loss() -> Tensor:
-            nonlocal looked_at
+            nonlocal checked
             since = sequence_nr()
             try:
                 result = function()
             except (Exception, SystemExit) as error:
                 raise UserError(error) from error
             loss = _loss_and_model(result, function_name)[0]
-            if not looked_at:  # once: it takes time, and calls are measured
-                looked_at = True
+            if not checked:  # only in the first call, because later calls are timed
+                checked = True
                 if needs_graph and not loss.requires_grad:
                     raise ValueError(f"{function_name}() returned a loss without a graph: {why_no_graph(loss)}")
                 if has_run_backward(loss, since):
                     raise ValueError(
-                        f"{function_name}() has run the backward of its loss itself; return the loss before that"
+                        f"{function_name}() has already run the backward of its loss; return the loss without "
+                        "calling backward()"
                     )
             return loss
 
@@ -150,11 +159,11 @@ def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[]
 
 @contextmanager
 def made_by(target: str) -> Iterator[object]:
-    """What `SCRIPT.py:FUNCTION` returns, while the script's folder is on sys.path.
+    """Yield the result of `SCRIPT.py:FUNCTION`, with the script's folder on sys.path.
 
     Raises:
-        ValueError: the target names no script or no function.
-        UserError: the script raised, or the function.
+        ValueError: the script or function does not exist.
+        UserError: the script or the function raised.
     """
     with _users_function(target) as function:
         try:
@@ -166,11 +175,12 @@ def made_by(target: str) -> Iterator[object]:
 
 @contextmanager
 def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
-    """The functions of several `SCRIPT.py:FUNCTION`, while the scripts' folders are on sys.path. A script that several
-    are of is imported once.
+    """Yield the functions of several `SCRIPT.py:FUNCTION`, with the scripts' folders on sys.path.
+
+    A script that contains several of the functions is imported once.
 
     Raises:
-        ValueError: a target names no script or no function.
+        ValueError: a script or function does not exist.
         UserError: a script raised.
     """
     found: list[Callable[..., Any]] = []
@@ -179,18 +189,18 @@ def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
     with ExitStack() as stack:
         for path, target in zip(paths, targets, strict=True):
             if path not in modules:
-                stack.enter_context(_beside(path))
+                stack.enter_context(_importing_from(path))
                 modules[path] = _load(path)
             found.append(_function(modules[path], _parts(target)[1]))
         yield found
 
 
 def backward_of(target: str) -> None:
-    """Makes the loss of `SCRIPT.py:FUNCTION`, and runs its backward.
+    """Compute the loss of `SCRIPT.py:FUNCTION` and run its backward.
 
     Raises:
         ValueError: as in `make_loss_of`.
-        UserError: the script raised, in the backward, too.
+        UserError: the script or the backward raised.
     """
     with make_loss_of(target) as make_loss:
         loss = make_loss()
@@ -201,7 +211,7 @@ def backward_of(target: str) -> None:
 
 
 class UserError(Exception):
-    """What the script itself raised."""
+    """An error raised by the user's script."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -213,9 +223,9 @@ def _parts(target: str) -> tuple[Path, str]:
         raise ValueError(f"expected SCRIPT.py:FUNCTION, got {target!r}")
     path = Path(script).resolve()
     if not path.is_file():
-        raise ValueError(f"there is no script {script}")
+        raise ValueError(f"script {script} does not exist")
     if path.suffix != ".py":
-        raise ValueError(f"{script} is not a Python script: its name does not end in .py")
+        raise ValueError(f"a script's name must end in .py, got {script}")
     return path, function_name
 
 
@@ -223,15 +233,15 @@ def _parts(target: str) -> tuple[Path, str]:
 def _users_function(target: str) -> Iterator[Callable[[], Any]]:
     with functions_of(target) as (function,):
         try:
-            expect_callable(function, 0, target, "a function that makes all it needs itself")
+            expect_callable(function, 0, target, "a function without arguments")
         except TypeError as error:
             raise ValueError(str(error)) from None
         yield function
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[None]:
-    """A script's folder is on sys.path meanwhile, so that it finds its neighbours."""
+def _importing_from(path: Path) -> Iterator[None]:
+    """Put a script's folder on sys.path in the `with` block, so that it can import modules next to it."""
     sys.path.insert(0, str(path.parent))
     try:
         yield
@@ -240,13 +250,13 @@ def _beside(path: Path) -> Iterator[None]:
 
 
 def _load(path: Path) -> ModuleType:
-    """Imports the script under its own name, as its neighbours would, unless a module of that name is there already."""
+    """Import the script under its own name, as modules next to it would, unless that name is already in use."""
     name = path.stem if path.stem not in sys.modules else f"tapescope script {path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class's module up here
+    sys.modules[name] = module  # dataclasses and pickle look up the module of a class there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -265,7 +275,7 @@ def _function(module: ModuleType, name: str) -> Callable[[], Any]:
         if callable(value) and getattr(value, "__module__", None) == module.__name__ and not isinstance(value, type)
     ]
     raise ValueError(
-        f"{Path(str(module.__file__)).name} has no function {name!r}; it has: {', '.join(own) or 'no functions'}"
+        f"{Path(str(module.__file__)).name} has no function {name!r}; its functions: {', '.join(own) or 'none'}"
     )
 
 
@@ -289,4 +299,4 @@ def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Modu
 def _describe(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
-    return "nothing" if value is None else f"a value of type {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

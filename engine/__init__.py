@@ -1,1 +1,1 @@
-"""What the backward does: scheduling policies and the two engines. Needs `inspector` and torch alone."""
+"""Engines, scheduling policies, measurement and planning of a backward. Imports only `inspector` and torch."""

@@ -1,1 +1,1 @@
-"""What the forward left: the graph, creation times, saved tensors, source lines, pictures. Needs torch alone."""
+"""The graph that a forward builds: its tasks, saved tensors, source lines and pictures. Imports only torch."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from ..errors import missing_in_torch, through_the_door
+from ..errors import missing_in_torch, public_object
 
 _ROOT = __name__.partition(".")[0]
 
@@ -16,19 +16,19 @@ def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
     """Return `__getattr__` and `__dir__` for a module.
 
     Args:
-        module: its name.
-        module_of: by public name the module below the package that defines it, as "engine.api.profile", or as
-            "inspector.hips.tape:hips_tape" if it has another name there.
+        module: the module's name.
+        module_of: the defining module of each public name, such as "engine.api.profile", or
+            "inspector.hips.tape:hips_tape" if the object has another name there.
     """
 
     def get(name: str) -> Any:
         if name not in module_of:
-            me = sys.modules[module]  # Python looks in it for a name that was meant
+            me = sys.modules[module]  # Python suggests a similar name from it
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=me)
         place, _, its_name = module_of[name].partition(":")
         try:
             found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
-            found = through_the_door(found, module.replace(".public.", "."), name)
+            found = public_object(found, module.replace(".public.", "."), name)
         except (AttributeError, ImportError) as error:
             if (sentence := missing_in_torch(error)) is not None:
                 raise RuntimeError(sentence) from error
@@ -37,7 +37,7 @@ def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
         return found
 
     def names() -> list[str]:
-        of_python = [name for name in vars(sys.modules[module]) if name.startswith("__")]
-        return sorted({*module_of, *of_python})
+        special = [name for name in vars(sys.modules[module]) if name.startswith("__")]
+        return sorted({*module_of, *special})
 
     return get, names

@@ -1,4 +1,4 @@
-"""Backwards of the package autograd: tapes, and memory after each step."""
+"""Support for the autograd package (HIPS): tapes, and memory after each step of a backward."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MODULE_OF = {
     "levels": "engine.session.hips.levels:hips_levels",
     "tape": "inspector.hips.tape:hips_tape",
 }
-"""By public name the module that has it, and its name there if that is another."""
+"""The defining module of each public name, with the name there if it differs."""
 
 __all__ = ["levels", "tape"]
 
-if not TYPE_CHECKING:  # a name that is not there would be of any type
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
     __getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)

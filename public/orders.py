@@ -1,4 +1,4 @@
-"""Tools for orders: what is a legal one, constraints, queue lengths, and the policies by name."""
+"""Tools for orders: checks, constraints, queue lengths, and the policies by name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MODULE_OF = {
     "queue_lengths": "engine.schedule.dependencies",
     "unpack_order": "engine.planning.unpack_order",
 }
-"""By public name the module that has it, and its name there if that is another."""
+"""The defining module of each public name, with the name there if it differs."""
 
 __all__ = sorted(_MODULE_OF)
 
-if not TYPE_CHECKING:  # a name that is not there would be of any type
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
     __getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)

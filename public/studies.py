@@ -1,4 +1,4 @@
-"""Studies of whole programs that few users need."""
+"""Studies of whole programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MODULE_OF = {
     "accumulation": "engine.studies.accumulation_study:accumulation_study",
     "allocated_levels": "engine.memory.function_levels",
 }
-"""By public name the module that has it, and its name there if that is another."""
+"""The defining module of each public name, with the name there if it differs."""
 
 __all__ = ["accumulation", "allocated_levels"]
 
-if not TYPE_CHECKING:  # a name that is not there would be of any type
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
     __getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)

@@ -104,9 +104,9 @@ _MODULE_OF = {
     "UnusedParameter": "engine.diagnose.find_unused",
     "UnusedReport": "engine.diagnose.find_unused",
 }
-"""By public name the module that has it, and its name there if that is another."""
+"""The defining module of each public name, with the name there if it differs."""
 
 __all__ = sorted(_MODULE_OF)
 
-if not TYPE_CHECKING:  # a name that is not there would be of any type
+if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getattr__
     __getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)

@@ -1,1 +1,1 @@
-"""What a person sees in a notebook. Only this package may need Jupyter."""
+"""The user interfaces: deck, pages, prompt and magics. Only this package may import Jupyter's libraries."""

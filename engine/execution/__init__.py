@@ -1,4 +1,4 @@
-"""Runs one task of a backward by the rules of PyTorch's engine: buffers, hooks, accumulation, and what undo needs.
+"""Execution of single tasks by the rules of PyTorch's engine: input buffers, hooks, accumulation, and undo.
 
 May import: inspector, schedule.
 """

@@ -1,4 +1,4 @@
-"""Memory: lifetimes of storages, a backward's timeline, measured or predicted, and what was there before.
+"""Memory: lifetimes of storages, and a backward's timeline, measured or predicted, with the memory alive before it.
 
 May import: inspector, execution, schedule.
 """

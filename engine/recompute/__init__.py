@@ -1,4 +1,4 @@
-"""Recomputation: plans which saved tensors to drop, predicts the peak, applies the plan, explains it.
+"""Recomputation: the plan of saved tensors to drop, its predicted peak, its application and its explanation.
 
 May import: inspector, api, planning, memory, execution, schedule.
 """

@@ -1,4 +1,4 @@
-"""The ready queue: policies, which ready task is next, and which tasks become ready.
+"""The ready queue: policies that choose the next task, and dependencies that make tasks ready.
 
 May import: inspector.
 """

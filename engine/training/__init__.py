@@ -1,4 +1,4 @@
-"""Whole training loops and steps: watched, recorded, predicted to fit.
+"""Training loops and whole steps: observation, recording, and prediction of whether a step fits into memory.
 
 May import: inspector, diagnose, recompute, api, session, planning, recording, memory, execution.
 """

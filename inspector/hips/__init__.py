@@ -1,4 +1,4 @@
-"""Tapes of the package autograd (HIPS), read as graphs.
+"""Tapes of the autograd package (HIPS), converted to graphs.
 
 May import: graph, torch_private, validation.
 """

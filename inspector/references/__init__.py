@@ -1,4 +1,4 @@
-"""What holds an object that is alive, as an expression that a user can read.
+"""Search for references that keep an object alive, reported as readable expressions.
 
 May import: graph, torch_private.
 """

@@ -1,4 +1,4 @@
-"""Everything private of torch that tapescope uses, by subject, and nowhere else.
+"""All uses of torch's private API, one module per subject. No other package may use it.
 
 May import: validation, garbage_collector, threads.
 """

@@ -117,4 +117,4 @@ def test_enter_opens_the_backward_of_a_kept_step_in_its_place_as_a_deck(notebook
     notebook.page.get_by_role("button", name="‹ loop").click()
     expect(deck).to_have_count(0)
     expect(shown.locator(".picture")).to_be_focused()
-    says(notebook.kernel("page.open_step(3); print(page._said.value)"), "<b>ValueError: ", "step 3", 5)
+    says(notebook.kernel("page.open_step(3); print(page._error.value)"), "<b>ValueError: ", "step 3", 5)

@@ -1,4 +1,4 @@
-"""IPython's magics.
+"""The IPython magics `%tapescope` and `%%tapescope`.
 
 May import: engine, inspector, terminal, deck.
 """

@@ -1,4 +1,4 @@
-"""What `%tapescope VERB ...` does with the deck shown last."""
+"""The verbs of `%tapescope VERB ...`, which act on the most recent deck."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ..deck.deck import Deck
 from ..deck.stop_tables import BranchesView, StopsView
 from ..deck.task_and_stop_syntax import is_typed_task, run_of, typed_task
 from ..deck.verbs import MAGICS
-from ..terminal.completion import offered
+from ..terminal.completion import completions
 from ..terminal.console import step_words
 from ..terminal.stops import Test, read_break, read_watch
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A line of `%tapescope`: the verb, and the text behind it."""
+class MagicLine:
+    """A line of `%tapescope`: its verb, and the text after the verb."""
 
     shell: InteractiveShell
     verb: str
@@ -38,18 +38,18 @@ class Told:
 
     @property
     def count(self) -> int:
-        """A number of tasks; 1 where none is given."""
+        """The argument as a number of tasks; 1 if there is none."""
         if not self.text:
             return 1
         if not self.text.isdecimal() or not int(self.text):
-            raise UsageError(f"%tapescope {self.verb} takes a number of tasks, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} needs a number of tasks, got {self.text!r}")
         return int(self.text)
 
     @property
     def number(self) -> int:
-        """Of a breakpoint, a watchpoint or a branch."""
+        """The argument as the number of a breakpoint, watchpoint or branch."""
         if not self.text.isdecimal():
-            raise UsageError(f"%tapescope {self.verb} takes a number, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} needs a number, got {self.text!r}")
         return int(self.text)
 
     @property
@@ -57,26 +57,26 @@ class Told:
         try:
             return float(self.text)
         except ValueError:
-            raise UsageError(f"%tapescope {self.verb} takes a number, not {self.text!r}") from None
+            raise UsageError(f"%tapescope {self.verb} needs a number, got {self.text!r}") from None
 
     def task(self, deck: Deck) -> Task:
-        """A task by its place in this run, as 53rd or 53."""
+        """Return the task at a position of this run, such as 53rd or 53."""
         if not is_typed_task(self.text):
-            raise UsageError(f"%tapescope {self.verb} takes a task, as 53rd, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} needs a task such as 53rd, got {self.text!r}")
         return typed_task(self.text, deck.graph, run_of(deck))
 
-    def nothing(self) -> None:
+    def check_no_argument(self) -> None:
         if self.text:
-            raise UsageError(f"%tapescope {self.verb} takes nothing else, not {self.text!r}")
+            raise UsageError(f"%tapescope {self.verb} takes no argument, got {self.text!r}")
 
 
 def _deck() -> Deck:
-    """The one made last."""
+    """Return the most recent deck."""
     return latest_deck()  # type: ignore[no-any-return]
 
 
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
-    """The policy of this name, or in a variable of this name."""
+    """Return the policy with this name, or in a variable with this name."""
     name = name.strip("'\"")
     if name in POLICIES or "(" in name:
         with _usage():
@@ -89,12 +89,17 @@ def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
         choice: Choice = found
         return choice
     near = did_you_mean(name, POLICIES)
-    raise UsageError(f"there is no policy {name!r}{near} known are {', '.join(POLICIES)}, and policies in variables")
+    raise UsageError(
+        f"unknown policy {name!r}{near} expected one of {', '.join(POLICIES)}, or a variable with a policy"
+    )
 
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """What is wrong with what was asked for needs no traceback; what a task raises does, and has a note of it."""
+    """Convert errors about the request into UsageError, which has no traceback.
+
+    Errors raised by a task have a note that names it. They are raised unchanged, because they need a traceback.
+    """
     try:
         yield
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
@@ -109,94 +114,99 @@ def _why_stopped(deck: Deck) -> None:
         print(stop)
 
 
-def _step(told: Told) -> Task:
-    words, device = step_words(told.text)
-    told = replace(told, text=words)
+def _step(line: MagicLine) -> Task:
+    words, device = step_words(line.text)
+    line = replace(line, text=words)
     names_task = is_typed_task(words) and not words.isdecimal()
-    count, deck = 1 if names_task else told.count, _deck()
+    count, deck = 1 if names_task else line.count, _deck()
     if deck.status == "finished":
-        raise UsageError(f"no task is left: all {deck.position} have run")
+        raise UsageError(f"there is no task left to run: all {deck.position} have run")
+    # Only a device can be invalid here; an error of the task itself needs its traceback.
     with nullcontext() if device is None else _usage():
-        task = deck.step(told.task(deck) if names_task else None, count=count, device=device)
+        task = deck.step(line.task(deck) if names_task else None, count=count, device=device)
     _why_stopped(deck)
     return task
 
 
-def _run(told: Told) -> Any:
-    told.nothing()
+def _run(line: MagicLine) -> Any:
+    line.check_no_argument()
     deck = _deck()
     run = deck.run()
     _why_stopped(deck)
     return run
 
 
-def _stops(told: Told) -> StopsView:
-    """Set a breakpoint or watchpoint, change one by its number, or only list them."""
+def _stops(line: MagicLine) -> StopsView:
+    """Set a breakpoint or watchpoint, change one by its number, or list them."""
     deck = _deck()
     with _usage():
-        match told.verb:
+        match line.verb:
             case "break":
-                read_break(told.text, partial(_test, told.shell, "task, gradients"))(deck)
+                read_break(line.text, partial(_test, line.shell, "task, gradients"))(deck)
             case "watch":
-                read_watch(told.text, partial(_test, told.shell, "gradient, task"))(deck)
+                read_watch(line.text, partial(_test, line.shell, "gradient, task"))(deck)
             case "stops":
-                told.nothing()
+                line.check_no_argument()
             case "enable" | "disable" | "delete":
-                getattr(deck.stops, told.verb)(told.number)
+                getattr(deck.stops, line.verb)(line.number)
     return deck.stops
 
 
-def _do(told: Told, method: str, read: Callable[[Told, Deck], tuple[Any, ...]] | None = None) -> Any:
-    """Call a method of the deck and print why a run stopped. `read` finds its arguments; None: it has none."""
+def _do(line: MagicLine, method: str, read: Callable[[MagicLine, Deck], tuple[Any, ...]] | None = None) -> Any:
+    """Call a method of the deck and print why a run stopped.
+
+    `read` returns the method's arguments; None means that it has none.
+    """
     if read is None:
-        told.nothing()
+        line.check_no_argument()
     deck = _deck()
     with _usage():
-        result = getattr(deck, method)(*(() if read is None else read(told, deck)))
+        result = getattr(deck, method)(*(() if read is None else read(line, deck)))
     if method in ("step_over", "step_out", "goto"):
         _why_stopped(deck)
     return result
 
 
 def _test(shell: InteractiveShell, parameters: str, expression: str) -> Test:
-    """Compile an expression into a function. The user's variables are global to it, so that loops see all."""
+    """Compile an expression into a function. The user's variables are its globals, so that comprehensions see them."""
     try:
         compile(expression.strip(), "<tapescope>", "eval")
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{expression.strip()!r} is no expression: {message}") from None
+        raise ValueError(f"{expression.strip()!r} is not an expression: {message}") from None
+    # The parentheses and line breaks allow a comment at the end of the expression.
     test: Test = eval(f"lambda {parameters}: (\n{expression.strip()}\n)", shell.user_ns)
     return test
 
 
-def _branch(told: Told) -> BranchesView | Task | None:
+def _branch(line: MagicLine) -> BranchesView | Task | None:
     deck = _deck()
     with _usage():
-        return deck.goto(branch=told.number) if told.text else deck.branches
+        return deck.goto(branch=line.number) if line.text else deck.branches
 
 
-def _compare(told: Told) -> Any:
-    policies = [policy_of(told.shell, word) for word in told.text.split()] or list(TABS)
+def _compare(line: MagicLine) -> Any:
+    policies = [policy_of(line.shell, word) for word in line.text.split()] or list(TABS)
     with _usage():
         return _deck().compare(policies)
 
 
-def _advise(told: Told) -> Advice:
-    """What it is about needs no deck: a function that makes the loss, as an expression."""
-    if not told.text:
-        raise UsageError("%tapescope advise takes a function that makes the loss: %tapescope advise make_loss")
+def _advise(line: MagicLine) -> Advice:
+    """Return advice about a function that returns the loss, passed as an expression. It needs no deck."""
+    if not line.text:
+        raise UsageError("%tapescope advise needs a function that returns the loss: %tapescope advise make_loss")
     try:
-        make_loss = eval(told.text, told.shell.user_global_ns, told.shell.user_ns)
+        make_loss = eval(line.text, line.shell.user_global_ns, line.shell.user_ns)
     except Exception as error:
-        raise UsageError(f"{told.text!r} raised {type(error).__name__}: {error}") from None
+        raise UsageError(f"{line.text!r} raised {type(error).__name__}: {error}") from None
     with _usage():
         return advise(make_loss)
 
 
-def _export(told: Told) -> Path:
-    if len(told.text.split()) != 1:
-        raise UsageError("%tapescope export takes one file name, ending in .svg, .png, .html or .json")
-    deck, path = _deck(), Path(told.text).expanduser()
+def _export(line: MagicLine) -> Path:
+    if len(line.text.split()) != 1:
+        raise UsageError("%tapescope export needs one file name, which ends in .svg, .png, .html or .json")
+    deck, path = _deck(), Path(line.text).expanduser()
     save: dict[str, Callable[[Path], Path]] = {
         ".html": deck.save_html,
         ".json": deck.save_trace,
@@ -206,7 +216,7 @@ def _export(told: Told) -> Path:
     if path.name.endswith(ENDINGS):
         save[path.suffix] = deck.save_perfetto
     if path.suffix not in save:
-        raise UsageError(f"{path.name}: %tapescope export writes .svg, .png, .html and .json files")
+        raise UsageError(f"unknown file type {path.name!r}; %tapescope export writes .svg, .png, .html and .json files")
     try:
         return save[path.suffix](path)
     except OSError as error:
@@ -215,31 +225,31 @@ def _export(told: Told) -> Path:
         raise UsageError(str(error)) from None
 
 
-CALLS: dict[str, Callable[[Told], Any]] = {
+CALLS: dict[str, Callable[[MagicLine], Any]] = {
     "step": _step,
     "over": partial(_do, method="step_over"),
     "out": partial(_do, method="step_out"),
     "continue": _run,
-    "back": partial(_do, method="back", read=lambda told, deck: (told.count,)),
-    "goto": partial(_do, method="goto", read=lambda told, deck: (told.task(deck),)),
+    "back": partial(_do, method="back", read=lambda line, deck: (line.count,)),
+    "goto": partial(_do, method="goto", read=lambda line, deck: (line.task(deck),)),
     "branch": _branch,
-    "check": partial(_do, method="check", read=lambda told, deck: (told.task(deck),) if told.text else ()),
+    "check": partial(_do, method="check", read=lambda line, deck: (line.task(deck),) if line.text else ()),
     **dict.fromkeys(("break", "watch", "stops", "enable", "disable", "delete"), _stops),
     "stop": partial(_do, method="stop"),
     "zero": partial(_do, method="zero"),
-    "scale": partial(_do, method="scale", read=lambda told, deck: (told.factor,)),
-    "clip": partial(_do, method="clip", read=lambda told, deck: (told.factor,)),
+    "scale": partial(_do, method="scale", read=lambda line, deck: (line.factor,)),
+    "clip": partial(_do, method="clip", read=lambda line, deck: (line.factor,)),
     "restore": partial(_do, method="restore"),
     "compare": _compare,
     "predict": partial(_do, method="predict_memory"),
     "advise": _advise,
     "export": _export,
 }
-"""The call of each verb of `%tapescope`. `widgets/deck/verbs.py` has their names, syntax and help."""
+"""The function that runs each verb. `widgets/deck/verbs.py` defines the verbs' names, syntax and help."""
 
 
 def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> list[str]:
-    """What may come next behind a verb."""
+    """Return the completions of the word after a verb."""
     if verb == "compare":
         return list(POLICIES)
     if MAGICS[verb].takes not in ("place", "condition", "stop", "task"):
@@ -249,5 +259,5 @@ def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> l
     except UsageError:
         return []
     before = line[: len(line) - len(word)].partition(verb)[2]
-    words = offered(verb, deck, deck.stops, lambda: shell.user_ns, word, before)
-    return [each.rstrip() for each in words]  # a space behind a whole word is for the terminal
+    words = completions(verb, deck, deck.stops, lambda: shell.user_ns, word, before)
+    return [each.rstrip() for each in words]  # only the terminal needs the space after a completed word

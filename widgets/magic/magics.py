@@ -1,4 +1,4 @@
-"""The magics: `%load_ext tapescope`, then `%tapescope` and `%%tapescope`."""
+"""The magics `%tapescope` and `%%tapescope`, available after `%load_ext tapescope`."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from torch import Tensor, nn
 from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
 from ...engine.planning.policies import POLICIES
 from ...engine.schedule.device_queues import QUEUES
-from ...inspector.capture.capture import Tape, capture
+from ...inspector.capture.capture import capture
 from ...inspector.graph.freed_nodes import first_over
-from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
 from ..deck.open_deck import debug, in_notebook
 from ..deck.verbs import MAGICS, magic_help
-from .magic_verbs import CALLS, Told, complete_verb, policy_of
+from .magic_verbs import CALLS, MagicLine, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "model")
 FLAGS = ("keep-inputs",)
 
 _OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS))})\b")
-_NEAR = 50  # nodes
-_SOON_S = 0.2  # a cell that is waiting begins first
+_NEAR = 50  # nodes; most freed graphs are detected close to the loss
+_SOON_S = 0.2  # lets a waiting cell start first
 
 _NOT_THE_USERS = (
     *OWN_CODE,
@@ -51,7 +50,7 @@ _NOT_THE_USERS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `%%tapescope` and `%tapescope LOSS` were given."""
+    """Options and loss expression of `%%tapescope` and `%tapescope LOSS`."""
 
     loss: str
     policy: str = "heap"
@@ -65,26 +64,26 @@ class Options:
 
 
 def parse(line: str) -> Options:
-    """Reads the options in front of an expression.
+    """Parse the options before an expression.
 
     Raises:
-        UsageError: an unknown option, or one without its value.
+        UsageError: an option is unknown or has no value.
     """
     found: dict[str, Any] = {}
     rest = line.strip()
     while rest.startswith("--"):
         word, _, rest = rest.partition(" ")
         rest = rest.strip()
-        name, given, value = word[2:].partition("=")
-        if name in FLAGS and not given:
+        name, equals, value = word[2:].partition("=")
+        if name in FLAGS and not equals:
             found[name.replace("-", "_")] = True
             continue
         if name not in OPTIONS:
             raise UsageError(
-                f"%tapescope has no option --{name}; it has {joined([f'--{each}' for each in OPTIONS], len(OPTIONS))}, "
-                "which take a value, and --keep-inputs"
+                f"unknown option --{name}; expected one of {', '.join(f'--{each}' for each in OPTIONS)} with a value, "
+                "or --keep-inputs"
             )
-        if not given:
+        if not equals:
             value, _, rest = rest.strip().partition(" ")
         if not value:
             raise UsageError(f"--{name} needs a value")
@@ -101,23 +100,23 @@ class DeckMagics(Magics):
 
     @line_cell_magic
     def tapescope(self, line: str, cell: str | None = None) -> Any:
-        """Step through a backward and show it: PyTorch's autograd graph, ready queue, gradients and memory.
+        """Step through a backward and show its autograd graph, ready queue, gradients and memory.
 
         %%tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q]
                    [--model MODEL] [--keep-inputs] LOSS
-                            run the cell, watch its forward, and open the deck on LOSS
+                            run the cell, capture its forward, and open the deck on LOSS
         %tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
-                            open the deck on a loss that is there already; deck = %tapescope loss keeps it
+                            open the deck on an existing loss; deck = %tapescope loss assigns the deck
 
-        P is "heap" (PyTorch's own), "bfs", "dfs", or the name of a variable with a policy or function of yours.
-        E is "direct" (any ready task may run next; the default) or "native" (PyTorch's own engine runs, and stops).
-        --batch auto runs products of several tasks as one where they can; it takes no task back.
-        A is "inplace" (gradients that meet are summed as PyTorch does), "out_of_place" or "list"; R is "eager" (what a
-        task has consumed is let go, as PyTorch does) or "never". Others than PyTorch's need E "direct".
-        Q is "one" (ready queue for all devices) or "per-device", as PyTorch's engine has them.
-        LOSS is an expression, looked at when the cell has run. MODEL is the module below which parameters are named;
-        without it, each outermost module that the cell calls. --keep-inputs keeps what operations were called with.
-        The verbs act on the deck shown last; advise needs none. back, goto, branch and restore need E "direct".
+        P is "heap" (PyTorch's order), "bfs", "dfs", or the name of a variable with a policy or function.
+        E is "direct" (any ready task can run next; the default) or "native" (PyTorch's engine runs step by step).
+        --batch auto runs matrix products of several tasks together if possible; such runs cannot be undone.
+        A is "inplace" (gradients are summed as in PyTorch), "out_of_place" or "list"; R is "eager" (a consumed input
+        buffer is freed, as in PyTorch) or "never". Values other than PyTorch's need E "direct".
+        Q is "one" (a single ready queue for all devices) or "per-device", as in PyTorch's engine.
+        LOSS is an expression, evaluated after the cell has run. MODEL is the module whose parameters are named;
+        without it, each outermost module that the cell calls. --keep-inputs keeps the inputs of operations.
+        The verbs act on the most recent deck; advise needs none. back, goto, branch and restore need E "direct".
 
         Examples:
 
@@ -129,27 +128,27 @@ class DeckMagics(Magics):
         verb, _, rest = line.strip().partition(" ")
         if verb in MAGICS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
             try:
-                return CALLS[MAGICS[verb].name](Told(self.shell, verb, rest.strip()))
+                return CALLS[MAGICS[verb].name](MagicLine(self.shell, verb, rest.strip()))
             except UsageError:
                 raise
-            except BaseException as error:  # of a task: a hook, a custom Function
+            except BaseException as error:  # raised by a task, in a hook or a custom Function
                 raise _with_users_lines(self.shell, error) from None
         if not verb:
-            raise UsageError("%tapescope needs the name of a loss, or a verb: %tapescope? shows them all")
+            raise UsageError("%tapescope needs the name of a loss, or a verb; %tapescope? lists the verbs")
         self._expect_loss(verb, line)
         return self._open(line, None)
 
     def _expect_loss(self, word: str, line: str) -> None:
-        """Refuses a word that is neither a verb nor a variable: it was meant to be one of them."""
+        """Raise UsageError if a word is neither a verb nor a variable. It is probably misspelled."""
         if not word.isidentifier() or (word in self.shell.user_ns and (_is_expression(line) or " --" in line)):
             return
         if word == "help":
             raise UsageError("%tapescope? shows all verbs and options")
         losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
-        neither = "no verb" if word in self.shell.user_ns else "neither a verb nor a variable"
+        expected = "not a verb" if word in self.shell.user_ns else "neither a verb nor a variable"
         near = did_you_mean(word, [*MAGICS, *losses])
-        python = f"; ts.{word} is called in Python" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
-        raise UsageError(f"there is {neither} {word!r}{near} verbs are {', '.join(MAGICS)}{python}")
+        python = f"; ts.{word} is a Python function" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
+        raise UsageError(f"{word!r} is {expected}{near} verbs are {', '.join(MAGICS)}{python}")
 
     def _open(self, line: str, cell: str | None) -> object:
         if not in_notebook():
@@ -158,17 +157,17 @@ class DeckMagics(Magics):
                 "session = ts.debug(loss) steps through the backward anywhere"
             )
         options, from_before = parse(line), None
-        if behind := _OPTION.search(options.loss):
-            given = f"{options.loss[behind.start() :].strip()} {options.loss[: behind.start()].strip()}"
-            raise UsageError(f"options stand before the loss: {'%' if cell is None else '%%'}tapescope {given}")
+        if after_loss := _OPTION.search(options.loss):
+            corrected = f"{options.loss[after_loss.start() :].strip()} {options.loss[: after_loss.start()].strip()}"
+            raise UsageError(f"options come before the loss: {'%' if cell is None else '%%'}tapescope {corrected}")
         if not options.loss:
-            raise UsageError("which tensor? Give the loss: %%tapescope loss")
+            raise UsageError("missing loss; usage: %%tapescope loss")
         if options.engine not in ENGINES:
-            raise UsageError(f"there is no engine {options.engine!r}; known are {', '.join(ENGINES)}")
+            raise UsageError(f"unknown engine {options.engine!r}; expected one of {', '.join(ENGINES)}")
         if options.batch not in (None, "auto"):
-            raise UsageError(f"there is no --batch {options.batch}; known is auto")
+            raise UsageError(f"unknown --batch {options.batch}; expected auto")
         if options.queues is not None and options.queues not in QUEUES:
-            raise UsageError(f"there is no --queues {options.queues}; known are {joined([*QUEUES])}")
+            raise UsageError(f"unknown --queues {options.queues}; expected one of {', '.join(QUEUES)}")
         policy = policy_of(self.shell, options.policy)
         try:
             rule = Accumulation(options.accumulate, options.release)  # type: ignore[arg-type]
@@ -177,26 +176,26 @@ class DeckMagics(Magics):
         except (ValueError, NotImplementedError) as error:
             raise UsageError(str(error)) from None
         if cell is None and options.keep_inputs:
-            raise UsageError("--keep-inputs is for a cell that computes the loss: %%tapescope --keep-inputs loss")
+            raise UsageError("--keep-inputs needs a cell that computes the loss: %%tapescope --keep-inputs loss")
         if cell is not None:
-            looked_up = "; --model is looked up before the cell runs: make the model in a cell above"
+            looked_up = "; --model is evaluated before the cell runs, so create the model in an earlier cell"
             module = None if options.model is None else self._value(options.model, "--model", looked_up)
             if not isinstance(module, nn.Module | None):
-                raise UsageError(f"--model {options.model}: a module is needed, not {a_kind(module)}")
+                raise UsageError(f"--model {options.model} must be a module, got {a_kind(module)}")
             before = self.shell.user_ns.get(options.loss)
             from_before = ref(before) if isinstance(before, Tensor) else None
-            del before  # the cell's forward may need its memory
+            del before  # the old loss keeps its graph alive, and the cell's forward may need that memory
             run_captured(self.shell, line, cell, module, options.keep_inputs)
         loss = self._value(options.loss, "the loss", "" if cell is None else "; the cell did not assign it")
         if isinstance(loss, Tensor) and _is_freed(loss):
             if from_before is not None and from_before() is loss:
                 raise UsageError(
-                    f"the cell did not assign {options.loss}: it is the tensor from before, whose graph a backward "
+                    f"the cell did not assign {options.loss}; it is still the earlier tensor, whose graph a backward "
                     "has freed"
                 )
             raise UsageError(
-                f"a backward has run through {options.loss} and freed its graph; make the loss again, and leave the "
-                "backward to the deck"
+                f"a backward has freed the graph of {options.loss}; compute the loss again without calling "
+                "backward(), which the deck runs"
             )
         try:
             return debug(
@@ -208,7 +207,7 @@ class DeckMagics(Magics):
                 accumulate=rule.accumulate,
                 release=rule.release,
             )
-        except (TypeError, ValueError, RuntimeError) as error:  # nothing has run: it is about what was given
+        except (TypeError, ValueError, RuntimeError) as error:  # no task has run, so the error is about the arguments
             notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
             raise UsageError("; ".join([str(error), *notes])) from None
 
@@ -218,7 +217,7 @@ class DeckMagics(Magics):
         except Exception as error:
             hint = if_unknown if isinstance(error, NameError) else ""
             if isinstance(error, SyntaxError) and " --" in expression:
-                hint = "; options stand before the loss"
+                hint = "; options come before the loss"
             raise UsageError(f"{what}, {expression!r}, raised {type(error).__name__}: {error}{hint}") from None
 
 
@@ -228,28 +227,33 @@ DeckMagics.tapescope.__doc__ = f"{inspect.cleandoc(DeckMagics.tapescope.__doc__ 
 def run_captured(
     shell: InteractiveShell, line: str, cell: str, module: nn.Module | None, keep_inputs: bool = False
 ) -> None:
-    """Runs a cell's code under capture. If it raises, shows the graph that had been built, and raises it again.
+    """Run a cell's code under capture. If it raises, show the partial graph and raise the error again.
 
     Args:
-        line: what stands behind `%%tapescope`. Like that line, a comment with it comes first: lines are numbered, and
-            shown in tracebacks, as the user sees them.
+        shell: the shell.
+        line: the text after `%%tapescope`. A comment with this text replaces the magic's line, so that line numbers and
+            tracebacks match the cell that the user sees.
+        cell: the code.
+        module: the module whose parameters are named.
+        keep_inputs: whether to keep the inputs of operations.
 
     Raises:
-        UsageError: the cell waits for something at its top level, which only the kernel itself can do.
+        UsageError: the cell awaits at its top level, which only the kernel can run.
     """
-    if not cell.lstrip().startswith("%%"):  # another magic of the whole cell
+    if not cell.lstrip().startswith("%%"):  # another cell magic, which has to stay on the first line
         cell = f"# %%tapescope {line}\n{cell}"
     _refuse_await(shell, cell)
     show = shell._showtraceback
 
     def keep(kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
-        if isinstance(error, SyntaxError):  # IPython would show the frames of the magic with it
+        if isinstance(error, SyntaxError):  # raising it from here would add the magic's frames
             show(kind, error, lines)
 
     with suppress(BaseException), capture(module, keep_inputs=keep_inputs, every_call=True) as tape:
-        vars(shell)["_showtraceback"] = keep  # run_cell would print it, and the magic would end as if all were well
+        vars(shell)["_showtraceback"] = keep  # run_cell prints errors and does not raise them
         count = shell.execution_count
-        shell.execution_count = _prompt(shell)
+        # run_cell names the code by this number in tracebacks.
+        shell.execution_count = _cell_number(shell)
         try:
             result = shell.run_cell(cell)
         finally:
@@ -258,15 +262,17 @@ def run_captured(
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
             raise error
+    # IPython has already shown the syntax error.
     if isinstance(error, SyntaxError):
-        raise UsageError("there is no deck: the cell has an error")
+        raise UsageError("no deck was opened, because the cell has a syntax error")
     if error is not None:
-        _show_part(tape)
+        with suppress(ValueError):  # raised if the forward built no graph before the error
+            display(tape.graph())
         raise _with_users_lines(shell, error)
 
 
-def _prompt(shell: InteractiveShell) -> int:
-    """The number of the cell that runs. The shell may count the next one already, and lists of the past be longer."""
+def _cell_number(shell: InteractiveShell) -> int:
+    """Return the number of the running cell. The shell's own counter may already be one higher."""
     number = getattr(shell.displayhook.exec_result, "execution_count", None)
     return shell.execution_count if number is None else int(number)
 
@@ -278,16 +284,16 @@ def _refuse_await(shell: InteractiveShell, cell: str) -> None:
         transformed, failed = cell, sys.exc_info()
     if not shell.should_run_async(cell, transformed_cell=transformed, preprocessing_exc_tuple=failed):
         return
-    with suppress(RuntimeError):  # no loop runs: IPython outside a notebook
+    with suppress(RuntimeError):  # raised if no event loop runs, as in IPython outside of a notebook
         asyncio.get_running_loop()
         raise UsageError(
-            "%%tapescope can't wait at the top level of its cell (await, async for, async with); wait in another cell, "
-            "or capture with `with ts.capture(model):` and open the deck with ts.debug(loss)"
+            "%%tapescope does not support await, async for or async with at the top level of its cell; await in "
+            "another cell, or capture with `with ts.capture(model):` and open the deck with ts.debug(loss)"
         )
 
 
 def _with_users_lines(shell: InteractiveShell, error: BaseException) -> BaseException:
-    """The error, which is going to be shown with lines of the user's alone."""
+    """Return the error, set up to be shown with the user's own lines only."""
     frames = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -297,18 +303,13 @@ def _with_users_lines(shell: InteractiveShell, error: BaseException) -> BaseExce
         if not each.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             traceback = TracebackType(traceback, each.tb_frame, each.tb_lasti, each.tb_lineno)
     lines = shell.InteractiveTB.structured_traceback(type(error), error, traceback, tb_offset=0)
+    # IPython calls this method, if an error has it, in place of its own formatting.
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]
     return error
 
 
-def _show_part(tape: Tape) -> None:
-    """The graph of a forward that raised, where there was one."""
-    with suppress(ValueError):
-        display(tape.graph())
-
-
 def complete(shell: InteractiveShell, event: Any) -> list[str]:
-    """What may come next on a line of `%tapescope`."""
+    """Return the completions for a line of `%tapescope`."""
     words = event.line.split()
     last = "" if event.line.endswith(" ") else words.pop()
     option = last.partition("=")[0] if "=" in last else words[-1] if words else ""
@@ -335,7 +336,7 @@ def _is_loss(value: object) -> bool:
 
 
 def _is_expression(line: str) -> bool:
-    """Whether Python could read it as one: `step` and `step * 2`, not `step 2`."""
+    """Return whether a line is a Python expression, as `step` and `step * 2` are, but not `step 2`."""
     try:
         compile(line.strip(), "", "eval")
     except (SyntaxError, ValueError):
@@ -344,7 +345,7 @@ def _is_expression(line: str) -> bool:
 
 
 def _is_freed(loss: Tensor) -> bool:
-    """Whether a backward has freed a node near the loss, so that another one would raise there."""
+    """Return whether a backward has freed a node near the loss, where another backward would raise."""
     found = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(found)
     for node in found:
@@ -358,11 +359,12 @@ def _is_freed(loss: Tensor) -> bool:
 
 
 def load(shell: InteractiveShell) -> None:
-    """`%load_ext tapescope`. What the first deck needs of torch is loaded once the kernel has nothing to do.
+    """Register the magics for `%load_ext tapescope`.
 
-    A thread could not do it meanwhile: beside an import of the user's, one of the two would find modules half loaded.
+    The parts of torch that the first deck needs are imported when the kernel is idle. A thread cannot import them,
+    because imports in two threads can see partially initialized modules.
     """
-    with suppress(RuntimeError):  # no kernel, whose loop would run
+    with suppress(RuntimeError):  # raised if no event loop runs, because there is no kernel
         asyncio.get_running_loop().call_later(_SOON_S, warm_up_fakes)
     shell.register_magics(DeckMagics)
     shell.set_hook("complete_command", complete, re_key=r"%{1,2}tapescope")

@@ -1,4 +1,4 @@
-"""Studies of accumulation as a table for notebooks, a figure, and one HTML page that needs no network."""
+"""Accumulation studies as a notebook table, a figure, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,37 +19,34 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 360
-_MOST_POINTS = 52  # of one curve: what one step of an RNN takes together is one of them
-_FORWARD = 25.0  # so wide is the forward beside the backward's hundred
+_MOST_POINTS = 52  # per curve; each step of an RNN fits in one point
+_FORWARD = 25.0  # width of the forward on the axis, if the backward is 100 wide
 _BEFORE = "before the forward"
-_LOWEST = 0.2  # of the peak by hand: what is below lies on the axis
+_LOWEST = 0.2  # bottom of the axis, as a share of the peak by hand; lower levels are drawn on it
 _COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
 _WORDS = {
-    "by hand": "no autograd: what the backward needs is in a list, each product is added to the sum that it belongs to",
-    "fused": "the same, each product added by the call that computes it: never a tensor of its own",
+    "by hand": "no autograd: a hand-written gradient, which adds each product to its sum",
+    "fused": "the same, with each product computed and added in one call, without a temporary tensor",
     "PyTorch": "PyTorch's own engine",
-    "in place": "what comes is added to what waits, by the direct engine: PyTorch's rule",
+    "in place": "the direct engine with PyTorch's rule: each gradient is added in place to the input buffer",
     "out of place": "each sum is a new tensor",
-    "list": "all that comes is kept, and summed as the task runs",
-    "never released": "what a task has taken is kept until the backward ends",
-    "HIPS autograd": "the package autograd on NumPy, by tracemalloc: Python's own objects count, too",
-    "over by hand": "the peak over that of the gradient by hand",
-    "over PyTorch": "the peak over that of PyTorch's own engine",
-    "predicted": "the peak simulated from the run of another row; exact: equal to the byte",
+    "list": "all gradients are kept in a list, and summed when their task runs",
+    "never released": "input buffers are kept until the backward ends",
+    "HIPS autograd": "the autograd package on NumPy, measured with tracemalloc, which counts Python objects too",
+    "over by hand": "the peak, divided by the peak of the gradient by hand",
+    "over PyTorch": "the peak, divided by the peak under PyTorch's engine",
+    "predicted": "the peak simulated from another row's run; exact means equal to the byte",
 }
 
 
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
-    """The page."""
-    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **_columns()})
-
-
-def _columns() -> dict[str, str]:
-    return {heading: COLUMNS[heading] for heading in ("peak", "time")}
+    """Return a page of studies."""
+    columns = {heading: COLUMNS[heading] for heading in ("peak", "time")}
+    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **columns})
 
 
 def study_html(study: AccumulationStudy) -> str:
-    """The rows of a study and what they say. It brings its own style."""
+    """Return a study's sentences and table as HTML, including its style sheet."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
     return cells_html(study.cells, study.sentences, ("peak", f"over {study.reference}", "predicted", "time"), bars)
@@ -58,15 +55,21 @@ def study_html(study: AccumulationStudy) -> str:
 def study_figure(
     study: AccumulationStudy, theme: GraphTheme = "auto", *, forward: bool = False, clock: bool = False
 ) -> go.Figure:
-    """See `study_drawing`."""
+    """Return `study_drawing` as a plotly figure."""
     return figure_of(study_drawing(study, colours_of(theme), forward=forward, clock=clock))
 
 
 def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool = False, clock: bool = False) -> Drawing:
-    """The level over the backward, from its first step to its last, of each row; the area is the reference's.
+    """Draw each row's memory over the steps of the backward. The filled area belongs to the reference.
 
-    With `forward` from the forward's first byte on, over the steps of both; with `clock` over milliseconds since then.
-    The levels differ by factors, so their axis is logarithmic. What is far below the peak by hand lies on its bottom.
+    The levels differ by large factors, so their axis is logarithmic. Levels far below the peak by hand are drawn on the
+    bottom of the axis.
+
+    Args:
+        study: a study.
+        colours: the figure's colours.
+        forward: also draw the steps of the forward.
+        clock: draw over milliseconds since the forward's first allocation instead of steps.
     """
     hand = study[study.reference]
     points_of = _over_time if clock else _over_steps if forward else _points
@@ -82,6 +85,7 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
                 "mode": "lines",
                 "name": f"{escaped(row.name)}  <b>{size_text(row.peak_bytes)}</b>",
                 "x": [share for share, _, _ in points],
+                # A logarithmic axis cannot show 0, so low levels are drawn on its bottom.
                 "y": [max(level, floor) / 1024**scale for _, level, _ in points],
                 "customdata": [f"<b>{escaped(row.name)}</b>  {size_text(level)}, {when}" for _, level, when in points],
                 "hovertemplate": "%{customdata}<extra></extra>",
@@ -101,7 +105,7 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
     }
     if clock:
         layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
-        layout["xaxis"]["title"] = {"text": "since the forward's first byte", "standoff": 8}
+        layout["xaxis"]["title"] = {"text": "since the forward's first allocation", "standoff": 8}
     else:
         layout["xaxis"] |= {"range": [0, 100], "ticksuffix": " %"}
         layout["xaxis"]["title"] = {"text": "of the backward's steps", "standoff": 8}
@@ -113,53 +117,56 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
             "tickvals": [-_FORWARD / 2, *shares],
             "ticktext": ["forward", *(f"{share} %" for share in shares)],
         }
-        layout["shapes"] = [_begins(colours)]
+        layout["shapes"] = [_backward_start(colours)]
     return {"data": traces, "layout": layout}
 
 
 def _points(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
-    """Percent of the backward, the level, and when that is. Of many steps, each point is the highest of several."""
+    """Yield points of a curve: percent of the backward, the level, and a description of the time.
+
+    If there are many steps, each point is the highest of several.
+    """
     peaks = row.levels.peaks
-    for first, highest in _highest(peaks):
+    for first, highest in _highest_steps(peaks):
         yield 100 * first / len(peaks), peaks[highest], f"step {highest + 1:,} of {len(peaks):,}"
     yield 100.0, row.levels.end_bytes, "at the end"
 
 
 def _over_steps(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
-    """The same, and before 0 the steps of the forward."""
+    """Yield the points of `_points`, preceded by the forward's, which have negative positions."""
     yield -_FORWARD, 0, _BEFORE
     levels = row.levels.forward
-    for first, highest in _highest(levels):
+    for first, highest in _highest_steps(levels):
         yield _FORWARD * (first / len(levels) - 1), levels[highest], "in the forward"
     yield from _points(row)
 
 
 def _over_time(row: StudiedRule) -> Iterator[tuple[float, int, str]]:
-    """Milliseconds since the forward's first byte, the level, and when that is."""
+    """Yield points of a curve: milliseconds since the first allocation, the level, and a description of the time."""
     levels, ns = [*row.levels.forward, *row.levels.peaks], [0, *row.levels.ns]
     steps = len(row.levels.forward)
     yield 0.0, 0, _BEFORE
-    for first, highest in _highest(levels):
+    for first, highest in _highest_steps(levels):
         when = "in the forward" if highest < steps else f"step {highest - steps + 1:,} of {len(levels) - steps:,}"
         yield ns[first] / 1e6, levels[highest], when
     yield ns[-1] / 1e6, row.levels.end_bytes, "at the end"
 
 
-def _highest(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first step of each point, and the one of its steps that is highest."""
-    together = -(-len(levels) // _MOST_POINTS)
-    for first in range(0, len(levels), together or 1):
-        yield first, max(range(first, min(first + together, len(levels))), key=levels.__getitem__)
+def _highest_steps(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the highest step of each point."""
+    per_point = -(-len(levels) // _MOST_POINTS)
+    for first in range(0, len(levels), per_point or 1):
+        yield first, max(range(first, min(first + per_point, len(levels))), key=levels.__getitem__)
 
 
-def _begins(colours: Colours) -> Drawing:
-    """The line where the backward begins."""
+def _backward_start(colours: Colours) -> Drawing:
+    """Return the vertical line at the start of the backward."""
     line = {"color": colours["line2"], "width": 1}
     return {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
-    """Lines that lie upon each other are all seen: the lower ones are wider."""
+    """Return the style of a row's line. Lower lines are wider, so that equal lines are all visible."""
     if row.kind == "PyTorch":
         return {"color": colours["line2"], "width": 6}
     if row.kind == "HIPS":
@@ -183,7 +190,7 @@ def _axis(colours: Colours) -> dict[str, Any]:
 
 
 def _bytes_axis(low: float, high: float, scale: int) -> dict[str, Any]:
-    """A logarithmic axis in one unit, with a tick at 1, 2 and 5 of each power of ten."""
+    """Return a logarithmic axis in one unit, with ticks at 1, 2 and 5 times each power of ten."""
     low, high = low / 1024**scale, 1.2 * high / 1024**scale
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs no network."""
+"""A comparison as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STYLE = """
 .key{display:flex;flex-wrap:wrap;gap:2px 16px;margin:0 0 4px}
 """
 
-_POINTS = 700  # of one line: a plot is some 1,100 pixels wide, and they are drawn four times or more
+_POINTS = 700  # per line; a plot is about 1,100 pixels wide, and a page repeats the lines at least four times
 
 
 def page_html(comparison: Comparison, title: str) -> str:
-    """The page of a comparison."""
+    """Return the page of a comparison."""
     figures = Figures()
     memory = figures.html("memory", "Memory by policy", memory_drawing(comparison.timelines, LATER, _POINTS))
     mirrored = mirrored_html(comparison, figures, _POINTS)
@@ -42,18 +42,18 @@ def page_html(comparison: Comparison, title: str) -> str:
 {mirrored}
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
-{_words(comparison)}"""
+{_glossary(comparison)}"""
     return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
 
 
 def _subtitle(comparison: Comparison) -> str:
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
-    said = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
-    return f"{said} {comparison.before.sentence()}".rstrip()
+    measured = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
+    return f"{measured} {comparison.before.sentence()}".rstrip()
 
 
-def _words(comparison: Comparison) -> str:
-    """What the page's words mean, one line each: of the categories those which are there."""
+def _glossary(comparison: Comparison) -> str:
+    """Return the glossary: the table's columns, and the categories that occur in the comparison."""
     there = {category for row in comparison.rows for category in row.timeline.category_levels}
     words = {escape(word): meaning for word, meaning in COLUMNS.items()}
     words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
@@ -61,7 +61,7 @@ def _words(comparison: Comparison) -> str:
 
 
 def _key(report: PeakReport) -> str:
-    """The categories at the peak with their bytes: the treemap has no room to name the small ones."""
+    """Return the categories at the peak with their bytes. The treemap cannot label the small ones."""
     amounts = (
         f"<span>{category_html(category)} {size_text(report.categories[category])}</span>"
         for category, _, _ in report.shown(0)
@@ -82,7 +82,7 @@ def _panel(comparison: Comparison, row: Row, number: int, figures: Figures) -> s
     category = category_drawing(row.timeline, LATER, _POINTS)
     drawings = {
         "category": ("By category", "the highest level while each task ran", category),
-        "peak": ("At the peak", "by category, module and source line; click to go in", peak_drawing(report, LATER)),
+        "peak": ("At the peak", "by category, module and source line; click to zoom in", peak_drawing(report, LATER)),
         "lifetimes": ("Lifetimes", "largest bytes × time first", lifetimes_drawing(row.timeline, LATER)),
     }
     parts = [f"<div>{peak_html(report)}</div>"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .plotly_data import Drawing
 
-_TICKS = 6  # about so many
+_TICKS = 6  # approximate number per axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Axis:
             return
         low, high = sorted((self.low, self.high))
         step = _round_step((high - low) / options.get("nticks", _TICKS))
+        # The tolerance keeps a tick at an end of the axis in spite of rounding.
         for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
             value = count * step
             shown = 10**value if self.is_log else value
@@ -70,7 +71,7 @@ class Axis:
 
 
 def _round_step(least: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten."""
+    """Return the least value rounded up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next((each * power for each in (1, 2, 5) if each * power >= least), 10 * power)
 

@@ -1,6 +1,6 @@
-"""What plotly fills in of a figure by itself, filled in for its still: ranges, names on an axis, counts of a histogram.
+"""Plotly's defaults for still pictures: axis ranges, names on an axis, and the counts of a histogram.
 
-Of a few kinds of figures, and not plotly's choice to the pixel. Of others nothing is guessed.
+Only a few kinds of figures are supported, and ranges can differ from plotly's by some pixels.
 """
 
 from __future__ import annotations
@@ -13,46 +13,50 @@ from typing import Any
 
 from .plotly_data import Drawing
 
-_MARGIN = 0.06  # of the data's extent on either side, so that no mark is cut
+_MARGIN = 0.06  # share of the data's extent, on both sides, so that no mark is cut off
 _OF_TEMPLATE = ("gridcolor", "showgrid")
 
 
 def filled(figure: Mapping[str, Any]) -> Drawing | None:
-    """The figure with all that a still needs; None where that is not known here."""
+    """Return the figure with plotly's defaults filled in, or None if they are not known for this figure."""
     layout: Drawing = dict(figure["layout"])
     style = layout.pop("template", {}).get("layout", {})
-    traces = [_counted(each) for each in figure["data"]]
+    traces = [_histogram_as_curve(each) for each in figure["data"]]
     if any(each is None for each in traces):
         return None
     known: list[Drawing] = [each for each in traces if each is not None]
-    wanting = [name for name in _axes(layout, known) if "range" not in layout.get(name, {})]
-    if wanting and any(each["type"] != "scatter" or "stackgroup" in each for each in known):
+    without_range = [name for name in _axes(layout, known) if "range" not in layout.get(name, {})]
+    # The range of bars and stacked areas depends on all traces together; tapescope's own figures set it.
+    if without_range and any(each["type"] != "scatter" or "stackgroup" in each for each in known):
         return None
-    for name in wanting:
-        of_axis = [each for each in known if each.get(f"{name[0]}axis", name[0]) == name[0] + name[5:]]
+    for name in without_range:
+        on_axis = [each for each in known if each.get(f"{name[0]}axis", name[0]) == name[0] + name[5:]]
         axis = {each: style.get(name[:5], {})[each] for each in _OF_TEMPLATE if each in style.get(name[:5], {})}
         axis = layout[name] = axis | layout.get(name, {})
-        values = [value for each in of_axis for value in each[name[0]] if value is not None]
+        values = [value for each in on_axis for value in each[name[0]] if value is not None]
         if values and all(isinstance(value, str) for value in values):
-            _name_places(axis, name[0], of_axis, values)
+            _replace_names(axis, name[0], on_axis, values)
         elif not values or not all(isinstance(value, Real) for value in values):
             return None
         else:
-            axis["range"] = list(_range(axis, values, any("markers" in each.get("mode", "") for each in of_axis)))
+            axis["range"] = list(_range(axis, values, any("markers" in each.get("mode", "") for each in on_axis)))
     if "paper_bgcolor" not in layout and "paper_bgcolor" in style:
         layout["paper_bgcolor"] = style["paper_bgcolor"]
     return {"data": known, "layout": layout}
 
 
 def _axes(layout: Drawing, traces: Sequence[Drawing]) -> Iterator[str]:
-    """The names of the axes that the traces use."""
+    """Yield the names of the layout's axes, those of the traces first."""
     used = {each.get(f"{letter}axis", letter) for each in traces if "y" in each for letter in "xy"}
     yield from (f"{axis[0]}axis{axis[1:]}" for axis in sorted(used))
     yield from (name for name in layout if name[1:5] == "axis" and name[0] + name[5:] not in used)
 
 
-def _counted(trace: Drawing) -> Drawing | None:
-    """A histogram of numbers in bins that are given as the steps of its counts; other traces as they are."""
+def _histogram_as_curve(trace: Drawing) -> Drawing | None:
+    """Return a histogram as a step curve of its counts, and a copy of any other trace; None if it is not supported.
+
+    A histogram is supported if it specifies its bins and contains only numbers.
+    """
     if trace["type"] == "bar" and trace.get("orientation") != "h":
         return None
     if trace["type"] != "histogram":
@@ -69,8 +73,8 @@ def _counted(trace: Drawing) -> Drawing | None:
     return {"type": "scatter", "mode": "lines", "x": edges, "y": [*counts, 0], **shown, **area}
 
 
-def _name_places(axis: Drawing, letter: str, traces: Sequence[Drawing], values: Sequence[str]) -> None:
-    """Names stand at 0, 1, 2 and so on, in the order in which they come."""
+def _replace_names(axis: Drawing, letter: str, traces: Sequence[Drawing], values: Sequence[str]) -> None:
+    """Replace names by positions 0, 1, 2 and so on, in the order of their first use."""
     places = {name: place for place, name in enumerate(dict.fromkeys(values))}
     for each in traces:
         each[letter] = [None if value is None else places[value] for value in each[letter]]
@@ -85,5 +89,5 @@ def _range(axis: Drawing, values: Sequence[float], padded: bool) -> tuple[float,
     elif axis.get("rangemode") == "tozero" or low == 0:
         low, high = min(low, 0), max(high, 0)
     margin = _MARGIN * (high - low or 1)
-    on_zero = low == 0 and not is_log  # as where counts begin
+    on_zero = low == 0 and not is_log  # plotly draws counts without a margin below zero
     return low - (margin if padded and not on_zero else 0), high + margin

@@ -1,4 +1,4 @@
-"""Figures as HTML and SVG that fit any width, follow the reader's theme, and can be seen without scripts.
+"""Figures as HTML and SVG that fit any width, follow the reader's theme, and are visible without scripts.
 
 Horizontal positions are percentages, and only curves are stretched, so texts and markers keep their size on every
 screen. The page's script, widgets/js/src/figures, zooms by making the plot's content wider than the plot. Hover texts
@@ -36,12 +36,12 @@ _TREE_WIDTH = 1000.0  # pixels; at this width a treemap's boxes are nearly squar
 
 
 class Figures:
-    """The figures of one page, and their hover data, in which each text and each list stands once."""
+    """The figures of one page, and their hover data. Each text and each list is stored once."""
 
     def __init__(self) -> None:
         self._texts: dict[str, int] = {}
         self._lists: dict[str, int] = {}
-        self._told: dict[str, Any] = {}
+        self._hover_data: dict[str, Any] = {}
 
     def html(self, name: str, title: str, drawing: Drawing) -> str:
         """Return a figure as HTML, and keep its hover data.
@@ -54,15 +54,15 @@ class Figures:
         Raises:
             ValueError: the figure has a kind of trace that is not supported.
         """
-        number_of = f"f{len(self._told)}"
+        number_of = f"f{len(self._hover_data)}"
         plot = plot_of({"data": drawing["data"], "layout": _without_legend(drawing["layout"])})
         if plot is None:
             raise ValueError(f"figure {name!r} has a kind of trace that saved pages do not support")
         if plot.traces and plot.traces[0]["type"] == "treemap":
             return self._tree(name, title, plot)
         page = _Fluid(plot, Hatches(number_of))
-        picture = page.picture()  # first, as it collects the hatches
-        self._told[name] = {
+        picture = page.picture()  # before the legend, because it collects the hatches
+        self._hover_data[name] = {
             "unified": plot.layout.get("hovermode") == "x unified",
             "head": plot.layout.get("xaxis", {}).get("unifiedhovertitle", {}).get("text", ""),
             "axes": {axis.name: _axis_content(axis) for axis in plot.axes.values() if axis.letter == "x"},
@@ -81,7 +81,8 @@ class Figures:
     def packed(self) -> str:
         """The hover data of all figures as JSON, compressed by gzip, in base64."""
         lists = [json.loads(each) for each in self._lists]
-        content = {"texts": list(self._texts), "lists": lists, "figures": self._told}
+        content = {"texts": list(self._texts), "lists": lists, "figures": self._hover_data}
+        # A fixed mtime makes equal pages equal byte for byte. UTF-8 cannot encode lone surrogates of a user's text.
         text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
         return b64encode(gzip.compress(text.encode("utf-8", "replace"), mtime=0)).decode("ascii")
 
@@ -93,7 +94,7 @@ class Figures:
             return found
         line, marker = trace.get("line", {}), trace.get("marker", {})
         colour = trace.get("fillcolor") if "stackgroup" in trace else line.get("color") or marker.get("color")
-        found |= self._said(trace) | {"colour": colour if isinstance(colour, str) else ""}
+        found |= self._hover_texts(trace) | {"colour": colour if isinstance(colour, str) else ""}
         found["steps"] = line.get("shape") == "hv"
         found["x"] = self._list([round(value, 6) if isinstance(value, float) else value for value in trace["x"]])
         if "stackgroup" in trace:
@@ -103,7 +104,7 @@ class Figures:
             found["y"] = self._list([round(up.at(value), 1) for value in trace["y"]])
         return found
 
-    def _said(self, trace: Drawing) -> dict[str, Any]:
+    def _hover_texts(self, trace: Drawing) -> dict[str, Any]:
         """Return the hover template, and the columns of texts that fill it for each point."""
         data = trace.get("customdata", ())
         columns = list(zip(*data, strict=True)) if data and isinstance(data[0], tuple) else [data]
@@ -133,9 +134,10 @@ class Figures:
             place = f"left:{left}%;top:{number(y)}px;width:{wide}%;height:{number(tall)}px"
             label = "<br>".join(map(rich, LINES.split(trace["labels"][index])))
             boxes.append(f'<i class="{kind}" style="{place}"><s>{label}</s></i>')
+        # The hover data follow the order of the HTML elements, which the page's script counts.
         places = {name: place for place, name in enumerate(order)}
-        self._told[name] = {
-            **self._said({**trace, "customdata": [trace["customdata"][index] for index in order.values()]}),
+        self._hover_data[name] = {
+            **self._hover_texts({**trace, "customdata": [trace["customdata"][index] for index in order.values()]}),
             "sizes": self._list([trace["values"][index] for index in order.values()]),
             "around": self._list([places.get(trace["parents"][index], -1) for index in order.values()]),
         }
@@ -157,11 +159,11 @@ class _Fluid:
 
     def picture(self) -> str:
         plot = self.plot
-        still = [mark for axis in plot.axes.values() if axis.letter == "y" for mark in plot.ticks(axis)]
-        still += [title for title in plot.titles() if title.turned]
+        fixed = [mark for axis in plot.axes.values() if axis.letter == "y" for mark in plot.ticks(axis)]
+        fixed += [title for title in plot.titles() if title.turned]
         below, above, notes = list(plot.shapes(below=True)), list(plot.shapes(below=False)), list(plot.notes())
         traces = [list(plot.drawn(trace)) for trace in plot.traces]
-        parts = [*self._painted([*still, *_at(below, "")])]
+        parts = [*self._painted([*fixed, *_at(below, "")])]
         for axis in plot.axes.values():
             if axis.letter == "y":
                 continue
@@ -177,10 +179,12 @@ class _Fluid:
         size = f'width="100%" height="{number(self.height)}"'
         edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
         picture = f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
-        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)  # HTML, so that it wraps
+        return picture + "".join(
+            f"<p>{rich(title.text)}</p>" for title in self.across
+        )  # HTML text wraps; SVG text does not
 
     def legend(self) -> str:
-        """Return the legend, of buttons if the figure lets its reader hide traces."""
+        """Return the legend. Its entries are buttons if the figure allows readers to hide traces."""
         plot = self.plot
         options = plot.layout.get("legend", {})
         colour = options.get("font", {}).get("color", plot.ink)
@@ -231,8 +235,9 @@ class _Fluid:
         axis = self.plot.axes[curve.axis]
         span = abs(axis.high - axis.low)
         shares = [share for share, _ in curve.points]
-        whole = not axis.is_log and 0 < span <= _ACROSS and all(_is_whole(span * share) for share in shares)
-        width = round(span) if whole and _is_whole(span) else _ACROSS
+        # Integer coordinates keep the path short; the viewBox is stretched to the width of the plot.
+        is_integral = not axis.is_log and 0 < span <= _ACROSS and all(_is_whole(span * share) for share in shares)
+        width = round(span) if is_integral and _is_whole(span) else _ACROSS
         points = [(round(width * share), round(_FINE * y)) for share, y in curve.points]
         path = path_of(points, curve.steps)
         painted = stroke_of(curve.line or {}, self.plot.ink)
@@ -269,7 +274,7 @@ def area_of(points: Sequence[tuple[int, int]], floor: Sequence[tuple[int, int]],
     if not steps:
         back = "".join(_moves(list(reversed(floor)), False))
         return f"{path_of(points, False)}V{floor[-1][1]}{back}z"
-    # On the way back, too, a level holds from its point to the next one, so it starts at the next one.
+    # A level holds from its point to the next one. Drawn backwards, it therefore starts at the next point.
     xs = [x for x, _ in floor][::-1]
     ys = [y for _, y in floor][::-1]
     levels = [*ys[1:], ys[-1]]
@@ -301,15 +306,15 @@ def _without_legend(layout: Drawing) -> Drawing:
 
 
 def _left(plot: Plot) -> float:
-    """Return the left margin, which is narrower than the layout's where the names beside the plot are short."""
+    """Return the left margin, which is narrower than the layout's if the names beside the plot are short."""
     axes = [axis for axis in plot.axes.values() if axis.letter == "y"]
     if any("title" in axis.options for axis in axes):
         return plot.margins["l"]
     widest = 0.0
     for axis in axes:
         size = axis.options.get("tickfont", {}).get("size", SIZE)
-        apart = 18 + axis.options.get("ticklabelstandoff", 0)
-        widest = max([widest, *(apart + text_width(plain(name), size) for _, name in axis.ticks())])
+        gap = 18 + axis.options.get("ticklabelstandoff", 0)
+        widest = max([widest, *(gap + text_width(plain(name), size) for _, name in axis.ticks())])
     return float(min(plot.margins["l"], max(_USUAL_LEFT, round(widest))))
 
 

@@ -101,10 +101,10 @@ class Plot:
     """A figure's axes and traces, and their marks.
 
     Attributes:
-        layout, traces: plotly's, with plotly's defaults filled in.
-        height: of the figure, in pixels.
+        layout, traces: plotly's layout and traces, with plotly's defaults filled in.
+        height: height of the figure in pixels.
         top, bottom: edges of the plot, in pixels from the top of the figure.
-        axes: by plotly's name. Positions on horizontal axes go from 0 to 1.
+        axes: axes by plotly's name. Positions on horizontal axes range from 0 to 1.
     """
 
     def __init__(self, known: Drawing) -> None:
@@ -208,8 +208,8 @@ class Plot:
         if reference == "paper":
             return self.bottom - float(value) * (self.bottom - self.top)
         if reference.endswith(" domain"):
-            whole = self.axes[reference.removesuffix(" domain")]
-            return whole.start + float(value) * (whole.stop - whole.start)
+            axis = self.axes[reference.removesuffix(" domain")]
+            return axis.start + float(value) * (axis.stop - axis.start)
         return self.axes[reference].at(value)
 
     def _bars(self, trace: Drawing) -> Iterator[Mark]:
@@ -239,9 +239,8 @@ class Plot:
 
     def _whisker(self, across: Axis, middle: float, y: float, errors: Drawing, number: int) -> Iterator[Stroke]:
         ends = (middle - errors["arrayminus"][number], middle + errors["array"][number])
-        low, high = (
-            Across(across.name, min(max(across.at(end), 0.0), 1.0)) for end in ends
-        )  # no further than the plot
+        # Clip the whisker at the edges of the plot.
+        low, high = (Across(across.name, min(max(across.at(end), 0.0), 1.0)) for end in ends)
         line = {"color": errors["color"], "width": errors.get("thickness", 1)}
         yield Stroke(low, y, high, y, line)
         if errors.get("width"):
@@ -254,6 +253,7 @@ class Plot:
         below: Sequence[float] | None = None
         if group := trace.get("stackgroup"):
             key = (group, trace.get("yaxis", "y"))
+            # Each trace of a stack starts where the previous one ended.
             below = self._stacks.get(key, [0.0] * len(ys))
             ys = self._stacks[key] = [low + level for low, level in zip(below, ys, strict=True)]
         places = [(x, y) for x, y in zip(trace["x"], ys, strict=True) if x is not None and y is not None]

@@ -1,4 +1,4 @@
-"""Saved pages of comparisons and studies. They load nothing, and can be read without scripts."""
+"""Saved pages of comparisons and studies. They load no other files, and are readable without scripts."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ _MARK = (
 )
 
 _FIGURES = {
-    "figures": "drag along a plot to zoom in, with Shift to move, and double-click to see all of it; click a name in a "
-    "legend to hide its curve, double-click it to see that one alone. Keys: arrows go from point to point, + and - "
-    "zoom, 0 shows all; in boxes Enter goes in, and Escape out",
+    "figures": "drag along a plot to zoom in, drag with Shift to move, double-click to reset; click a name in a "
+    "legend to hide its curve, double-click it to hide all others. Keys: arrows move from point to point, + and - "
+    "zoom, 0 resets; in a treemap Enter zooms in and Escape out",
 }
 
 
@@ -110,11 +110,12 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
     Args:
         title, subtitle: text.
         body: HTML, a sequence of `<section>`s that contain the figures.
-        figures: these figures.
-        style: further CSS.
+        figures: the figures in `body`.
+        style: additional CSS.
     """
-    # Each report brings its style for a notebook, which shows reports one by one.
+    # Each report includes its style sheet, because a notebook shows reports one by one. A page needs it only once.
     body = body.replace(f"<style>{report_html.STYLE}</style>", "")
+    # A browser does not run a script element of this type; the page's code reads the hover data from it.
     main = f"""<main>
 <header>{_MARK}<h1>{escape(title)}</h1>
 <p>{escape(subtitle)}</p></header>
@@ -126,7 +127,7 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
 
 
 class Study(Protocol):
-    """What a page shows of a study beside its table and its figure: what was measured, and on what."""
+    """A study on a page: the title, workload and machine shown next to its table and figure."""
 
     @property
     def title(self) -> str: ...
@@ -148,14 +149,14 @@ def studies_page(
     drawing: Callable[[S, Colours], Mapping[str, Any]],
     words: Mapping[str, str],
 ) -> str:
-    """Return a page of studies, one below the other, and what their words mean.
+    """Return a page of studies, one below the other, and a glossary.
 
     Args:
         title: text.
-        studies: those, of one machine.
-        table: makes a study's table, as HTML.
-        drawing: draws its figure in these colours.
-        words: meanings.
+        studies: studies measured on one machine.
+        table: returns a study's table as HTML.
+        drawing: returns a study's figure in the colours passed.
+        words: the glossary, by word.
     """
     figures = Figures()
     parts = [
@@ -172,6 +173,6 @@ def _about(workload: Workload) -> str:
 
 
 def words_section(words: Mapping[str, str]) -> str:
-    """Return the glossary: words as HTML, with meanings as text. Its last line says how figures are used."""
+    """Return the glossary: words as HTML, meanings as text. Its last entry explains how to use figures."""
     lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
     return f"<section><h2>Words</h2><dl>{lines}</dl></section>"

@@ -1,7 +1,7 @@
-"""A figure as one SVG of a fixed width, for places where plotly does not run: GitHub, an untrusted notebook, a PDF.
+"""A figure as one SVG of fixed width, for places where plotly does not run: GitHub, an untrusted notebook, a PDF.
 
-It is not plotly's picture to the pixel, but has the same bars, lines, markers and texts in the same places. Plotly's
-own export starts a browser; this does not.
+It differs from plotly's picture by some pixels, but has the same bars, lines, markers and texts in the same places.
+Unlike plotly's export it does not start a browser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .plotly_data import Drawing
 from .theme import FONT, LIGHT
 from .treemap import tiles
 
-WIDTH = 900.0  # pixels, as the deck's still
+WIDTH = 900.0  # pixels, the same as the deck's still picture
 _LEGEND_ROW, _KEY = 19.0, 30.0
 
 
@@ -26,7 +26,7 @@ def figure_svg(figure: Mapping[str, Any], background: str = LIGHT["panel"]) -> s
 
     Args:
         figure: plotly's data and layout, as plain data.
-        background: a colour.
+        background: the background colour.
     """
     plot = plot_of(figure)
     if plot is None:
@@ -54,7 +54,7 @@ class _Still:
         self.plot = plot
         self.hatches = Hatches()
         self.width = float(plot.layout.get("width", WIDTH))
-        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"] - self._beside()
+        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"] - self._legend_width()
 
     def parts(self) -> Iterator[str]:
         plot = self.plot
@@ -133,7 +133,7 @@ class _Still:
                     at = f'x="{number(x + 4)}" y="{number(y + 13 + count * 15)}"'
                     yield f"<text {at} {text_attributes(inks[index], SIZE, 'start')}>{escaped(line)}</text>"
 
-    def _beside(self) -> float:
+    def _legend_width(self) -> float:
         """Return the width of a legend at the right of the plot."""
         if self.plot.layout.get("legend", {}).get("orientation") == "h":
             return 0.0
@@ -175,7 +175,7 @@ def _entry_width(trace: Drawing) -> float:
 
 
 def _way(points: Sequence[tuple[float, float]], steps: bool, back: bool = False) -> str:
-    """Return the path along the points, or backwards, without its first letter."""
+    """Return the path along the points, or backwards, without its first command letter."""
     along = [points[0]]
     for (_, y), (next_x, next_y) in pairwise(points):
         along += [(next_x, y), (next_x, next_y)] if steps and next_y != y else [(next_x, next_y)]

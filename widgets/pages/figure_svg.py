@@ -27,7 +27,7 @@ _TAGS = re.compile(r"<[^>]*>")
 
 
 class Hatches:
-    """The fill patterns of one picture. `prefix` keeps their ids unique where a page has several pictures."""
+    """The fill patterns of one picture. `prefix` keeps their ids unique if a page has several pictures."""
 
     def __init__(self, prefix: str = "pattern") -> None:
         self._prefix = prefix
@@ -51,7 +51,7 @@ class Hatches:
 
 
 def stroke_of(line: Drawing, ink: str = LIGHT["ink2"]) -> str:
-    """Return the attributes of a line. Dashes have a name, or lengths in pixels."""
+    """Return the attributes of a line. Dashes are a name, or lengths in pixels."""
     dash = line.get("dash", "solid")
     lengths = _DASHES.get(dash) or [float(each) for each in re.findall(r"[\d.]+", dash)]
     width = line.get("width", 2)
@@ -103,7 +103,7 @@ def key_of(plot: Plot, trace: Drawing, hatches: Hatches, colour: str) -> Iterato
 
 
 def spans(line: str) -> str:
-    """Return a line of plotly's text as text of an SVG. Of its tags only <b> is kept."""
+    """Return a line of plotly's text as SVG text. Only the tag <b> is kept."""
     parts = enumerate(re.split(r"</?b>", line))
     return "".join(
         f'<tspan font-weight="600">{escaped(plain(part))}</tspan>' if place % 2 else escaped(plain(part))
@@ -113,7 +113,7 @@ def spans(line: str) -> str:
 
 
 def rich(line: str) -> str:
-    """Return a line of plotly's text as HTML. Of its tags only <b> is kept."""
+    """Return a line of plotly's text as HTML. Only the tag <b> is kept."""
     parts = enumerate(re.split(r"</?b>", line))
     return "".join(f"<b>{escape(plain(part))}</b>" if place % 2 else escape(plain(part)) for place, part in parts)
 
@@ -124,7 +124,7 @@ def plain(text: str) -> str:
 
 
 def text_attributes(colour: str, size: float, anchor: str) -> str:
-    """Return the attributes of a text, without the defaults of its picture."""
+    """Return the attributes of a text that differ from its picture's defaults."""
     found = f'fill="{colour}"'
     if size != SIZE:
         found += f' font-size="{number(size)}"'

@@ -1,4 +1,7 @@
-"""Plans for mirroring under a slider, which curve, prices, modules and storages follow, with no kernel or network."""
+"""Recomputation plans under a slider: the page shows the curve, cost, modules and storages of the selected plan.
+
+It needs neither a kernel nor a network.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
 CODE = PACKAGE / "widgets" / "static" / "frontier.js"
-"""What moves the slider: widgets/js/src/frontier, bundled into a script that stands in the page."""
+"""Script of the page, bundled from widgets/js/src/frontier."""
 
-_MOST_BINS = 480  # of a curve
-_MOST_STORAGES = 40  # that are listed, the largest
+_MOST_BINS = 480  # per curve
+_MOST_STORAGES = 40  # in the list; the largest
 _FATES = {"dropped": "d", "dropped on the way": "w", "kept": "k", "newly kept": "n"}
 _ABSENT = "-"
 
@@ -87,16 +90,17 @@ h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px a
 
 
 def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
-    """See `MirrorFrontier.save_html`."""
+    """Return the page that `MirrorFrontier.save_html` writes."""
     return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
 
 
 def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
-    """The plans for a page or a notebook. Where no script runs, they are a table.
+    """Return the plans as HTML for a page or a notebook. Without scripts they are shown as a table.
 
     Raises:
-        ValueError: a measured timeline is of another graph.
+        ValueError: a measured timeline belongs to another graph.
     """
+    # "<" is escaped because text in the JSON could otherwise close the <script> element.
     content = json.dumps(_content(frontier, measured or {}), separators=(",", ":")).replace("<", "\\u003c")
     headings = frontier.cells[0]
     still = cells_html(frontier.cells, [*frontier.explored.sentences, *frontier.sentences], headings)
@@ -115,8 +119,8 @@ def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict
     for name, timeline in measured.items():
         if len(timeline.order) != count:
             raise ValueError(
-                f"{name!r} is of another graph: its backward ran {len(timeline.order):,} tasks, the plans are for one "
-                f"of {count:,}"
+                f"{name!r} must be a timeline of the graph that was planned, which has {count:,} tasks; its backward "
+                f"ran {len(timeline.order):,} tasks"
             )
     listed = _listed(plans)
     return {
@@ -151,7 +155,7 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
-    """The highest level by bin, and where the highest of all is."""
+    """Return the highest level of each bin, the level at the end, and the peak."""
     peaks = list(timeline.task_peaks)
     levels = [max(peaks[start : start + size]) for start in range(0, len(peaks), size)]
     levels = levels or [timeline.start_bytes]
@@ -159,7 +163,7 @@ def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
 
 
 def _replays(timeline: Timeline, size: int) -> list[list[int]]:
-    """By bin the bytes of saved storages that are made again in it: [bin, bytes]."""
+    """Return pairs of a bin and the bytes of saved storages recomputed in it."""
     found: dict[int, int] = {}
     for place in range(len(timeline.order)):
         for event in range(timeline.starts[place], timeline.starts[place + 1]):
@@ -176,21 +180,19 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
     count = sum(each.fate == "dropped" for each in plan.storages)
     if not plan.dropped:
         sentences = [
-            f"Nothing is let go of: the peak stays {size_text(before)}, a step takes "
+            f"Nothing is dropped: the peak stays {size_text(before)}, and a step takes "
             f"{ms_text(predicted.plain_seconds)}."
         ]
     else:
         saved = sum(bool(each.saved_by) for each in plan.storages)
-        kept = (
-            f", and {size_text(plan.newly_kept_bytes)} newly kept to make them again" if plan.newly_kept_bytes else ""
-        )
+        kept = f"; {size_text(plan.newly_kept_bytes)} are newly kept to recompute them" if plan.newly_kept_bytes else ""
         sentences = [
-            f"The backward's peak falls from {size_text(before)} to {size_text(peak)}, by "
-            f"{share_text(before - peak, before)}. Predicted.",
-            f"{count:,} of the {saved:,} storages that nodes save and the forward made are let go of, "
+            f"The backward's predicted peak falls from {size_text(before)} to {size_text(peak)}, by "
+            f"{share_text(before - peak, before)}.",
+            f"{count:,} of the {saved:,} saved storages made by the forward are dropped, "
             f"{size_text(plan.dropped_bytes)}{kept}.",
             f"A step takes {percent_text(more)} longer than {ms_text(predicted.plain_seconds)}: "
-            f"{ms_text(predicted.replay_seconds)} for replays, {ms_text(predicted.recording_seconds)} for "
+            f"{ms_text(predicted.replay_seconds)} for recomputation, {ms_text(predicted.recording_seconds)} for "
             "recording the forward.",
             *module_sentences(plan),
         ]
@@ -201,16 +203,17 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
         "seconds": predicted.seconds - predicted.plain_seconds,
         "figures": [
             ["predicted peak", size_text(peak)],
-            ["of the plain one", share_text(peak, before)],
-            ["a step takes longer by", percent_text(more)],
-            ["let go of", size_text(plan.dropped_bytes)],
+            ["of the peak without a plan", share_text(peak, before)],
+            ["step time overhead", percent_text(more)],
+            ["dropped", size_text(plan.dropped_bytes)],
         ],
         "sentences": sentences,
     }
 
 
 def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
-    """The largest storages of which any plan says something."""
+    """Return the largest storages of all plans."""
+    # Plans may list different storages. If several have a storage, the first plan describes it.
     every = {each.number: each for plan in reversed(plans) for each in plan.storages}
     return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
 
@@ -221,11 +224,11 @@ def _described(storage: PlannedStorage) -> list[str]:
         operation_name(storage.operation),
         storage.module or "outside any module",
         ms_text(storage.seconds),
-        "" if storage.obstacle is None else f"can't be made again, since {storage.obstacle}",
+        "" if storage.obstacle is None else f"cannot be recomputed, because {storage.obstacle}",
     ]
 
 
 def _fates(plan: PlannedRecompute, listed: Sequence[PlannedStorage]) -> str:
-    """A letter for each."""
+    """Return one letter per storage: what the plan does with it."""
     fates = {each.number: _FATES[each.fate] for each in plan.storages}
     return "".join(fates.get(each.number, _ABSENT) for each in listed)

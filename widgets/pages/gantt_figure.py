@@ -1,4 +1,4 @@
-"""Gantt charts drawn with plotly: what each device runs when, under one policy or several below each other."""
+"""Gantt charts drawn with plotly: the tasks of each device over time, under one or more policies."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .theme import Colours, colours_of, figure_style, hover_label
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_MOST_BARS = 1200  # of a row: about as many as a screen has pixels there
-_DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours, of devices in order
+_MOST_BARS = 1200  # per row; about one per pixel on a screen
+_DEVICES = ("saved", "pgrad", "held", "buffer", "work", "other")  # colours of the devices, in order
 _TOP, _BOTTOM, _RIGHT = 56, 46, 78  # margins, pixels
-_ROW, _GAP = 34, 38  # pixels of a device's row, and above the rows of a policy, where its name stands
-_NAMED = 0.12  # of the makespan: idle times that are longer say so in their bar
-_STILL, _READY = "stands still", "ready and not yet run: what stands still waits for it"
-_EXPLAINED = (_STILL, _READY)  # in the legend, once
-_WAITS = -0.43  # of a row: where what waits in its queue is drawn
+_ROW, _GAP = 34, 38  # pixels: height of a device's row, and space for the policy's name above its rows
+_NAMED = 0.12  # share of the makespan; longer idle times are labelled
+_IDLE, _READY = "idle", "ready but not yet run: the idle device waits for this task"
+_EXPLAINED = (_IDLE, _READY)  # listed once in the legend
+_WAITS = -0.43  # in rows: vertical offset of the line for a waiting task
 
 
 def gantt_figure(rows: Sequence[Gantt], theme: GraphTheme = "auto", lower_bound_ns: int | None = None) -> go.Figure:
-    """The policies below each other, over one axis of time; see `gantt_drawing`."""
+    """Return `gantt_drawing` as a plotly figure."""
     return figure_of(gantt_drawing(rows, colours_of(theme), lower_bound_ns))
 
 
 def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int | None = None) -> Drawing:
-    """A bar for each task, a row for each device, hatched where it stands still, a line where all has ended.
+    """Draw the policies below each other: a row per device, a bar per task, and a line at the end of each backward.
 
-    Of very many tasks, a bar stands for several in a row. The thin line above a row is the task that the longest idle
-    time is due to, while it waits in that row's queue.
+    Idle times are hatched. If there are very many tasks, a bar stands for several successive ones. The thin line above
+    a row shows the task that causes the longest idle time, while it waits in that row's queue.
     """
     last = max(row.makespan_ns for row in rows)
     scale, unit = time_unit(last)
@@ -54,12 +54,12 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
         traces += _waiting(gantt, devices, axis, scale, colours)
         at = gantt.makespan_ns / scale
         shapes.append(_line(at, bottom, top, {"color": colours["ink"], "width": 2}))
-        notes += _names(gantt, at, top, (top + bottom) / 2, colours)
+        notes += _labels(gantt, at, top, (top + bottom) / 2, colours)
     if lower_bound_ns is not None:
         bound = {"color": colours["ink2"], "width": 1.2, "dash": "dot"}
         shapes.append(_line(lower_bound_ns / scale, 0, 1, bound))
-        told = f"no order ends before {time_text(lower_bound_ns)}"
-        traces.append({"type": "scatter", "mode": "lines", "name": told, "x": [None], "y": [None], "line": bound})
+        label = f"lower bound: no order ends before {time_text(lower_bound_ns)}"
+        traces.append({"type": "scatter", "mode": "lines", "name": label, "x": [None], "y": [None], "line": bound})
     for name in _EXPLAINED:
         drawn = [trace for trace in traces if trace.get("name") == name and trace["x"]]
         for trace in drawn[:1]:
@@ -69,7 +69,7 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
 
 
 def _layout(end: float, unit: str, plot: int, rows: int, colours: Colours) -> dict[str, Any]:
-    """Of a plot of this height, pixels, and time up to `end`."""
+    """Return the layout. `plot` is the plot's height in pixels, `end` the end of the time axis."""
     return {
         "height": _TOP + plot + _BOTTOM,
         "margin": {"l": 84, "r": _RIGHT, "t": _TOP, "b": _BOTTOM},
@@ -114,7 +114,7 @@ def _devices_axis(devices: Sequence[str], bottom: float, top: float, colours: Co
 
 def _tasks(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
     for device, row in gantt.rows.items():
-        parts = list(_together(row, gantt.makespan_ns))
+        parts = list(_merge_short_bars(row, gantt.makespan_ns))
         place = devices.index(device)
         yield {
             "type": "bar",
@@ -126,7 +126,7 @@ def _tasks(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colour
             "x": [(part[-1].end_ns - part[0].start_ns) / scale for part in parts],
             "y": [place] * len(parts),
             "width": 0.62,
-            "customdata": [_story(gantt, part) for part in parts],
+            "customdata": [_hover_text(gantt, part) for part in parts],
             "hovertemplate": "%{customdata}<extra></extra>",
             "marker": {
                 "color": colours[_DEVICES[place % len(_DEVICES)]],
@@ -135,8 +135,8 @@ def _tasks(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colour
         }
 
 
-def _together(row: Sequence[Bar], makespan_ns: int) -> Iterator[list[Bar]]:
-    """The bars; those of very many that follow upon each other without a gap, and are too short to be seen, as one."""
+def _merge_short_bars(row: Sequence[Bar], makespan_ns: int) -> Iterator[list[Bar]]:
+    """Yield the bars in groups. If there are very many, successive bars too short to be visible form one group."""
     shortest = makespan_ns / _MOST_BARS if len(row) > _MOST_BARS else 0
     part: list[Bar] = []
     for bar in row:
@@ -148,25 +148,26 @@ def _together(row: Sequence[Bar], makespan_ns: int) -> Iterator[list[Bar]]:
         yield part
 
 
-def _story(gantt: Gantt, part: Sequence[Bar]) -> str:
+def _hover_text(gantt: Gantt, part: Sequence[Bar]) -> str:
     first, last = part[0], part[-1]
-    span = f"{time_text(last.end_ns - first.start_ns)} from {time_text(first.start_ns)} on"
+    span = f"{time_text(last.end_ns - first.start_ns)}, starting at {time_text(first.start_ns)}"
     if len(part) > 1:
         between = f"{gantt.graph.describe(first.task)} to {gantt.graph.describe(last.task)}"
         return f"<b>{counted(len(part), 'task')}</b><br>{wrapped(between)}<br>{span}"
     waited = first.start_ns - first.ready_ns
-    ready = f"<br>ready {time_text(waited)} before" if waited else "<br>as soon as it was ready"
+    ready = f"<br>ready {time_text(waited)} earlier" if waited else "<br>started without waiting"
     return f"<b>{wrapped(gantt.graph.describe(first.task))}</b><br>{span}{ready}"
 
 
 def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
+    # Shorter idle times would be narrower than a pixel.
     seen = gantt.makespan_ns / _MOST_BARS
     found = [idle for row in gantt.idle.values() for idle in row if idle.elapsed_ns > seen]
     long = _NAMED * gantt.makespan_ns
     yield {
         "type": "bar",
         "orientation": "h",
-        "name": _STILL,
+        "name": _IDLE,
         "showlegend": False,
         "yaxis": axis,
         "base": [idle.start_ns / scale for idle in found],
@@ -184,7 +185,7 @@ def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours
     yield {
         "type": "scatter",
         "mode": "text",
-        "name": "for how long",
+        "name": "idle time",
         "showlegend": False,
         "hoverinfo": "skip",
         "yaxis": axis,
@@ -196,22 +197,22 @@ def _idle(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours
 
 
 def why_idle(gantt: Gantt, idle: Idle) -> str:
-    """What a device waits for, in words."""
-    still = f"{idle.device} stands still for {time_text(idle.elapsed_ns)}"
+    """Return a sentence that explains why a device is idle."""
+    idle_text = f"{idle.device} is idle for {time_text(idle.elapsed_ns)}"
     if idle.before is None:
-        return f"{still}: all of its tasks have run"
+        return f"{idle_text}: all its tasks have run"
     describe = gantt.graph.in_order(gantt.order).describe
     before = describe(idle.before)
     if idle.blocker is None:
-        return f"{still} before {before}: what that one waits for takes so long"
+        return f"{idle_text} before {before}, whose inputs take that long to compute"
     waits = f"waited {time_text(idle.waited_ns)} in the queue of {gantt.device_of[idle.blocker]}"
     if idle.blocker == idle.before:
-        return f"{still} before {before}, which {waits}"
-    return f"{still} before {before}, to which {describe(idle.blocker)} leads, which {waits}"
+        return f"{idle_text} before {before}, which {waits}"
+    return f"{idle_text} before {before}, which depends on {describe(idle.blocker)}, which {waits}"
 
 
 def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colours: Colours) -> Iterator[Drawing]:
-    """The task that the longest idle time is due to: from when it is ready to when it runs."""
+    """Yield the line of the task that causes the longest idle time, from when it is ready to when it runs."""
     idle = gantt.starved
     if idle is None or idle.blocker is None:
         return
@@ -232,12 +233,12 @@ def _waiting(gantt: Gantt, devices: Sequence[str], axis: str, scale: float, colo
 
 
 def _line(at: float, bottom: float, top: float, line: dict[str, Any]) -> Drawing:
-    """An upright line through the rows of one policy, or through all."""
+    """Return a vertical line through the rows of one policy, or of all."""
     return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": bottom, "y1": top, "line": line}
 
 
-def _names(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
-    """The policy above its rows, and the makespan beside its line."""
+def _labels(gantt: Gantt, at: float, top: float, middle: float, colours: Colours) -> Iterator[Drawing]:
+    """Yield the policy's name above its rows, and the makespan beside its line."""
     yield _note(f"<b>{escaped(cut(gantt.policy, 40))}</b>", 0, top, colours["ink"]) | {
         "xref": "paper",
         "xanchor": "left",

@@ -6,7 +6,7 @@ from html import escape
 
 from .theme import DARK, FONT, LIGHT, variables
 
-# A page loads and sends nothing. A deck imports its code from a Blob and saves pictures.
+# The policy forbids a page to load or send anything. A deck imports its code from a Blob, and saves pictures.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -23,10 +23,10 @@ def html_page(title: str, body: str, style: str = "", meta: str = "") -> str:
     """Return the page.
 
     Args:
-        title: text, which is escaped.
+        title: plain text; it is escaped here.
         body: HTML.
         style: CSS.
-        meta: HTML of further `<meta>` elements.
+        meta: HTML of additional `<meta>` elements.
     """
     return f"""<!doctype html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""A training loop as a page: losses, learning rates, norms by module and step, findings; with no kernel or network."""
+"""A training loop as a page: losses, learning rates, norms by module and step, findings. It needs no kernel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
 CODE = PACKAGE / "widgets" / "static" / "loop.js"
-"""What draws it: widgets/js/src/loop, bundled into a script that stands in the page."""
+"""Script of the page, bundled from widgets/js/src/loop."""
 
-_MOST_NUMBERS = 2_000_000  # gradient norms of a page that is saved: 10,000 steps of 200 modules
-_MOST_IN_NOTEBOOK = 100_000  # the notebook's file has them in it
+_MOST_NUMBERS = 2_000_000  # gradient norms in a saved page: 10,000 steps of 200 modules
+_MOST_IN_NOTEBOOK = 100_000  # fewer, because they are stored in the notebook's file
 _MOST_ROWS = 20_000
 
-_SIGNS = ("accent-ink", "bad", "warn")  # the deck's colours of what is wrong, which no figure has
+_SIGNS = ("accent-ink", "bad", "warn")  # the deck's colours for errors and warnings, which figures do not use
 
 _LIGHT, _DARK = (
     f"color-scheme:{theme};{variables({**colours, **{name: COLOURS[f'deck {theme}'][name] for name in _SIGNS}})}"
@@ -37,17 +37,20 @@ _PAGE = ":root{--loop-height:max(620px,100vh - 16px)}"
 
 
 def page_html(training: Training, title: str) -> str:
-    """See `Training.save_html`."""
+    """Return the page that `Training.save_html` writes."""
     return html_page(title, _loop_html(training, title, _MOST_NUMBERS), _PAGE)
 
 
 def training_html(training: Training) -> str:
-    """The loop for a notebook: of a long one several steps share a row. Where no script runs it is a table."""
+    """Return the loop as HTML for a notebook. Without scripts it is shown as a table.
+
+    In a long loop several steps share a row.
+    """
     return _loop_html(training, "Training loop", _MOST_IN_NOTEBOOK)
 
 
 def live_html(training: Training, title: str, opens: Iterable[int]) -> str:
-    """The same for a widget, which opens these steps: without its script, which the widget runs."""
+    """Return the HTML for a widget that can open these steps. The script is left out; the widget runs it."""
     return _root_html(training, title, _MOST_IN_NOTEBOOK, f'data-live="{" ".join(map(str, opens))}"')
 
 
@@ -57,6 +60,7 @@ def _loop_html(training: Training, title: str, most: int) -> str:
 
 def _root_html(training: Training, title: str, most: int, attributes: str = "") -> str:
     document = document_of(training, min(most, _MOST_ROWS * max(1, len(training.norms.modules))))
+    # "<" is escaped because text in the JSON could otherwise close the <script> element.
     content = document.to_json().replace("<", "\\u003c")
     still = cells_html(training.cells, training.sentences, training.right)
     return (

@@ -1,4 +1,4 @@
-"""The page of a training loop as a widget: a kept step's backward opens in its place, as a deck that runs."""
+"""The page of a training loop as a widget, which can show a kept step's backward in a live deck."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...engine.training.training_result import Training
 from .loop_page import CODE, live_html
 
 _ESM = """
-// Goes on from frame to frame until it is there, for some seconds at most.
+// Look for an element once per frame, for some seconds at most, and call `then` with it.
 const soon = (find, then, frames = 600) => {
   const found = find();
   if (found) then(found);
@@ -34,12 +34,12 @@ export default { render({ model, el }) {
   script.textContent = model.get("code");
   const room = () => el.closest(".tapescope-loop");
   const put = () => {
-    if (!el.isConnected) return requestAnimationFrame(put); // it looks for the loop's root
+    if (!el.isConnected) return requestAnimationFrame(put); // the script looks for the loop's root in the document
     el.append(script);
     room()?.addEventListener("tapescope-leave", () => model.send({ leave: true }));
   };
   put();
-  // What had the keys may be taken away only after that, and they with it.
+  // Removing the previously focused element later moves the focus to the body, so take it back for some frames.
   const hold = (found, frames = 60) => {
     if (document.activeElement === document.body) found.focus({ preventScroll: true });
     if (frames) requestAnimationFrame(() => hold(found, frames - 1));
@@ -59,8 +59,10 @@ export default { render({ model, el }) {
 
 
 class _Page(anywidget.AnyWidget):
-    """The page itself, which tells which step is to be opened, and that the deck is left by Escape; it is told what has
-    come to be seen, which then has the keys."""
+    """The page itself. It sends the step to open, and a message when Escape leaves the deck.
+
+    It receives the name of the part shown last, which then gets the keyboard focus.
+    """
 
     _esm = _ESM
     content = traitlets.Unicode().tag(sync=True)
@@ -71,7 +73,7 @@ class LoopPage(ipywidgets.VBox):
     """A training loop's page in a notebook. See `Training.page`.
 
     Attributes:
-        deck: the deck that stands in the page's place; None: the page is there.
+        deck: the deck shown in place of the page, or None if the page is shown.
     """
 
     def __init__(
@@ -87,16 +89,17 @@ class LoopPage(ipywidgets.VBox):
         self._functions: Any = make_model, loss_of
         code = CODE.read_text(encoding="utf-8")
         self._page = _Page(content=live_html(training, "Training loop", {**self._kept, **recorded}), code=code)
-        self._page.on_msg(self._hear)
-        self._said = ipywidgets.HTML()
+        self._page.on_msg(self._on_message)
+        self._error = ipywidgets.HTML()
         self._back = ipywidgets.Button(description="‹ loop", tooltip="Back to the training loop")
         self._back.on_click(lambda _: self.close_deck())
-        above = ipywidgets.Layout(order="-1")  # the page stays the first child, so that what is chosen in it stays
-        self._said.layout = self._back.layout = above
+        # The page has to stay the first child: moving it would reset its selection. CSS puts the others above it.
+        above = ipywidgets.Layout(order="-1")
+        self._error.layout = self._back.layout = above
         super().__init__([self._page])
         self.add_class("tapescope-loop")
 
-    def _hear(self, _: object, message: Any, buffers: object) -> None:
+    def _on_message(self, _: object, message: Any, buffers: object) -> None:
         if not isinstance(message, dict):
             return
         if isinstance(step := message.get("open"), int):
@@ -105,16 +108,18 @@ class LoopPage(ipywidgets.VBox):
             self.close_deck()
 
     def open_step(self, step: int) -> None:
-        """Runs a kept step again, or takes what was recorded of it, and shows a deck of its backward in the page's
-        place. What goes wrong is said above the page."""
+        """Show a deck of a step's backward in place of the page. Errors are shown above the page.
+
+        A kept step is replayed; for a recorded step, the recording is shown.
+        """
         self.close_deck()
         try:
-            # Where no cell runs a deck would be displayed elsewhere, too.
+            # A deck displays itself when it is created. Outside of a cell, that output would end up elsewhere.
             with capture_output(stdout=False, stderr=False):
                 self.deck = self._deck_of(step)
         except Exception as error:
-            self._said.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
-            self.children = [self._page, self._said]
+            self._error.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
+            self.children = [self._page, self._error]
             return
         self._page.layout.display = "none"
         self.children = [self._page, self._back, self.deck]
@@ -129,7 +134,7 @@ class LoopPage(ipywidgets.VBox):
         raise ValueError(f"step {step} is not kept; kept: {', '.join(map(str, self._kept)) or 'none'}{recorded}")
 
     def close_deck(self) -> None:
-        """Back to the page."""
+        """Close the deck and show the page."""
         deck, self.deck = self.deck, None
         self._page.layout.display = ""
         self.children = [self._page]

@@ -1,6 +1,6 @@
-"""Memory drawn with plotly: levels over tasks, categories, lifetimes, and what is alive at a peak.
+"""Memory drawn with plotly: levels over tasks, categories, lifetimes, and the storages alive at a peak.
 
-Each figure exists as plain data first (`*_drawing`), which the HTML page takes as it is, in colours that it fills in.
+Each `*_drawing` function returns a figure as plain data, which notebooks and HTML pages share.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_la
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_MOST_POINTS = 1500  # of one line: more than pixels across a screen's plot
+_MOST_POINTS = 1500  # per line; more than a plot has pixels on a screen
 _MOST_BARS = 30
 _MOST_LEAVES = 250  # groups in a treemap
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_LINES = ("ink", "accent", "saved", "pgrad", "held", "work")  # colours, of policies in order
-_WIDTHS = (3.2, 2.2, 1.6)  # of lines that lie upon each other the later ones are thinner, so that all are seen
+_LINES = ("ink", "accent", "saved", "pgrad", "held", "work")  # colours of the policies, in order
+_WIDTHS = (3.2, 2.2, 1.6)  # later lines are thinner, so that equal lines are all visible
 _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
-_ROW = 21  # pixels of one bar
+_ROW = 21  # pixels per bar
 _LABEL = 30  # characters of a bar's name
-_TOLD = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
+_HOVER = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
 
 
 def memory_figure(timelines: Mapping[str, Timeline], theme: GraphTheme = "auto") -> go.Figure:
-    """The level over the tasks, one line per policy."""
-    return _figure(memory_drawing(timelines, colours_of(theme)))
+    """Draw the memory level over the tasks, one line per policy."""
+    return figure_of(memory_drawing(timelines, colours_of(theme)))
 
 
 def category_figure(timeline: Timeline, theme: GraphTheme = "auto") -> go.Figure:
-    """The level over the tasks, stacked by category."""
-    return _figure(category_drawing(timeline, colours_of(theme)))
+    """Draw the memory level over the tasks, stacked by category."""
+    return figure_of(category_drawing(timeline, colours_of(theme)))
 
 
 def lifetimes_figure(timeline: Timeline, theme: GraphTheme = "auto", *, clock: bool = False) -> go.Figure:
-    """One bar per storage, the largest by bytes × time first.
+    """Draw the lifetimes of storages as bars, the largest by bytes × time first.
 
     Raises:
-        ValueError: `clock`, and the timeline has none.
+        ValueError: `clock` is set, but the timeline has no times.
     """
-    return _figure(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
+    return figure_of(lifetimes_drawing(timeline, colours_of(theme), clock=clock))
 
 
 def peak_figure(report: PeakReport, theme: GraphTheme = "auto") -> go.Figure:
-    """A treemap of the peak: category, module, source line."""
-    return _figure(peak_drawing(report, colours_of(theme)))
+    """Draw the peak as a treemap of categories, modules and source lines."""
+    return figure_of(peak_drawing(report, colours_of(theme)))
 
 
 def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """See `memory_figure`. Of more tasks than points, each point stands for several in a row, at their highest."""
+    """Return the data of `memory_figure`. With more tasks than points, each point is the highest of several tasks."""
     highest = max(timeline.peak_bytes for timeline in timelines.values())
     scale = unit_of(highest)
     count = max(len(timeline.order) for timeline in timelines.values())
@@ -75,8 +75,8 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
                 "name": escaped(policy),
                 "x": [*(first for first, _, _ in bins), len(timeline.order)],
                 "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
-                "customdata": _told(timeline, bins),
-                "hovertemplate": f"<b>{escaped(policy)}</b>  {_TOLD}<extra></extra>",
+                "customdata": _hover_texts(timeline, bins),
+                "hovertemplate": f"<b>{escaped(policy)}</b>  {_HOVER}<extra></extra>",
                 "legendgroup": policy,
                 "line": {
                     "shape": "hv",
@@ -93,7 +93,7 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
     layout["margin"] = {"l": 64, "r": 178, "t": _TOP, "b": _BOTTOM}
     layout["xaxis"] |= {
         "range": [0, count],
-        "title": _axis_title(_many("task, in the order in which they run", count, points)),
+        "title": _axis_title(_with_bin_size("task, in the order in which they run", count, points)),
     }
     layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
@@ -102,7 +102,7 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
 
 
 def category_drawing(timeline: Timeline, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """See `category_figure`."""
+    """Return the data of `category_figure`."""
     scale = unit_of(timeline.peak_bytes)
     bins = _bins(timeline, points)
     count = len(timeline.order)
@@ -132,8 +132,8 @@ def category_drawing(timeline: Timeline, colours: Colours, points: int = _MOST_P
             "showlegend": False,
             "x": xs,
             "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
-            "customdata": _told(timeline, bins),
-            "hovertemplate": f"<b>all</b>  {_TOLD}<extra></extra>",
+            "customdata": _hover_texts(timeline, bins),
+            "hovertemplate": f"<b>all</b>  {_HOVER}<extra></extra>",
             "line": {"shape": "hv", "width": 1.4, "color": colours["ink"]},
         }
     )
@@ -142,7 +142,7 @@ def category_drawing(timeline: Timeline, colours: Colours, points: int = _MOST_P
     layout["margin"] = {"l": 64, "r": 24, "t": _TOP, "b": _BOTTOM}
     layout["xaxis"] |= {
         "range": [0, count],
-        "title": _axis_title(_many("task, in the order in which they ran", count, points)),
+        "title": _axis_title(_with_bin_size("task, in the order in which they ran", count, points)),
     }
     layout["yaxis"] |= {
         "range": [0, 1.1 * timeline.peak_bytes / 1024**scale or 1],
@@ -153,9 +153,12 @@ def category_drawing(timeline: Timeline, colours: Colours, points: int = _MOST_P
 
 
 def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = False) -> Drawing:
-    """See `lifetimes_figure`."""
+    """Return the data of `lifetimes_figure`."""
     if clock and not timeline.event_ns:
-        raise ValueError("this timeline has no clock: it is a prediction; its lifetimes can be drawn over tasks")
+        raise ValueError(
+            "clock=True needs a measured timeline; this one is predicted and has no times. Leave out clock= to draw "
+            "over tasks"
+        )
     end = timeline.event_ns[-1] / 1e6 if clock else float(len(timeline.order))
     storages = heapq.nlargest(_MOST_BARS, timeline, key=lambda each: each.nbytes * _length(each, end, clock))
     words = StorageWords(timeline)
@@ -166,7 +169,7 @@ def lifetimes_drawing(timeline: Timeline, colours: Colours, *, clock: bool = Fal
 def _bars(
     timeline: Timeline, words: StorageWords, storages: list[Storage], end: float, clock: bool, colours: Colours
 ) -> list[Drawing]:
-    """A bar per storage, or several where it changes its category; a trace per category."""
+    """Return one trace per category. A storage that changes its category has several bars."""
     segments: dict[Category, list[tuple[int, float, float]]] = {}
     for row, storage in enumerate(storages):
         start, stop = _span(storage, end, clock)
@@ -180,7 +183,7 @@ def _bars(
                 start = at
             category = becomes
         segments.setdefault(category, []).append((row, start, stop))
-    told = [_story(words, storage) for storage in storages]
+    hover_texts = [_hover_text(words, storage) for storage in storages]
     return [
         {
             "type": "bar",
@@ -190,7 +193,7 @@ def _bars(
             "x": [stop - start for _, start, stop in segments[category]],
             "y": [row for row, _, _ in segments[category]],
             "width": 0.62,
-            "customdata": [told[row] for row, _, _ in segments[category]],
+            "customdata": [hover_texts[row] for row, _, _ in segments[category]],
             "hovertemplate": "%{customdata}<extra></extra>",
             "marker": {"color": colours[CATEGORY_COLOURS[category]], "line": {"width": 0}},
         }
@@ -199,7 +202,7 @@ def _bars(
 
 
 def _ends(storages: list[Storage], end: float, clock: bool, colours: Colours) -> Iterator[Drawing]:
-    """The marks at the ends of the bars: what was there before, what stays, what is freed."""
+    """Yield the marks at the ends of the bars: made before the backward, still alive, freed."""
     ends = (
         ("triangle-left", [(row, 0.0) for row, each in enumerate(storages) if each.born < 0], "made in the forward"),
         ("triangle-right", [(row, end) for row, each in enumerate(storages) if each.died is None], "alive at the end"),
@@ -265,7 +268,7 @@ def _lifetimes_layout(
 
 
 def peak_drawing(report: PeakReport, colours: Colours) -> Drawing:
-    """See `peak_figure`. Of many groups the smallest are one per category."""
+    """Return the data of `peak_figure`. If there are many groups, the smallest are combined per category."""
     layout = _layout(colours, 380)
     layout["margin"] = {"l": 12, "r": 12, "t": 12, "b": 12}
     del layout["xaxis"], layout["yaxis"]
@@ -281,7 +284,8 @@ class _PeakTree:
         self._ids, self._parents, self._values = ["peak"], [""], [report.nbytes]
         self._tints, self._inks = [colours["sunk"]], [colours["on-sunk"]]
         self._labels = [f"the peak  {size_text(report.nbytes)}"]
-        self._told = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+        self._hover_texts = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
+        # Groups are told apart by identity, because two groups can have equal contents.
         self._largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
         for category in report.categories:
             self._add_category(category)
@@ -299,13 +303,13 @@ class _PeakTree:
             below = f"{top}/{number}"
             if len(groups) == 1:
                 (group,) = groups
-                self._add(below, top, report.module_title(group) + _stays(group), group.nbytes, category, group)
+                self._add(below, top, report.module_title(group) + _grad_mark(group), group.nbytes, category, group)
                 continue
             title = module_title(report.timeline.graph, module)
             self._add(below, top, title, sum(group.nbytes for group in groups), category)
             for at, group in enumerate(groups):
                 line = group.source.short if group.source else f"by {group.made_by}"
-                self._add(f"{below}/{at}", below, line + _stays(group), group.nbytes, category, group)
+                self._add(f"{below}/{at}", below, line + _grad_mark(group), group.nbytes, category, group)
         if rest:
             title = f"+{len(rest):,} smaller groups"
             self._add(f"{top}/rest", top, title, sum(group.nbytes for group in rest), category)
@@ -321,11 +325,11 @@ class _PeakTree:
         self._tints.append(colours[CATEGORY_COLOURS[category]])
         self._inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
         title = escaped(cut(report.title(group) if group else label, LINE))
-        story = f"<br>{_group_story(group)}" if group else ""
-        self._told.append(f"<b>{title}</b><br>{_amount(nbytes, report.nbytes)}{story}")
+        details = f"<br>{_group_text(group)}" if group else ""
+        self._hover_texts.append(f"<b>{title}</b><br>{size_text(nbytes)}, {share_text(nbytes, report.nbytes)}{details}")
 
     def treemap(self) -> Drawing:
-        """The trace."""
+        """Return the trace."""
         colours = self._colours
         return {
             "type": "treemap",
@@ -336,7 +340,7 @@ class _PeakTree:
             "branchvalues": "total",
             "textinfo": "label",
             "textfont": {"color": self._inks},
-            "customdata": self._told,
+            "customdata": self._hover_texts,
             "hovertemplate": "%{customdata}<extra></extra>",
             "marker": {
                 "colors": self._tints,
@@ -349,12 +353,8 @@ class _PeakTree:
         }
 
 
-def _stays(group: PeakGroup) -> str:
+def _grad_mark(group: PeakGroup) -> str:
     return " → .grad" if group.stays else ""
-
-
-def _figure(drawing: Drawing) -> go.Figure:
-    return figure_of(drawing)
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
@@ -380,24 +380,24 @@ def _axis_title(text: str) -> dict[str, Any]:
     return {"text": text, "standoff": 8}
 
 
-def _many(text: str, count: int, points: int) -> str:
-    together = -(-count // points)
-    return text if together == 1 else f"{text} · each point is the highest of {together:,} tasks"
+def _with_bin_size(text: str, count: int, points: int) -> str:
+    per_point = -(-count // points)
+    return text if per_point == 1 else f"{text} · each point is the highest of {per_point:,} tasks"
 
 
 def _bins(timeline: Timeline, points: int) -> list[tuple[int, int, int]]:
-    """(first place, place of the highest level, how many) of each point."""
+    """Return (first place, place of the highest level, number of tasks) of each point."""
     peaks = timeline.task_peaks
     count = len(peaks)
-    together = max(-(-count // points), 1)
+    per_point = max(-(-count // points), 1)
     return [
-        (first, max(range(first, min(first + together, count)), key=peaks.__getitem__), min(together, count - first))
-        for first in range(0, count, together)
+        (first, max(range(first, min(first + per_point, count)), key=peaks.__getitem__), min(per_point, count - first))
+        for first in range(0, count, per_point)
     ]
 
 
-def _told(timeline: Timeline, bins: list[tuple[int, int, int]]) -> list[tuple[str, str, str]]:
-    """What is said of each point, and of the end: the level, at which task, and what that is."""
+def _hover_texts(timeline: Timeline, bins: list[tuple[int, int, int]]) -> list[tuple[str, str, str]]:
+    """Return the hover texts of each point and of the end: the level, the task's position, and its description."""
     count = len(timeline.order)
     found = []
     for _, place, _ in bins:
@@ -407,7 +407,7 @@ def _told(timeline: Timeline, bins: list[tuple[int, int, int]]) -> list[tuple[st
 
 
 def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[str, Any]:
-    """The mark of the peak."""
+    """Return the marker at the peak."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -423,11 +423,12 @@ def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[s
 
 
 def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> list[dict[str, Any]]:
-    """The peaks at the right, each at its height, equal ones together, moved up where they would overlap."""
+    """Return the peak labels at the right. Equal peaks share a label; labels that would overlap are moved up."""
     by_peak: dict[int, list[str]] = {}
     for policy, timeline in timelines.items():
         by_peak.setdefault(timeline.peak_bytes, []).append(policy)
     found = []
+    # From the lowest peak upwards, each label is moved up until it does not cover the previous one.
     lowest = 0.0  # pixels from the bottom of the plot
     for peak in sorted(by_peak):
         at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
@@ -457,7 +458,10 @@ def _clock_of(timeline: Timeline, event: int) -> float:
 
 
 def _span(storage: Storage, end: float, clock: bool) -> tuple[float, float]:
-    """Where its bar starts and stops. A task takes one unit of place, so what dies in it reaches to its end."""
+    """Return the start and end of a storage's bar.
+
+    A task is one unit wide, so the bar of a storage freed in it extends to the task's end.
+    """
     if clock:
         start = 0.0 if storage.born < 0 or storage.born_ns is None else storage.born_ns / 1e6
         return start, end if storage.died_ns is None else storage.died_ns / 1e6
@@ -470,7 +474,7 @@ def _length(storage: Storage, end: float, clock: bool) -> float:
     return stop - start
 
 
-def _story(words: StorageWords, storage: Storage) -> str:
+def _hover_text(words: StorageWords, storage: Storage) -> str:
     source = storage.made_by.source
     where = f" at {source.short}" if source else ""
     return (
@@ -481,11 +485,7 @@ def _story(words: StorageWords, storage: Storage) -> str:
     )
 
 
-def _group_story(group: PeakGroup) -> str:
+def _group_text(group: PeakGroup) -> str:
     parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
     count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
     return count + "<br>".join(map(wrapped, parts))
-
-
-def _amount(nbytes: int, whole: int) -> str:
-    return f"{size_text(nbytes)}, {share_text(nbytes, whole)}"

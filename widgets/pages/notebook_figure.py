@@ -1,4 +1,4 @@
-"""Plotly figures for notebooks. Plotly is imported when a figure is made, since saved pages do not need it."""
+"""Plotly figures for notebooks. Plotly is imported only to create a figure, because saved pages do not need it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 def figure_of(drawing: Drawing) -> go.Figure:
-    """Return plotly's figure of a drawing; a notebook keeps a picture beside its data. Needs plotly."""
+    """Return a drawing as a plotly figure, which keeps a picture beside its data in a notebook. Needs plotly."""
     from .shown_figure import ShownFigure
 
     return ShownFigure(drawing)
 
 
 def with_picture(figure: go.Figure) -> go.Figure:
-    """Return a copy of your own figure that leaves a picture beside its data where a notebook shows it.
+    """Return a copy of a figure that stores a picture beside its data when a notebook shows it.
 
-    GitHub, an untrusted notebook and a PDF show the picture: lines, areas, markers, horizontal bars, and histograms
-    whose bins are given. A figure with anything else is shown as usual, without a picture. No browser is started.
+    GitHub, an untrusted notebook and a PDF show the picture. It can contain lines, areas, markers, horizontal bars, and
+    histograms with specified bins. Other figures are shown as usual, without a picture. No browser is started.
 
     Args:
-        figure: a `plotly.graph_objects.Figure`. It is not changed.
+        figure: a `plotly.graph_objects.Figure`. It is not modified.
 
     Raises:
-        TypeError: not a plotly figure.
+        TypeError: `figure` is not a plotly figure.
     """
     import plotly.graph_objects as go
 

@@ -1,4 +1,4 @@
-"""A study of orders as a table for notebooks, a figure, and one HTML page that needs no network."""
+"""Order studies as a notebook table, a figure, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .theme import LATER, LIGHT, Colours, colours_of, figure_style, hover_label
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of policies in order
-_PATTERNS = ("", "/", "x")  # where there are more policies than colours
+_COLOURS = ("ink", "accent", "saved", "pgrad", "held", "work", "buffer", "other")  # of the policies, in order
+_PATTERNS = ("", "/", "x")  # for more policies than colours
 _SIGNS = {
     1: f"color:var(--accent,{LIGHT['accent']})",
     0: "opacity:.72",
     -1: f"color:var(--saved,{LIGHT['saved']})",
 }
-_BAR = 17  # pixels of one bar, with its distance from the next
+_BAR = 17  # pixels per bar, including the space to the next
 _GAP = 16  # between two workloads
 _TOP, _BOTTOM = 62, 34
-_FAR = 3.0  # a ratio from which on the axis is logarithmic, so that small ones are still seen
-_CHARACTERS = 18  # of a workload's name beside its bars
+_FAR = 3.0  # from this ratio the axis is logarithmic, so that small ratios stay visible
+_CHARACTERS = 18  # length limit of a workload's name beside its bars
 _TABLE = """
 .ts-report tbody tr.more:nth-child(n){border-top:0}
 .ts-report tr.more td{padding-top:0;padding-bottom:2px}
@@ -43,13 +43,13 @@ _STYLE = """
 
 
 def page_html(study: OrderStudy, title: str) -> str:
-    """The page of a study."""
+    """Return the page of a study."""
     figures = Figures()
     parts = [f"<section>{study_html(study)}</section>"]
     if study.others and study.rows:
         figure = figures.html("ratios", f"Peak and time against {study.reference}", study_drawing(study, LATER))
         parts.append(
-            f"<section><h2>Against {escape(study.reference)}<span>to the right of the line is more, to the left less"
+            f"<section><h2>Compared with {escape(study.reference)}<span>right of the line is more, left is less"
             f"</span></h2>{figure}</section>"
         )
     for row in study.rows:
@@ -60,13 +60,13 @@ def page_html(study: OrderStudy, title: str) -> str:
                 f"<section><h2>{escape(row.name)} on {escape(row.devices)}<span>simulated with measured times of its "
                 f"tasks</span></h2>{figure}</section>"
             )
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
-    parts.append(f'<section class="said"><h2>How it was measured</h2>{said}</section>')
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
+    parts.append(f'<section class="said"><h2>How it was measured</h2>{sentences}</section>')
     return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), figures, _STYLE)
 
 
 def study_html(study: OrderStudy) -> str:
-    """The rows of a study and what they say. It brings its own style."""
+    """Return a study's sentences and table as HTML, including its style sheet."""
     headings, blocks = study.blocks
     heads = "".join(
         f'<th scope="colgroup" style="text-align:right;padding-right:6px"><b>{escape(heading)}</b></th><th></th>'
@@ -76,9 +76,9 @@ def study_html(study: OrderStudy) -> str:
     bodies = "".join(
         f"<tbody>{''.join(_lines(row, block, columns))}</tbody>" for row, block in zip(study.rows, blocks, strict=True)
     )
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.sentences)
+    sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.sentences)
     table = f'<table><thead><tr><th></th>{heads}<th style="width:40%"></th></tr></thead>{bodies}</table>'
-    return f'<div class="ts-report"><style>{STYLE}{_TABLE}</style>{said}{table if study.rows else ""}</div>'
+    return f'<div class="ts-report"><style>{STYLE}{_TABLE}</style>{sentences}{table if study.rows else ""}</div>'
 
 
 def _lines(row: StudiedWorkload, block: Block, columns: int) -> Iterator[str]:
@@ -101,18 +101,21 @@ def _cell(cell: Cell) -> str:
 
 
 def study_figure(study: OrderStudy, theme: GraphTheme = "auto") -> go.Figure:
-    """Peak and time of each policy against the reference's, per workload.
+    """Draw each policy's peak and time relative to the reference's, per workload.
 
     Raises:
-        ValueError: there is nothing to compare.
+        ValueError: the study has no workload, or only one policy.
     """
     if not study.others or not study.rows:
-        raise ValueError("a figure of a study needs a workload and two policies: it shows one against the other")
+        raise ValueError("a study's figure compares policies: it needs at least one workload and two policies")
     return figure_of(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
-    """See `study_figure`: bars from 1, the reference, in two panels. Of times the middle half of the rounds, too."""
+    """Return the data of `study_figure`: two panels of bars that start at 1, the reference.
+
+    Whiskers at the times show the middle half of the rounds.
+    """
     height = _GAP + _BAR * len(study.others)
     peaks = [row.peak_ratio(policy, study.reference) for row in study.rows for policy in study.others]
     times = [row.time_ratio(policy, study.reference) for row in study.rows for policy in study.others]
@@ -155,7 +158,7 @@ def study_drawing(study: OrderStudy, colours: Colours) -> Drawing:
 
 
 def _bars(study: OrderStudy, policy: str, at: list[float], width: float, colours: Colours) -> Iterator[Drawing]:
-    """The bars of one policy in both panels."""
+    """Yield the bars of one policy in both panels."""
     place = study.policies.index(policy)
     marker = {
         "color": colours[_COLOURS[place % len(_COLOURS)]],
@@ -178,7 +181,7 @@ def _bars(study: OrderStudy, policy: str, at: list[float], width: float, colours
         "width": width,
         "base": 1,
         "marker": marker,
-        "customdata": [_story(study, row, policy) for row in study.rows],
+        "customdata": [_hover_text(study, row, policy) for row in study.rows],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
     yield {
@@ -206,7 +209,7 @@ def _bars(study: OrderStudy, policy: str, at: list[float], width: float, colours
     }
 
 
-def _story(study: OrderStudy, row: StudiedWorkload, policy: str) -> str:
+def _hover_text(study: OrderStudy, row: StudiedWorkload, policy: str) -> str:
     lines = [f"<b>{escaped(policy)}</b> on {escaped(row.name)}"]
     for what, cells in study.lines(row):
         mine, its = (cells[study.policies.index(each)] for each in (policy, study.reference))
@@ -215,7 +218,7 @@ def _story(study: OrderStudy, row: StudiedWorkload, policy: str) -> str:
 
 
 def _axis(ratios: list[float], domain: tuple[float, float], colours: Colours) -> dict[str, Any]:
-    """An axis on which all ratios have room, 1 among them, and text behind the longest bar."""
+    """Return an axis with room for all ratios, for 1, and for the text after the longest bar."""
     low, high = min(1.0, *ratios), max(1.0, *ratios)
     axis: dict[str, Any] = {
         "domain": list(domain),
@@ -243,7 +246,7 @@ def _axis(ratios: list[float], domain: tuple[float, float], colours: Colours) ->
 
 
 def _shapes(rows: int, colours: Colours) -> Iterator[dict[str, Any]]:
-    """The line of the reference in each panel, and one between each two workloads."""
+    """Yield the reference's line in each panel, and lines between the workloads."""
     for axis in ("x", "x2"):
         yield {
             "type": "line", "xref": axis, "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1,

@@ -1,4 +1,4 @@
-"""Mirrored forwards in a comparison: curves measured and predicted, with the plan and without, and what modules pay."""
+"""Rows of a comparison with a recomputation plan: measured and predicted curves, and the cost by module."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 300
-_MOST_POINTS = 1500  # of one line
+_MOST_POINTS = 1500  # per line
 _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 
 def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
-    """See `Comparison.mirrored_figure`."""
+    """Return the figure of `Comparison.mirrored_figure`."""
     return figure_of(mirrored_drawing(comparison, row, colours_of(theme)))
 
 
 def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
-    """A section for each mirrored row. Modules are once for each plan."""
+    """Return a section for each row with a plan. The table of modules appears once per plan."""
     found = []
-    told = set()
+    seen_plans = set()
     for number, row in enumerate(comparison.rows):
         if row.plan is None:
             continue
         title = f"{row.policy}, measured and predicted"
         figure = figures.html(f"mirrored-{number}", title, mirrored_drawing(comparison, row, LATER, points))
         table = ""
-        if row.plan not in told and row.plan.dropped:
-            table = "<h2>By module<span>what is let go of, and what its replays take by the plan</span></h2>"
+        if row.plan not in seen_plans and row.plan.dropped:
+            table = "<h2>By module<span>dropped bytes and predicted recomputation time</span></h2>"
             table += cells_html(module_cells(row.plan), module_sentences(row.plan), RIGHT)
-        told.add(row.plan)
+        seen_plans.add(row.plan)
         found.append(
             f"<section><h2>{escape(row.policy)}<span>the highest level while each task ran, measured and predicted"
             f"</span></h2>{figure}{table}</section>"
@@ -51,13 +51,14 @@ def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
 
 
 def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """The levels of a mirrored row and of the one without, each measured and predicted.
+    """Draw the measured and predicted levels of a row with a plan, and of the row without it.
 
     Raises:
-        ValueError: its forward was not mirrored.
+        ValueError: the row has no recomputation plan.
     """
     if row.plan is None:
-        raise ValueError(f"{row.policy!r} is without mirroring; mirrored are {_mirrored(comparison) or 'none'}")
+        planned = ", ".join(each.policy for each in comparison.rows if each.plan is not None) or "none"
+        raise ValueError(f"row {row.policy!r} has no recomputation plan; rows with a plan: {planned}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -68,7 +69,7 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points:
         _line(name, each.timeline.task_peaks, scale, points, _MEASURED | {"color": colours[colour]})
         for name, (each, colour) in rows.items()
     ]
-    predicted = [  # above, as they mostly lie upon what is measured
+    predicted = [  # drawn on top, because they mostly coincide with the measured lines
         _line(f"{name}, predicted", each.predicted_levels, scale, points, _PREDICTED | {"color": colours["ink"]})
         for name, (each, _) in rows.items()
         if each.predicted_levels
@@ -100,10 +101,10 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points:
 
 
 def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict[str, object]) -> Drawing:
-    """The levels as steps. Of many tasks, each point is the highest of several in a row."""
-    together = max(1, -(-len(levels) // points))
-    starts = range(0, len(levels), together)
-    highest = [max(levels[start : start + together]) for start in starts]
+    """Return the levels as a step curve. If there are many tasks, each point is the highest of several."""
+    per_point = max(1, -(-len(levels) // points))
+    starts = range(0, len(levels), per_point)
+    highest = [max(levels[start : start + per_point]) for start in starts]
     highest.append(highest[-1] if highest else 0)
     return {
         "type": "scatter",
@@ -115,7 +116,3 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
         "hovertemplate": f"{escaped(name)}  %{{customdata}}<extra></extra>",
         "line": {"shape": "hv", **style},
     }
-
-
-def _mirrored(comparison: Comparison) -> str:
-    return ", ".join(row.policy for row in comparison.rows if row.plan is not None)

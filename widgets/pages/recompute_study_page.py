@@ -1,4 +1,4 @@
-"""Studies of mirroring as a table for notebooks, a figure, and one HTML page that needs no network."""
+"""Recomputation studies as a notebook table, a figure, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 _HEIGHT = 320
 _TOP, _BOTTOM = 16, 46  # margins, pixels
 _NAMES = 204  # pixels to the right of the plot, for the names of the points
-_NAME = 17  # pixels of one
-_MARGIN = 0.12  # of the axes, around the points
-_LEAST = 20.0  # percent that the upright axis has: less is no difference to be drawn as one
+_NAME = 17  # pixels per name
+_MARGIN = 0.12  # share of the axes, around the points
+_LEAST = 20.0  # percent: least extent of the vertical axis, so that small differences look small
 _COLOURS = {
     NOTHING: "ink3",
     BLOCKS: "saved",
@@ -47,48 +47,48 @@ _DIAMOND = ("diamond", "◆")
 _RIGHT = ("peak", "change", "predicted", "time", "over nothing", "predicted time")
 _WORDS = {
     BLOCKS: "torch.utils.checkpoint(use_reentrant=False) around each block of the model",
-    SELECTIVE: "the same with create_selective_checkpoint_contexts: products, convolutions and attention are saved",
+    SELECTIVE: "the same with create_selective_checkpoint_contexts, which saves products, convolutions and attention",
     COMPILED: "torch.compile with torch._functorch.config.activation_memory_budget = 0.5",
-    WITHIN: "the lowest peak that this much more time pays for",
-    BELOW: "at the lowest price a peak 2 % below that of checkpoints per block",
-    HALF: "at the lowest price half of the peak, where no block repeats",
-    "peak": "the highest level of forward and backward: all bytes asked for since just before, and not yet freed",
-    "predicted": "the peak of the backward by the plan, and how far it is off what was measured",
-    "time": "the median of whole steps, forward and backward, with recording and replays in them",
-    "over nothing": "the median of each round's own ratio; in the figure, the lines to either side of a point are the "
-    "middle half of them",
-    "predicted time": "the same ratio by the plan",
-    "gradients": "beside those without anything, and what the forward writes: running statistics",
+    WITHIN: "the lowest peak within this overhead",
+    BELOW: "the lowest overhead for a peak 2 % below that of checkpoints per block",
+    HALF: "the lowest overhead for half of the peak, if no block repeats",
+    "peak": "the highest level of forward and backward: bytes requested since just before them and not yet freed",
+    "predicted": "the backward's peak as planned, and its difference from the measured peak",
+    "time": "the median time of a step: forward and backward, including recording and recomputation",
+    "over nothing": "the median of the time ratios of all rounds; in the figure, whiskers show the middle half of the "
+    "rounds",
+    "predicted time": "the time ratio as planned",
+    "gradients": "gradients and running statistics, compared with those of the plain step",
 }
 
 
 def page_html(studies: Sequence[MirrorStudy], title: str) -> str:
-    """The page."""
+    """Return a page of studies."""
     return studies_page(title, studies, study_html, study_drawing, _WORDS)
 
 
 def study_html(study: MirrorStudy) -> str:
-    """The rows of a study and what they say. It brings its own style."""
+    """Return a study's sentences and table as HTML, including its style sheet."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
     return cells_html(study.cells, study.sentences, _RIGHT, bars)
 
 
 def study_figure(study: MirrorStudy, theme: GraphTheme = "auto") -> go.Figure:
-    """See `study_drawing`."""
+    """Return `study_drawing` as a plotly figure."""
     return figure_of(study_drawing(study, colours_of(theme)))
 
 
 def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
-    """Each way as a point: time to the right, peak upwards, so that what is better is below and to the left.
+    """Draw each way as a point: time to the right, peak upwards. Better ways are below and to the left.
 
-    The whiskers are the middle half of the rounds. The names are in a column of their own, each with its point's mark
-    and a line to it, so that they can be read where points are near each other.
+    The whiskers show the middle half of the rounds. The names are in a separate column, connected to their points by
+    lines, so that they stay readable if points are close to each other.
     """
     times = [row.time_ratio.middle for row in study.rows]
     peaks = [100 * study.ratio(row.name) for row in study.rows]
-    across, up = _around(times, _MARGIN), _around(peaks, _LEAST)
-    name_at = dict(zip((row.name for row in study.rows), _spread(peaks, up), strict=True))
+    across, up = _padded_range(times, _MARGIN), _padded_range(peaks, _LEAST)
+    name_at = dict(zip((row.name for row in study.rows), _name_heights(peaks, up), strict=True))
     traces: list[Drawing] = []
     names: list[Drawing] = []
     for row, peak in zip(study.rows, peaks, strict=True):
@@ -101,8 +101,8 @@ def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
         "hovermode": "closest",
         "showlegend": False,
         "annotations": names,
-        "xaxis": _axis(colours, "time of a step over that of nothing") | {"range": across, "ticksuffix": " ×"},
-        "yaxis": _axis(colours, "of the peak of nothing") | {"range": up, "ticksuffix": " %"},
+        "xaxis": _axis(colours, "step time, relative to the plain step") | {"range": across, "ticksuffix": " ×"},
+        "yaxis": _axis(colours, "peak, relative to the plain step") | {"range": up, "ticksuffix": " %"},
     }
     return {"data": traces, "layout": layout}
 
@@ -136,7 +136,7 @@ def _point(row: StudiedWay, peak: float, colours: Colours) -> Drawing:
 
 
 def _name(row: StudiedWay, peak: float, x: float, y: float, colours: Colours) -> Iterator[Drawing]:
-    """The mark of a point, its name, and the line from there to the point."""
+    """Yield a point's name, its mark, and the line to the point."""
     _, mark = _SYMBOLS.get(row.name, _DIAMOND)
     beside = {"x": x, "y": y, "xanchor": "left", "xshift": 2, "showarrow": False}
     yield {"text": mark, "font": {"color": colours[_COLOURS.get(row.name, "ink")]}} | beside
@@ -157,30 +157,30 @@ def _name(row: StudiedWay, peak: float, x: float, y: float, colours: Colours) ->
     }
 
 
-def _around(values: Sequence[float], least: float) -> list[float]:
-    """From below the least to above the most of them, but never below 0; at least as wide as this."""
+def _padded_range(values: Sequence[float], least: float) -> list[float]:
+    """Return an axis range around all values, with a margin, at least `least` wide and not below 0."""
     low, high = min(values), max(values)
     more = max(_MARGIN * (high - low), (least - (high - low)) / 2)
     return [max(0.0, low - more), high + more]
 
 
-def _spread(values: Sequence[float], axis: Sequence[float]) -> list[float]:
-    """Where names of points at these heights go, none upon another: as near as that to their own, and in their order.
+def _name_heights(values: Sequence[float], axis: Sequence[float]) -> list[float]:
+    """Return heights for the names of points at these heights: close to their points, in order, without overlap.
 
-    They are put from the top down, and what then hangs below the axis is pushed up again.
+    Names are placed from the top down. Those that end up below the axis are then moved up.
     """
     low, high = axis
-    apart = _NAME * (high - low) / (_HEIGHT - _TOP - _BOTTOM)
+    spacing = _NAME * (high - low) / (_HEIGHT - _TOP - _BOTTOM)
     order = sorted(range(len(values)), key=lambda place: -values[place])
     found = [0.0] * len(values)
-    ceiling = high - apart / 2
+    ceiling = high - spacing / 2
     for place in order:
         found[place] = min(values[place], ceiling)
-        ceiling = found[place] - apart
-    floor = low + apart / 2
+        ceiling = found[place] - spacing
+    floor = low + spacing / 2
     for place in reversed(order):
         found[place] = max(found[place], floor)
-        floor = found[place] + apart
+        floor = found[place] + spacing
     return found
 
 

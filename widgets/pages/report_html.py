@@ -1,7 +1,7 @@
-"""Reports as HTML, for a notebook's output and for a page: tables in words, in the colours of their surroundings.
+"""Reports as HTML tables for notebook output and saved pages, in the colours of the surrounding page.
 
-JupyterLab takes the style sheet out of a notebook that its reader has not run, and so does GitHub: what a table needs
-to be read is said in its cells. Where JupyterLab leaves it in, its own has columns of equal width and grey rows.
+JupyterLab and GitHub remove the style sheet from untrusted notebooks, so cells also have the essential styles inline.
+In a trusted notebook the style sheet overrides JupyterLab's equal column widths and grey rows.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from ...engine.diagnose.advise import Advice
 
 CATEGORIES = {
-    Category.SAVED: "a node keeps it for its backward",
-    Category.BUFFER: "a gradient on its way: it waits for the task that takes it",
-    Category.GRADIENT: "the .grad of a leaf, which stays when the backward has ended",
-    Category.FORWARD: "of the forward: no node keeps it, your code does, as it does the loss",
-    Category.HELD: "a gradient that is neither a .grad nor on its way: a hook or retain_grad() holds it",
-    Category.WORKSPACE: "made and freed inside one task",
-    Category.UNKNOWN: "none of these, as far as can be told: what a library keeps for itself, say",
-    Category.LISTED: 'one of several gradients that wait in a list for their task to sum them (accumulate="list")',
-    Category.CONSUMED: 'what waited for a task that has run, and is never let go (release="never")',
-    Category.PARAMETER: "a parameter or a buffer of the model, where a whole step is shown",
-    Category.STATE: "what an optimizer keeps from step to step, where a whole step is shown",
+    Category.SAVED: "saved by a node for the backward",
+    Category.BUFFER: "a gradient in an input buffer, waiting for its task",
+    Category.GRADIENT: "the .grad of a leaf, which stays after the backward",
+    Category.FORWARD: "made by the forward and held by your code, not by a node; the loss, for example",
+    Category.HELD: "a gradient held by a hook or retain_grad(), neither a .grad nor in an input buffer",
+    Category.WORKSPACE: "allocated and freed within one task",
+    Category.UNKNOWN: "none of the other categories; memory that a library holds, for example",
+    Category.LISTED: 'one of several gradients in a list, which their task sums when it runs (accumulate="list")',
+    Category.CONSUMED: 'an input buffer of a task that has run, which is never freed (release="never")',
+    Category.PARAMETER: "a parameter or a buffer of the model (for whole steps)",
+    Category.STATE: "the optimizer's state (for whole steps)",
 }
 COLUMNS = {
-    "peak": "the highest level of the backward: all bytes asked for since just before the forward, and not yet freed",
-    "predicted": "simulated in this order from the measured run of another policy, or by the plan of a mirrored "
-    "forward; exact: equal to the byte",
-    "dry run": "predicted before any backward ran, from the forward alone",
+    "peak": "the highest level of the backward: bytes requested since just before the forward and not yet freed",
+    "predicted": "simulated in this order from another policy's measured run, or from the recomputation plan; exact "
+    "means equal to the byte",
+    "dry run": "predicted from the forward alone, before any backward ran",
     "peak in": "the task in which the peak was reached",
-    "longest queue": "the most tasks that were ready to run at one moment",
-    "time": "the median of backwards whose memory was not recorded",
+    "longest queue": "the largest number of tasks that were ready at the same time",
+    "time": "the median time of backwards without memory recording",
 }
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
-_MOST_GROUPS = 5  # of each category
+_MOST_GROUPS = 5  # per category
+# `tr:nth-child(n)` matches every row; it only makes the rule more specific than JupyterLab's.
 STYLE = """
 .ts-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
 .ts-report p{margin:0 0 4px;max-width:110ch}
@@ -71,39 +72,40 @@ border:1px solid rgba(128,134,145,.28);border-radius:4px}
 
 
 def peak_html(report: PeakReport) -> str:
-    """A report on a peak. It brings its own style."""
+    """Return a peak report as HTML, including its style sheet."""
     first, *others = report.answer
     parts = [f"<p><b>{escape(first)}</b></p>", *(f"<p>{escape(sentence)}</p>" for sentence in others)]
     rows = []
     for category, groups, rest in report.shown(_MOST_GROUPS):
         nbytes = report.categories[category]
         name = category_html(category)
-        share = _unbroken(share_text(nbytes, report.nbytes))
-        rows.append(_row(f"<b>{_unbroken(size_text(nbytes))}</b>", f"<b>{share}</b>", name, ""))
+        share = _non_breaking(share_text(nbytes, report.nbytes))
+        rows.append(_row(f"<b>{_non_breaking(size_text(nbytes))}</b>", f"<b>{share}</b>", name, ""))
         rows += [_group_row(report, group) for group in groups]
         if rest:
             rows.append(_row("", "", f'<span class="soft">{rest}</span>', ""))
     parts.append(
         f"<table><thead><tr><th{_cell(True)}>bytes</th><th{_cell(True)}>share</th>"
-        f"<th{_cell(False)}>what, made where</th><th{_cell(False)}>made by, kept, freed</th></tr></thead>"
+        f"<th{_cell(False)}>tensor, made at</th><th{_cell(False)}>made by, kept, freed</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     parts += [
-        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {_hint(hint.fact, hint.advice)}</p>'
+        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {escape(hint.fact)}. '
+        f"{escape(hint.advice[:1].upper() + hint.advice[1:])}.</p>"
         for hint in report.hints
     ]
     return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
 class PeakRow(Protocol):
-    """A row of a table. One that has not run has no peak."""
+    """A row of a table. Its peak is None if it has not run."""
 
     @property
     def peak_bytes(self) -> int | None: ...
 
 
 class PeakTable(Protocol):
-    """What shows itself as a table with bars for peaks: `ts.compare`'s, `ts.plan_order`'s, a deck's."""
+    """A result shown as a table with bars for peaks: of `ts.compare`, `ts.plan_order`, or a deck."""
 
     @property
     def rows(self) -> Sequence[PeakRow]: ...
@@ -116,7 +118,7 @@ class PeakTable(Protocol):
 
 
 def table_html(comparison: PeakTable) -> str:
-    """The rows of a comparison and what they say. It brings its own style."""
+    """Return a comparison's sentences and table as HTML, including its style sheet."""
     peaks = [row.peak_bytes for row in comparison.rows]
     most = max((peak for peak in peaks if peak), default=1)
     bars = [None if peak is None else 100 * peak / most for peak in peaks]
@@ -133,11 +135,13 @@ def cells_html(
     right: Collection[str] = (),
     bars: Sequence[float | None] = (),
 ) -> str:
-    """A table of text, its headings first, below what it says. It brings its own style.
+    """Return sentences and a table as HTML, including their style sheet.
 
     Args:
-        right: the headings of columns of numbers.
-        bars: for each row the length of the bar below its peak, in percent.
+        cells: the rows of the table, with the headings first.
+        sentences: text above the table.
+        right: headings of right-aligned columns.
+        bars: for each row, the length in percent of the bar below its peak; None for no bar.
     """
     headings, *rows = cells
     head = "".join(
@@ -151,20 +155,22 @@ def cells_html(
             for heading, text in zip(headings, texts, strict=True)
         ]
         body.append(f"<tr>{''.join(found)}</tr>")
-    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>" if rows else ""
-    return f'<div class="ts-report"><style>{STYLE}</style>{said}{table}</div>'
+    return f'<div class="ts-report"><style>{STYLE}</style>{paragraphs}{table}</div>'
 
 
 def phases_html(result: ShownAsTable) -> str:
-    """A table of numbers with what it says above. It brings its own style."""
+    """Return a result's sentences and table of numbers as HTML, including its style sheet."""
     headings = result.cells[0]
     return cells_html(result.cells, result.sentences, [each for each in headings if each not in result.words])
 
 
 def advice_html(advice: Advice) -> str:
-    """A table, what it stands on item by item, and the code of each change: that of the largest gain is open. It brings
-    its own style."""
+    """Return advice as HTML: a table, then each item's facts and code, including its style sheet.
+
+    Only the code of the item with the largest gain is expanded.
+    """
     cells = [[text.replace(" ×", "\u00a0×") for text in row] for row in advice.cells]
     parts = [cells_html(cells, advice.sentences, ("forward + backward", "peak", "differs by"))]
     for item in advice:
@@ -178,7 +184,7 @@ def advice_html(advice: Advice) -> str:
 
 
 def _text(heading: str, text: str, right: bool, bar: float | None) -> str:
-    shown = escape(_unbroken(text) if right else text)
+    shown = escape(_non_breaking(text) if right else text)
     if heading in _BOLD:
         shown = f"<b>{shown}</b>"
     if bar is not None:
@@ -187,45 +193,42 @@ def _text(heading: str, text: str, right: bool, bar: float | None) -> str:
 
 
 def category_html(category: Category) -> str:
-    """Its colour, its name, and what that means on hover."""
+    """Return a category's colour and name, with its meaning on hover."""
     return f'<span style="color:{_colour(category)}">■</span> <b{_title(CATEGORIES[category])}>{category.title}</b>'
 
 
 def _group_row(report: PeakReport, group: PeakGroup) -> str:
-    story = "<br>".join(f'<span class="soft">{word}</span> {escape(said)}' for word, said in report.sentences(group))
+    details = "<br>".join(f'<span class="soft">{word}</span> {escape(text)}' for word, text in report.sentences(group))
     nbytes, share = size_text(group.nbytes), share_text(group.nbytes, report.nbytes)
-    return _row(_unbroken(nbytes), _unbroken(share), escape(report.title(group)), story)
+    return _row(_non_breaking(nbytes), _non_breaking(share), escape(report.title(group)), details)
 
 
-def _row(nbytes: str, share: str, what: str, story: str) -> str:
+def _row(nbytes: str, share: str, what: str, details: str) -> str:
     return (
         f"<tr><td{_cell(True)}>{nbytes}</td><td{_cell(True)}>{share}</td>"
-        f"<td{_cell(False, 'where')}>{what}</td><td{_cell(False, 'wide')}>{story}</td></tr>"
+        f"<td{_cell(False, 'where')}>{what}</td><td{_cell(False, 'wide')}>{details}</td></tr>"
     )
 
 
 def _title(text: str) -> str:
-    """What opens on hover."""
+    """Return an attribute with a hover text."""
     return f' title="{escape(text)}"' if text else ""
 
 
-def _hint(fact: str, advice: str) -> str:
-    return f"{escape(fact)}. {escape(advice[:1].upper() + advice[1:])}."
-
-
 def _cell(right: bool, name: str = "") -> str:
-    """What a cell says of itself."""
+    """Return the attributes of a cell. Its alignment is inline, because style sheets are often removed."""
     if right:
         return ' class="num" style="text-align:right;vertical-align:top"'
     named = f' class="{name}"' if name else ""
     return f'{named} style="text-align:left;vertical-align:top"'
 
 
-def _unbroken(text: str) -> str:
-    """A number and its unit stay on one line."""
+def _non_breaking(text: str) -> str:
+    """Return the text with non-breaking spaces, which keep a number and its unit on one line."""
     return text.replace(" ", "\u00a0")
 
 
 def _colour(category: Category) -> str:
     name = CATEGORY_COLOURS[category]
+    # Notebooks do not define the variables of saved pages, so there is a fallback.
     return f"var(--{name},{LIGHT[name]})"

@@ -1,4 +1,4 @@
-"""Figures of plotly's as notebooks show and keep them: in the page's theme, and with a picture for where none runs."""
+"""Plotly figures in notebooks: they follow the page's theme, and store a picture for viewers without scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .png import bundle_of
 from .theme import AUTO, LIGHT, follow_page, in_light
 
 _CLEAR = AUTO["panel"]
-# The style sheet is an output of its own: none of the space between outputs is for it.
+# The style sheet is a separate output. Hiding that output also removes the space around it.
 _STYLE = f"""<style class="tapescope-figures">
 .jp-OutputArea-child:has(style.tapescope-figures){{display:none}}
 {follow_page()}
@@ -20,14 +20,14 @@ _STYLE = f"""<style class="tapescope-figures">
 
 
 class ShownFigure(go.Figure):
-    """A `go.Figure` that leaves a picture of itself beside its data, for GitHub, an untrusted notebook, or a PDF.
+    """A `go.Figure` that stores a picture beside its data, for GitHub, an untrusted notebook, or a PDF.
 
-    The picture is drawn when the figure is shown, of what it has then; where something was added of which tapescope has
-    no drawing, there is none.
+    The picture is drawn when the figure is shown. If the figure then has anything that tapescope cannot draw, there is
+    no picture.
     """
 
     def still(self) -> str | None:
-        """The picture as SVG, light where the figure has no background of its own."""
+        """Return the picture as SVG, light if the figure has no background; None if it is not supported."""
         background = self.layout.paper_bgcolor
         if background != _CLEAR:
             return figure_svg(self.to_dict(), background or LIGHT["panel"])
@@ -36,7 +36,7 @@ class ShownFigure(go.Figure):
 
     def _ipython_display_(self) -> None:
         data = self._repr_mimebundle_()
-        if not data:  # another way of plotly's to show it was chosen: a browser, say
+        if not data:  # another plotly renderer was chosen, such as a browser
             super()._ipython_display_()
             return
         if self.layout.paper_bgcolor == _CLEAR:
@@ -48,8 +48,8 @@ class ShownFigure(go.Figure):
         svg = self.still()
         if svg is None:
             return {}, {}
-        # Until plotly runs its extension for JupyterLab shows the picture pixel for pixel, and cuts what is wider.
+        # Before plotly runs, its JupyterLab extension shows the picture at its full size and clips it, so use scale 1.
         data, metadata = bundle_of(svg, repr(self.layout.title.text or "a figure"), scale=1.0)
-        if "image/png" in data:  # the figure's own data are there to be looked at more closely
+        if "image/png" in data:  # the SVG would only add detail, which the figure's data already provide
             del data["image/svg+xml"]
         return {name: each for name, each in data.items() if name != "text/plain"}, metadata

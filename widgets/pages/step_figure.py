@@ -1,4 +1,4 @@
-"""A whole training step as a figure: its memory over time."""
+"""Figure of a whole training step's memory over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HEIGHT = 340
 _SINCE = "milliseconds since the step began"
 _IN_ORDER = "allocations and frees, in order"
-_LEAST_SHARE = 0.06  # of the step, for a phase to be named
+_LEAST_SHARE = 0.06  # of the step; shorter phases are not labelled
 _COLOURS = {
     PARAMETERS: "param",
     BUFFERS: "unknown",
@@ -31,16 +31,16 @@ _COLOURS = {
     ACTIVATIONS: "saved",
     TEMPORARIES: "work",
 }
-"""Stacked from below in this order."""
+"""Colours by category, in stacking order from the bottom."""
 
 
 def step_figure(step: TrainingStep | Fit, theme: GraphTheme = "auto") -> go.Figure:
-    """The step's memory over time, stacked by category, with its phases."""
+    """Draw the step's memory over time, stacked by category, with its phases."""
     return figure_of(step_drawing(step.timeline, colours_of(theme)))
 
 
 def step_drawing(timeline: StepTimeline, colours: Colours) -> Drawing:
-    """See `step_figure`."""
+    """Return the data of `step_figure`."""
     scale = unit_of(timeline.peak_bytes)
     is_timed = bool(timeline.elapsed_ns)
     times = [0.0, *(ns / 1e6 for ns in timeline.event_ns), timeline.elapsed_ns / 1e6]
@@ -78,17 +78,17 @@ def step_drawing(timeline: StepTimeline, colours: Colours) -> Drawing:
 
 
 def _phases(timeline: StepTimeline, colours: Colours) -> tuple[list[Drawing], list[Drawing]]:
-    """A line where each phase begins, and its name where there is room."""
+    """Return a line at the start of each phase, and the names of phases that are long enough."""
     if timeline.elapsed_ns:
-        starts, whole = [phase.start_ns / 1e6 for phase in timeline.phases], timeline.elapsed_ns / 1e6
+        starts, end_of_step = [phase.start_ns / 1e6 for phase in timeline.phases], timeline.elapsed_ns / 1e6
     else:
-        starts, whole = [float(phase.event) for phase in timeline.phases], len(timeline.events) + 1.0
-    phases = zip(timeline.phases, pairwise([*starts, whole]), strict=True)
+        starts, end_of_step = [float(phase.event) for phase in timeline.phases], len(timeline.events) + 1.0
+    phases = zip(timeline.phases, pairwise([*starts, end_of_step]), strict=True)
     lines, names = [], []
     for name, (at, end) in ((phase.name, span) for phase, span in phases):
         line = {"color": colours["line2"], "width": 1}
         lines.append({"type": "line", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line})
-        if end - at >= _LEAST_SHARE * whole:
+        if end - at >= _LEAST_SHARE * end_of_step:
             font = {"color": colours["ink2"], "size": 11}
             text = {"text": name, "showarrow": False, "font": font, "yref": "paper"}
             names.append(text | {"x": (at + end) / 2, "y": 1, "yanchor": "bottom"})

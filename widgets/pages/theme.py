@@ -1,4 +1,4 @@
-"""The colours and type of all that tapescope draws about memory."""
+"""Colours and fonts of tapescope's figures and pages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TEXT_ON = (
 
 
 def _with_text(colours: dict[str, str]) -> Colours:
-    """Adds, for what text stands on, whichever of white and near black can be read better there: `on-saved`."""
+    """Add a text colour for each background, such as `on-saved`: white or near black, whichever has more contrast."""
     on = {f"on-{name}": "#111215" if _luminance(colours[name]) > 0.19 else "#ffffff" for name in _TEXT_ON}
     return colours | on
 
 
 def _luminance(colour: str) -> float:
-    """Relative luminance as WCAG 2 has it."""
+    """Return the relative luminance as defined by WCAG 2."""
     channels = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (each / 12.92 if each <= 0.03928 else ((each + 0.055) / 1.055) ** 2.4 for each in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -35,8 +35,9 @@ FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", A
 LIGHT, DARK = _with_text(COLOURS["light"]), _with_text(COLOURS["dark"])
 
 
-# For a figure on whatever page it is shown. Nothing is behind it; words are grey, 4.3 to 1 against white and against
-# JupyterLab's black; where the page's theme is known, each of these colours becomes that theme's own (`follow_page`).
+# For a figure on a page of unknown theme. The background is transparent; text is grey, with a contrast of 4.3 to 1
+# on white and on JupyterLab's black. If the page's theme is known, `follow_page` replaces these colours by the theme's.
+# The three grey inks differ by one step, so that the style sheet can tell them apart by their colour.
 AUTO: Colours = {
     **LIGHT,
     "panel": "rgba(0,0,0,0)",
@@ -57,33 +58,34 @@ _PAGES = (
 
 
 def colours_of(theme: GraphTheme) -> Colours:
-    """Those of a figure that is drawn for one theme, or, "auto", for any."""
+    """Return the colours for a theme, or for any theme if it is "auto"."""
     known = {"auto": AUTO, "light": LIGHT, "dark": DARK}
     expect_choice(theme, tuple(known), "theme")
     return known[theme]
 
 
 def follow_page() -> str:
-    """A style sheet that gives figures of plotly's in the colours `AUTO` those of the page around them, at any time."""
+    """Return a style sheet that gives plotly figures in `AUTO` colours those of the surrounding page's theme."""
     rules = []
     for page, colours in _PAGES:
         for name in _FOLLOW:
             red, green, blue = (int(AUTO[name][at : at + 2], 16) for at in (1, 3, 5))
             for what in ("fill", "stroke"):
+                # plotly sets colours as inline styles, which only !important overrides.
                 where = f'.js-plotly-plot [style*="{what}: rgb({red}, {green}, {blue})"]'
                 rules.append(f"{page} {where}{{{what}:{colours[name]}!important}}")
     return "\n".join(rules)
 
 
 def in_light(svg: str) -> str:
-    """A drawing in the colours `AUTO` in those of the light theme."""
+    """Return a drawing with the `AUTO` colours replaced by those of the light theme."""
     for name, colour in AUTO.items():
         if name not in ("line", "line2") and colour != LIGHT[name]:
             svg = svg.replace(colour, LIGHT[name])
     return svg
 
 
-# For a page that follows its reader's theme: `variables` gives these their values.
+# For pages that follow the reader's theme: references to CSS variables, which `variables` defines.
 LATER: Colours = {name: f"var(--{name})" for name in LIGHT}
 
 CATEGORY_COLOURS = {
@@ -102,12 +104,12 @@ CATEGORY_COLOURS = {
 
 
 def variables(colours: Colours) -> str:
-    """The colours as CSS variables: `--ink:#1b1d22;...`."""
+    """Return the colours as definitions of CSS variables, such as `--ink:#1b1d22;...`."""
     return ";".join(f"--{name}:{colour}" for name, colour in colours.items())
 
 
 def figure_style(colours: Colours) -> dict[str, Any]:
-    """What the layouts of all figures of plotly have in common."""
+    """Return the options that all plotly layouts share."""
     return {
         "font": {"family": FONT, "size": 11, "color": colours["ink2"]},
         "paper_bgcolor": colours["panel"],
@@ -116,7 +118,7 @@ def figure_style(colours: Colours) -> dict[str, Any]:
 
 
 def hover_label(colours: Colours) -> dict[str, Any]:
-    """How what is said under the pointer looks. It lies over other things, so it always has a background."""
+    """Return the style of hover boxes. They cover other marks, so they always have a background."""
     colours = LIGHT if colours is AUTO else colours
     return {
         "bgcolor": colours["panel"],

@@ -1,4 +1,4 @@
-"""The layout of a treemap: nested boxes with areas by value, squarified (Bruls, Huizing, van Wijk, 2000)."""
+"""Squarified treemap layout: nested boxes whose areas are proportional to values (Bruls, Huizing, van Wijk, 2000)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 
 from .plotly_data import Drawing
 
-_HEAD = 18.0  # pixels at the top of a box with others in it, for its name
+_HEAD = 18.0  # pixels for the name at the top of a box that contains others
 _PAD = 3.0
-_LEAST = 4.0  # pixels: less is not drawn
+_LEAST = 4.0  # pixels; smaller boxes are not drawn
 
 Rect = tuple[float, float, float, float]
-"""Left, top, width, height."""
+"""Left, top, width and height."""
 
 
 def tiles(trace: Drawing, room: Rect, least: float = _LEAST) -> Iterator[tuple[int, Rect]]:
     """Yield the index and the rectangle of each box of a plotly trace, outer boxes first.
 
-    Boxes narrower or lower than `least` pixels are left out. With 0, all boxes are laid out, and the title bar of a low
-    box is low, too.
+    Boxes narrower or lower than `least` pixels are left out. If `least` is 0, all boxes are laid out, and low boxes
+    have a lower title bar.
     """
     below: dict[str, list[int]] = {}
     for index, parent in enumerate(trace["parents"]):
@@ -35,11 +35,11 @@ def tiles(trace: Drawing, room: Rect, least: float = _LEAST) -> Iterator[tuple[i
         inside = (x + _PAD, y + head, max(width - 2 * _PAD, 0.0), max(height - head - _PAD, 0.0))
         if parts and min(inside[2:]) >= least:
             places = _squarified([values[each] for each in parts], inside)
-            waiting += reversed(list(zip(parts, places, strict=True)))  # the largest is next
+            waiting += reversed(list(zip(parts, places, strict=True)))  # the largest is popped next
 
 
 def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:
-    """A rectangle for each value, the largest first, as near to squares as rows along the shorter side make them."""
+    """Return a rectangle for each value, largest first. Rows along the shorter side keep them close to squares."""
     x, y, width, height = room
     scale = width * height / (sum(values) or 1)
     areas = [value * scale for value in values]
@@ -48,6 +48,7 @@ def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:
     while at < len(areas):
         side = min(width, height)
         end = at + 1
+        # Extend the row as long as its worst rectangle does not get narrower.
         while end < len(areas) and _worst(areas[at : end + 1], side) <= _worst(areas[at:end], side):
             end += 1
         row = areas[at:end]
@@ -66,7 +67,7 @@ def _squarified(values: Sequence[float], room: Rect) -> list[Rect]:
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """How far from a square the rectangle of a row is that is farthest from it."""
+    """Return the largest aspect ratio of a row's rectangles."""
     total = sum(row)
     if not total or not side:
         return float("inf")

@@ -1,4 +1,4 @@
-"""The terminal's prompt, and its commands.
+"""The terminal prompt and its commands.
 
 May import: engine, inspector, deck.
 """

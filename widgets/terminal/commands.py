@@ -1,4 +1,4 @@
-"""The commands of the prompt: look, run, undo, change, stop, save."""
+"""Commands of the prompt: inspect, run, undo, change, stop and save. `do_VERB` runs the verb of that name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..deck.save_deck import save_picture
 from ..deck.task_and_stop_syntax import told
 from . import tables as tables
 from .console import Interrupt, one_number, plain, say, show, step_words
-from .prompt_session import Debuggee, said, statements
+from .prompt_session import Debuggee, error_text, statements
 from .stops import read_break, read_watch
 
 _MOST_FOUND = 50
 
 
 def do_zero(at: Debuggee, arg: str) -> None:
-    task = at.about(arg)
+    task = at.task_or_current(arg)
     at.session.zero(task)
     at.show_gradients(task)
 
@@ -40,13 +40,13 @@ def do_clip(at: Debuggee, arg: str) -> None:
 
 
 def do_replace(at: Debuggee, arg: str) -> None:
-    task = at.about("")
+    task = at.task_or_current("")
     at.session.replace(at.value(arg))
     at.show_gradients(task)
 
 
 def do_restore(at: Debuggee, arg: str) -> None:
-    task = at.about(arg)
+    task = at.task_or_current(arg)
     at.direct("restore").restore(task)
     at.show_gradients(task)
 
@@ -61,7 +61,7 @@ def do_execute(at: Debuggee, arg: str) -> None:
     try:
         at.names.run(code, at.own_names())
     except Exception as error:
-        raise ValueError(said(error)) from error
+        raise ValueError(error_text(error)) from error
 
 
 def do_save(at: Debuggee, arg: str) -> None:
@@ -76,7 +76,7 @@ def do_save(at: Debuggee, arg: str) -> None:
     if path.name.endswith(ENDINGS):
         save[path.suffix] = lambda path: session.result().save_perfetto(path)
     if path.suffix not in save:
-        raise ValueError(f"save writes .json, .html, .svg and .png, and can't tell what {arg} is to be")
+        raise ValueError(f"unknown file type {arg!r}; expected a name ending in .json, .html, .svg or .png")
     say(f"saved in {save[path.suffix](path)}")
 
 
@@ -90,16 +90,18 @@ def do_quit(at: Debuggee, arg: str) -> bool:
 
 
 def do_where(at: Debuggee, arg: str) -> None:
-    task = at.about(arg)
+    task = at.task_or_current(arg)
     show(tables.where_view(at.session, task))
     at.show_gradients(task)
 
 
 def do_list(at: Debuggee, arg: str) -> None:
-    task = at.looked_at(arg)
+    task = at.task_to_show(arg)
     if task.source is None:
         about = told(at.session).describe(task)
-        raise ValueError(f"the line that made {about} is not known: ts.capture() around the forward sees it")
+        raise ValueError(
+            f"the source line of {about} is unknown; run the forward under ts.capture() to record source lines"
+        )
     show(tables.source_view(task.source))
 
 
@@ -107,19 +109,19 @@ def do_info(at: Debuggee, arg: str) -> None:
     if arg == "stops":
         show(tables.stops_table(list(at.stops), at.session))
         return
-    task = at.looked_at(arg)
+    task = at.task_to_show(arg)
     show(tables.where_view(at.session, task))
     show(tables.task_facts(at.session, task))
     record = None if at.session.trace is None else at.session.trace.of(task)
     if record is None and task.id in at.session.order:
-        say("  what it got and gave was not recorded", style="dim")
+        say("  its inputs and outputs were not recorded", style="dim")
         return
     if record is None:
         at.show_gradients(task)
         return
-    show(tables.recorded_table("got", record.inputs))
+    show(tables.recorded_table("input", record.inputs))
     if record.outputs:
-        show(tables.recorded_table("gave", record.outputs))
+        show(tables.recorded_table("output", record.outputs))
 
 
 def do_queue(at: Debuggee, arg: str) -> None:
@@ -131,7 +133,7 @@ def do_find(at: Debuggee, arg: str) -> None:
     graph = at.session.graph
     found = [task for task in graph.tasks if text in graph.describe(task).lower()]
     if not found:
-        raise ValueError(f"no task has {arg!r} in its name, module, parameter or line")
+        raise ValueError(f"no task has {arg!r} in its name, module, parameter or source line")
     show(tables.tasks_table(at.session, found[:_MOST_FOUND]))
     if len(found) > _MOST_FOUND:
         say(f"and {len(found) - _MOST_FOUND:,} more", style="dim")
@@ -146,14 +148,14 @@ def do_pp(at: Debuggee, arg: str) -> None:
 
 
 def do_saved(at: Debuggee, arg: str) -> None:
-    task = at.looked_at(arg)
+    task = at.task_to_show(arg)
     found = [each for each in at.session.graph.saved if each.task == task.id]
     if found:
         show(tables.saved_table(found, at.session))
     elif task.id in at.session.order:
-        say(f"{told(at.session).describe(task)} has run, and keeps nothing any more")
+        say(f"{told(at.session).describe(task)} has run and released its saved tensors")
     else:
-        say(f"{told(at.session).describe(task)} keeps no tensor that can be looked at")
+        say(f"{told(at.session).describe(task)} has no saved tensors that can be shown")
 
 
 def do_memory(at: Debuggee, arg: str) -> None:
@@ -161,24 +163,25 @@ def do_memory(at: Debuggee, arg: str) -> None:
 
 
 def do_check(at: Debuggee, arg: str) -> None:
-    say(*str(at.session.check(at.looked_at(arg))).splitlines())
+    say(*str(at.session.check(at.task_to_show(arg))).splitlines())
 
 
 def do_step(at: Debuggee, arg: str) -> None:
     arg, device = step_words(arg)
     count, task = (int(arg), None) if arg.isdecimal() else (1, at.task(arg) if arg else None)
     if device is not None:
-        at.session.next_on(device)  # raises before anything runs
+        at.session.next_on(device)  # reports an unknown device before any task runs
 
     def steps(interrupt: Interrupt) -> Stop | None:
         stop = None
+        # Run task by task, to check for stops and Ctrl-C in between.
         for _ in range(count):
             ran = len(at.session.order)
             at.session.step(task, device=device)
-            if (together := len(at.session.order) - ran) > 1:
-                say(f"{counted(together, 'task')} ran as one", style="dim")
+            if (batched := len(at.session.order) - ran) > 1:
+                say(f"{counted(batched, 'task')} ran as one batch", style="dim")
             stop = at.session.stop_here()
-            if stop is not None or interrupt.asked or not at.session.left:
+            if stop is not None or interrupt.pressed or not at.session.left:
                 break
         return stop
 
@@ -206,7 +209,7 @@ def do_continue(at: Debuggee, arg: str) -> bool:
 def do_policy(at: Debuggee, arg: str) -> None:
     if arg:
         at.session.policy = arg if arg.partition("(")[0] in POLICIES else at.value(arg)
-    say(f"{at.session.policy} picks; known are {', '.join(POLICIES)}")
+    say(f"policy: {at.session.policy}; available: {', '.join(POLICIES)}")
 
 
 def do_back(at: Debuggee, arg: str) -> None:
@@ -240,23 +243,25 @@ def do_branches(at: Debuggee, arg: str) -> None:
 
 def do_break(at: Debuggee, arg: str) -> None:
     if arg:
-        _ask(at, "break", arg, read_break(arg, at.test))
+        _add_stop(at, "break", arg, read_break(arg, at.test))
     else:
         do_stops(at, "")
 
 
 def do_tbreak(at: Debuggee, arg: str) -> None:
-    _ask(at, "break", arg, read_break(arg, at.test), once=True)
+    _add_stop(at, "break", arg, read_break(arg, at.test), once=True)
 
 
 def do_watch(at: Debuggee, arg: str) -> None:
-    _ask(at, "watch", arg, read_watch(arg, at.watch_test))
+    _add_stop(at, "watch", arg, read_watch(arg, at.watch_test))
 
 
 def do_stops(at: Debuggee, arg: str) -> None:
     found = list(at.stops)
     show(
-        tables.stops_table(found, at.session) if found else plain("no breakpoint or watchpoint; help break, help watch")
+        tables.stops_table(found, at.session)
+        if found
+        else plain("no breakpoints or watchpoints; see help break, help watch")
     )
 
 
@@ -276,13 +281,13 @@ def do_delete(at: Debuggee, arg: str) -> None:
 
 
 def do_stop(at: Debuggee, arg: str) -> None:
-    say("nothing runs while the prompt waits; Ctrl-C stops a run before its next task, close ends the session")
+    say("no task runs while the prompt waits; Ctrl-C stops a run before its next task, close ends the session")
 
 
-def _ask(at: Debuggee, kind: Literal["break", "watch"], text: str, make: Any, once: bool = False) -> None:
-    asked = at.stops.ask(kind, text.strip(), make, once=once)
-    entry = asked.entry
-    assert entry is not None, "it was just made"
+def _add_stop(at: Debuggee, kind: Literal["break", "watch"], text: str, make: Any, once: bool = False) -> None:
+    stop = at.stops.add(kind, text.strip(), make, once=once)
+    entry = stop.entry
+    assert entry is not None, "PromptStops.add sets the entry or raises"
     tasks = "any task" if entry.tasks is None else counted(len(entry.tasks), "task")
     what = "breakpoint" if kind == "break" else "watchpoint"
-    say(f"{what} {asked.number}: {tables.entry_text(entry, at.session)}, at {tasks}")
+    say(f"{what} {stop.number}: {tables.entry_text(entry, at.session)}, at {tasks}")

@@ -1,4 +1,4 @@
-"""What Tab offers at the prompt."""
+"""Tab completion at the prompt."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Numbered(Protocol):
 
 
 CONDITIONS = ("nan", "inf", "zero", "norm>", "norm<", "ratio>", "ratio<", "upcast", "shape", "missing")
-DELIMITERS = " \t\n"  # names of modules, lines and conditions are one word
+DELIMITERS = " \t\n"  # module names, source lines and conditions are single words
 _MOST = 1000
 
 _TAKES = {verb.name: verb.takes for verb in ROWS}
 _WORD = re.compile(r"[\w.]*$")
 
 
-def offered(
+def completions(
     command: str,
     session: Debugged,
     stops: Iterable[Numbered],
@@ -47,12 +47,15 @@ def offered(
     word: str,
     before: str,
 ) -> list[str]:
-    """The words that can stand where `word` does.
+    """Return the completions of a word.
 
     Args:
-        command: its full name.
-        names: gives the variables which an expression may name.
-        before: what stands between the command and the word.
+        command: full name of the command.
+        session: the session or deck whose tasks and modules are offered.
+        stops: its breakpoints and watchpoints.
+        names: returns the variables that an expression may use.
+        word: the word before the cursor.
+        before: the text between the command and the word.
     """
     takes = _TAKES.get(command, "")
     if takes == "expression":
@@ -64,11 +67,11 @@ def offered(
     if takes == "condition" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
         return [*_expressions(word, names), *(["at"] if "at".startswith(word) else [])]
     words = _words(takes, session, stops, word, before)
-    return whole(sorted({each for each in words if each.startswith(word)}, key=_in_order)[:_MOST])
+    return with_space(sorted({each for each in words if each.startswith(word)}, key=_sort_key)[:_MOST])
 
 
-def whole(words: list[str]) -> list[str]:
-    """With a space behind the word if it is the only one, and does not want to be gone on with as `norm>` does."""
+def with_space(words: list[str]) -> list[str]:
+    """Append a space to a single completion, except to one that needs a number after it, such as `norm>`."""
     return [f"{words[0]} "] if len(words) == 1 and not words[0].endswith((">", "<")) else words
 
 
@@ -101,7 +104,7 @@ def _words(takes: str, session: Debugged, stops: Iterable[Numbered], word: str, 
 
 
 def _places(session: Debugged, word: str) -> Iterable[str]:
-    if re.fullmatch(r"\d[\d,]*[a-z]*", word):  # "0.weight" is a name
+    if re.fullmatch(r"\d[\d,]*[a-z]*", word):  # "0.weight" is the name of a parameter, not a position
         return map(nth, range(1, len(run_of(session)) + 1))
     prefix, colon, _ = word.partition(":")
     graph = session.graph
@@ -127,15 +130,16 @@ def _names(session: Debugged) -> Iterable[str]:
 
 
 def _expressions(word: str, names: Callable[[], dict[str, Any]]) -> list[str]:
-    """Names and attributes, at the end of whatever is being typed."""
+    """Return completions of the name or attribute at the end of an expression."""
     match = _WORD.search(word)
-    assert match is not None, "the pattern matches nothing, too"
+    assert match is not None, "the pattern also matches an empty text"
     head, tail = word[: match.start()], match[0]
     completer = rlcompleter.Completer(names())
     found: list[str] = []
-    with suppress(Exception):  # an attribute of the user's may raise anything when it is looked at
+    with suppress(Exception):  # reading a user's attribute may raise anything
         while len(found) < _MOST and (each := completer.complete(tail, len(found))) is not None:
             found.append(each)
+    # rlcompleter adds parentheses to callables, and returns a tab if there is nothing to complete.
     return [f"{head}{each.rstrip('()')}" for each in found if each.strip()]
 
 
@@ -146,6 +150,6 @@ def _files(word: str) -> list[str]:
     return [*sorted(found), *(f"{word}{ending}" for ending in (".json", ".html", ".svg", ".png"))]
 
 
-def _in_order(word: str) -> tuple[object, ...]:
-    """9th before 10th."""
+def _sort_key(word: str) -> tuple[object, ...]:
+    """Return a sort key that puts 9th before 10th."""
     return tuple(int(part) if part.isdecimal() else -1 for part in re.split(r"(\d+)", word)), word

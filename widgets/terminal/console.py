@@ -1,4 +1,4 @@
-"""The console below the prompt: typed arguments, width and Ctrl-C."""
+"""Console of the prompt: arguments, output and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .completion import DELIMITERS
 
 
 def plain(text: object, style: str = "") -> Text:
-    """One line as it is: without markup being read in it, or what would move a terminal's cursor."""
+    """Return text as one line, without interpreting markup. Control characters are replaced."""
     shown = "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in str(text))
     return Text(shown, style=style)
 
 
 def step_words(text: str) -> tuple[str, str | None]:
-    """`3 on cuda:0`: how many or which task, and of which device; None where none is named."""
+    """Split an argument such as `3 on cuda:0` into the count or task, and the device; None if no device is named."""
     match = re.fullmatch(r"(?:(.*) )?on (\S+)", text.strip())
     return (match[1] or "", match[2]) if match else (text, None)
 
@@ -42,17 +42,17 @@ def one_number(arg: str) -> int:
 
 
 def split_task(text: str) -> list[str]:
-    """An expression, and behind it the task that is meant, `53rd` or `#26`, if one is."""
+    """Split an argument into an expression and, if one follows, a task such as `53rd` or `#26`."""
     expression, _, last = text.rpartition(" ")
     named = last.startswith("#") or last.endswith(("st", "nd", "rd", "th"))
     return [expression, last] if expression and named and is_typed_task(last) else [text]
 
 
-_UNBROKEN = 10_000  # columns: through a pipe no line is broken
+_UNBROKEN = 10_000  # columns; output to a pipe is not wrapped
 
 
 def show(what: RenderableType) -> None:
-    """Prints it: at a terminal in its width, in colours; through a pipe without, and no line is broken."""
+    """Print to a terminal with colours, wrapped to its width, or to a pipe as plain text without wrapping."""
     console = Console(highlight=False, markup=False, emoji=False)
     wraps = isinstance(what, Table)
     if console.is_terminal:
@@ -66,30 +66,34 @@ def show(what: RenderableType) -> None:
 
 
 def say(*lines: object, style: str = "") -> None:
-    """Prints lines of text as they are."""
+    """Print lines of text without interpreting markup."""
     for line in lines:
         show(plain(line, style))
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed."""
+    """State of `first_interrupt`: whether Ctrl-C was pressed."""
 
-    asked = False
+    pressed = False
 
 
 @contextmanager
 def first_interrupt(stop: Callable[[], None]) -> Iterator[Interrupt]:
-    """Meanwhile a first Ctrl-C calls `stop`, and a second raises KeyboardInterrupt. In the main thread alone."""
+    """Call `stop` on the first Ctrl-C in the `with` block, and raise KeyboardInterrupt on the second.
+
+    Signal handlers can only be set in the main thread; in other threads Ctrl-C is unchanged.
+    """
     interrupt = Interrupt()
+    # None is a handler that was not set from Python; it could not be restored.
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
         yield interrupt
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if interrupt.asked:
+        if interrupt.pressed:
             raise KeyboardInterrupt
-        interrupt.asked = True
+        interrupt.pressed = True
         stop()
 
     signal.signal(signal.SIGINT, handle)
@@ -100,8 +104,8 @@ def first_interrupt(stop: Callable[[], None]) -> Iterator[Interrupt]:
 
 
 @contextmanager
-def whole_words() -> Iterator[None]:
-    """Meanwhile Tab takes `encoder.layer.3`, `model.py:120` and `norm>1e3` for one word each."""
+def prompt_words() -> Iterator[None]:
+    """Make Tab treat `encoder.layer.3`, `model.py:120` and `norm>1e3` as single words in the `with` block."""
     try:
         import readline
     except ImportError:  # Windows
@@ -109,7 +113,7 @@ def whole_words() -> Iterator[None]:
         return
     before = readline.get_completer_delims()
     readline.set_completer_delims(DELIMITERS)
-    if "libedit" in (readline.__doc__ or ""):
+    if "libedit" in (readline.__doc__ or ""):  # macOS; it does not know the binding that cmd.Cmd uses
         readline.parse_and_bind("bind ^I rl_complete")
     try:
         yield

@@ -1,4 +1,4 @@
-"""A prompt in the terminal, like pdb's, over a backward: `session.interact()`, `tapescope debug SCRIPT.py`."""
+"""The prompt of `session.interact()` and `tapescope debug SCRIPT.py`, which debugs a backward as pdb debugs code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...engine.session.verbs import Verbs
 from ..deck.verbs import GROUPS, SHORT, Surface, verbs_on
 from . import commands as commands
 from . import tables as tables
-from .completion import offered, whole
-from .console import ArgumentError, plain, say, show, whole_words
-from .prompt_session import Debuggee, Names, assigns, goes_back, sentence, users_frame
+from .completion import completions, with_space
+from .console import ArgumentError, plain, prompt_words, say, show
+from .prompt_session import Debuggee, Names, assigns, goes_back, message_of, users_frame
 from .stops import Session
 
 
 def interact(session: Verbs) -> None:
-    """A prompt over a session. `quit` leaves it, and the session as it then is.
+    """Open a prompt for a session. `quit` leaves the prompt and keeps the session's state.
 
     Raises:
         RuntimeError: the session is over.
@@ -36,15 +36,15 @@ def interact(session: Verbs) -> None:
 
 
 class Prompt(Cmd):
-    """Reads commands and runs them.
+    """Command loop of the prompt.
 
     Args:
-        at: what they are about.
-        first: commands that are run first, as if they had been typed.
+        at: the session and variables that commands use.
+        first: commands to run before reading any, as if they had been typed.
 
     Attributes:
-        verbs: the rows of the table of verbs that can be typed here, by name.
-        commands: the method that runs each.
+        verbs: the verbs available at this prompt, by name.
+        commands: the function that runs each verb.
     """
 
     prompt = "(tapescope) "
@@ -61,7 +61,7 @@ class Prompt(Cmd):
         self._first = list(first)
 
     def talk(self) -> None:
-        """Reads commands and runs them, until one leaves."""
+        """Read and run commands until one leaves the prompt."""
         while self._first:
             line = self._first.pop(0)
             print(f"{self.prompt}{line}")
@@ -69,7 +69,7 @@ class Prompt(Cmd):
                 return
         while True:
             try:
-                with whole_words():
+                with prompt_words():
                     self.cmdloop()
             except KeyboardInterrupt:
                 print("\ninterrupted")
@@ -92,7 +92,7 @@ class Prompt(Cmd):
         show(made)
 
     def precmd(self, line: str) -> str:
-        if not sys.stdin.isatty():  # a terminal has shown it
+        if not sys.stdin.isatty():  # a terminal has already echoed the line
             print("" if line == "EOF" else line)
         return line
 
@@ -105,11 +105,12 @@ class Prompt(Cmd):
     def onecmd(self, line: str) -> bool:
         command = self.parseline(line)[0]
         try:
-            leaves = self._does(line)
-        except BrokenPipeError:  # nobody reads what is said
+            # Only errors about the command are shown here. KeyboardInterrupt reaches `talk`.
+            leaves = self._run_line(line)
+        except BrokenPipeError:  # the reader of the output has exited; a message could not be printed either
             raise
         except (ValueError, TypeError, RuntimeError, NotImplementedError, OSError) as error:
-            say(f"*** {sentence(error)}", style="red")
+            say(f"*** {message_of(error)}", style="red")
             leaves = False
         if command is not None:
             self.lastcmd = line if command in self.verbs and self.verbs[command].repeats else ""
@@ -121,28 +122,28 @@ class Prompt(Cmd):
     def default(self, line: str) -> NoReturn:
         word, *rest = line.split()
         near = get_close_matches(word, [*self.verbs, *SHORT], 3)
-        hint = f"the nearest are {', '.join(near)}" if near else "help lists them"
+        hint = f"did you mean {', '.join(near)}?" if near else "help lists the commands"
         if not rest and word.isidentifier() and not near:
-            hint += f"; p {word} shows a variable"
-        raise ValueError(f"there is no command {word!r}: {hint}")
+            hint += f"; p {word} prints a variable"
+        raise ValueError(f"unknown command {word!r}; {hint}")
 
     def completenames(self, text: str, *ignored: Any) -> list[str]:
         if text.startswith("!"):
-            return offered("execute", self.at.session, self.at.stops, self.at.known, text, "")
+            return completions("execute", self.at.session, self.at.stops, self.at.known, text, "")
         words = {*self.verbs, *(word for word in SHORT if len(word) > 2 and word != "EOF")}
-        return whole(sorted(word for word in words if word.startswith(text)))
+        return with_space(sorted(word for word in words if word.startswith(text)))
 
-    def completedefault(self, *given: Any) -> list[str]:
-        text, line, begin, _ = given
+    def completedefault(self, *arguments: Any) -> list[str]:
+        text, line, begin, _ = arguments
         command = self.parseline(line)[0] or ""
         before = line[:begin].partition(" ")[2]
-        return offered(command, self.at.session, self.at.stops, self.at.known, text, before)
+        return completions(command, self.at.session, self.at.stops, self.at.known, text, before)
 
     def complete_help(self, text: str, *ignored: Any) -> list[str]:
         return self.completenames(text)
 
-    def _does(self, line: str) -> bool:
-        """Runs a line. Whether the prompt is left then."""
+    def _run_line(self, line: str) -> bool:
+        """Run a line. Return whether to leave the prompt."""
         command, argument, line = self.parseline(line)
         if not line:
             return self.emptyline()

@@ -1,4 +1,4 @@
-"""What a prompt debugs: its session, and the names an expression can use."""
+"""The session of a prompt, and the variables that expressions can use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _OTHERS = (str(Path(torch.__file__).parent), *OWN_CODE)
 
 
 def users_frame() -> FrameType | None:
-    """The innermost frame that is neither tapescope's nor torch's."""
+    """Return the innermost frame outside of tapescope and torch."""
+    # Frozen modules are Python's import system and `runpy`.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*_OTHERS, "<frozen")):
         frame = frame.f_back
@@ -34,16 +35,17 @@ def users_frame() -> FrameType | None:
 
 
 class Names:
-    """The variables of a frame, and those of the prompt, which come first.
+    """The variables of a frame and of the prompt. The prompt's take precedence.
 
-    A frame's variables are only looked at when an expression needs them: looking makes Python keep them all.
+    A frame's variables are read only when an expression needs them, because reading `f_locals` makes Python keep
+    references to all of them.
     """
 
     def __init__(self, frame: FrameType | None) -> None:
         self._frame = frame
 
     def all(self, known: dict[str, Any]) -> dict[str, Any]:
-        """All names; `t` is torch, where the user has no `t`."""
+        """Return all variables. `t` is torch unless the user has a variable `t`."""
         found: dict[str, Any] = {"t": torch}
         if self._frame is not None:
             found.update(self._frame.f_globals)
@@ -52,26 +54,26 @@ class Names:
         return found
 
     def value(self, expression: CodeType, known: dict[str, Any]) -> Any:
-        """What it gives. `locals()` in it are the frame's own."""
+        """Evaluate an expression. `locals()` in it returns the frame's variables."""
         own = {} if self._frame is None else self._frame.f_locals
-        # Functions inside of an expression see globals alone, so all names are there, too.
+        # Functions and comprehensions in an expression see only globals, so these have to include all variables.
         return eval(expression, self.all(known), {name: own[name] for name in own if name not in known})
 
     def run(self, statements: CodeType, known: dict[str, Any]) -> None:
-        """Runs them where the frame stands: what they assign to is the frame's.
+        """Run statements in the frame. Assignments change the frame's variables.
 
-        Known limitations: as in pdb, functions which they define see the frame's globals, and not its locals. A
-        variable which a function's code does not have is there for the prompt alone.
+        Known limitations: as in pdb, functions defined here see the frame's globals but not its locals. New local
+        variables of a function exist only at the prompt.
         """
         exec(statements, {} if self._frame is None else self._frame.f_globals, _Scope(self._frame, known))
 
 
 class _Scope(MutableMapping[str, Any]):
-    """A frame's variables as they are at the moment, behind those of the prompt; what is assigned is the frame's."""
+    """The current variables of a frame, after those of the prompt. Assignments change the frame."""
 
     def __init__(self, frame: FrameType | None, known: dict[str, Any]) -> None:
         self._frame = frame
-        self._unbound: dict[str, Any] = {}  # where there is no frame
+        self._unbound: dict[str, Any] = {}  # used if there is no frame
         self._known = known
 
     @property
@@ -87,7 +89,7 @@ class _Scope(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self._known:
-            raise ValueError(f"{name} is a name of the prompt's own; give the value another one")
+            raise ValueError(f"{name} is reserved by the prompt; assign to another name")
         self._own[name] = value
         self._write_back()
 
@@ -102,28 +104,31 @@ class _Scope(MutableMapping[str, Any]):
         return len({**self._own, **self._known})
 
     def _write_back(self) -> None:
-        if sys.version_info < (3, 13) and self._frame is not None:  # there f_locals is a copy (PEP 667)
+        if (
+            sys.version_info < (3, 13) and self._frame is not None
+        ):  # before PEP 667, f_locals is a copy that has to be written back
+            # The argument 1 also deletes variables that are missing in the copy.
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self._frame), ctypes.c_int(1))
 
 
 def compiled(expression: str) -> CodeType:
-    """Python's own reading of an expression.
+    """Compile an expression.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an expression.
     """
     try:
         return compile(expression.strip(), "<prompt>", "eval")
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{expression.strip()!r} is no expression: {message}") from None
+        raise ValueError(f"{expression.strip()!r} is not an expression: {message}") from None
 
 
 def statements(text: str) -> CodeType | None:
-    """Python's own reading of statements. None where they are an expression alone.
+    """Compile statements, or return None if the text is a single expression.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the text is not valid Python.
     """
     try:
         read = ast.parse(text.strip(), "<prompt>")
@@ -132,11 +137,11 @@ def statements(text: str) -> CodeType | None:
         return compile(read, "<prompt>", "exec")
     except (SyntaxError, ValueError) as error:
         message = error.msg if isinstance(error, SyntaxError) else error
-        raise ValueError(f"{text.strip()!r} is no Python: {message}") from None
+        raise ValueError(f"{text.strip()!r} is not valid Python: {message}") from None
 
 
 def assigns(text: str) -> bool:
-    """Whether it is an assignment, as `x = 3` and `loss *= 2`, and so no command whatever it begins with."""
+    """Return whether the text is an assignment such as `x = 3` or `loss *= 2`, even if it begins with a command."""
     try:
         first, *rest = ast.parse(text.strip()).body or (None,)
     except (SyntaxError, ValueError):
@@ -145,7 +150,7 @@ def assigns(text: str) -> bool:
 
 
 def test_of(code: CodeType, names: Callable[[], Names], *parameters: str) -> Callable[..., Any]:
-    """A function of `parameters`, which the expression can name, as it can the user's variables at that time."""
+    """Return a function of `parameters` that evaluates the expression with them and the user's current variables."""
 
     def test(*values: Any) -> Any:
         return eval(code, names().all(dict(zip(parameters, values, strict=True))))
@@ -154,15 +159,15 @@ def test_of(code: CodeType, names: Callable[[], Names], *parameters: str) -> Cal
 
 
 class Debuggee:
-    """The session that a prompt is about, and what its commands share: running it, its tasks, what expressions name.
+    """The session debugged at a prompt, with the operations that its commands share.
 
     Args:
-        names: what expressions can name.
+        names: the variables that expressions can use.
 
     Attributes:
-        session: what is debugged, of either engine.
-        stops: its breakpoints and watchpoints, which outlast it.
-        error: what a task raised, which ended the session.
+        session: the session, of either engine.
+        stops: the prompt's breakpoints and watchpoints, which are kept for later sessions.
+        error: the exception raised by a task, which ended the session; None if there was none.
     """
 
     session: Session
@@ -171,31 +176,31 @@ class Debuggee:
         self.names = names
         self.stops = PromptStops()
         self.error: BaseException | None = None
-        self._spoken_of: int | None = None  # the id of the task that a watchpoint has just stopped a run for
+        self._stopped_for: int | None = None  # id of the task for which a watchpoint stopped the last run
 
     def enter(self, session: Session) -> None:
-        """From now on the commands are about this session."""
-        self.session, self.error, self._spoken_of = session, None, None
+        """Use this session for all following commands."""
+        self.session, self.error, self._stopped_for = session, None, None
         for line in self.stops.enter(session):
             print(f"tapescope: {line}", file=sys.stderr)
 
     def greet(self) -> None:
-        """Says what is debugged, and where it stands."""
+        """Print the size of the backward, its policy and engine, and the current task."""
         engine = "direct" if goes_back(self.session) else "native"
         count = len(self.session.graph)
         say(f"{count:,} tasks under {self.session.policy}, {engine} engine; help lists the commands", style="dim")
         show(tables.place_view(self.session))
 
     def show_stop(self, stop: Stop | None) -> None:
-        """Why it stands where it stands, and where that is."""
+        """Print why the run stopped, and the current task."""
         if stop is not None:
             show(tables.stop_view(stop))
-            self.stops.met(stop.number)
-        self._spoken_of = stop.task if stop is not None and stop.why == "watchpoint" else None
+            self.stops.delete_if_once(stop.number)
+        self._stopped_for = stop.task if stop is not None and stop.why == "watchpoint" else None
         show(tables.place_view(self.session))
 
     def run(self, verb: Callable[[], object]) -> None:
-        """Runs tasks until something stops it."""
+        """Run tasks until the session stops."""
 
         def run(interrupt: Interrupt) -> Stop | None:
             verb()
@@ -204,25 +209,27 @@ class Debuggee:
         self.go(run)
 
     def go(self, run: Callable[[Interrupt], Stop | None], stops_itself: bool = False) -> None:
-        """Runs tasks while Ctrl-C stops them, and shows where they stopped and why. `run` gives that.
+        """Run tasks with Ctrl-C handled, then print where and why they stopped.
 
         Args:
-            stops_itself: it asks between two tasks whether Ctrl-C was pressed.
+            run: runs the tasks and returns the reason for stopping.
+            stops_itself: whether `run` checks for Ctrl-C between tasks, so that the session need not be stopped.
         """
         session = self.session
         was_over = session.over
         stop = None
         try:
-            with first_interrupt(_do_nothing if stops_itself else session.stop) as interrupt:
+            with first_interrupt((lambda: None) if stops_itself else session.stop) as interrupt:
                 stop = run(interrupt)
         except BaseException as error:
+            # An error of a task ends the session. If the session is still open, the command itself was wrong.
             if was_over is not None or session.over is None:
-                raise  # nothing ran
+                raise  # no task ran, so the error is about the command
             self.error = error
             say(*users_traceback(error).splitlines(), style="red")
-            say(f"*** the session is over: {session.over}; what has run can still be looked at", style="red")
+            say(f"*** the session is over: {session.over}; finished tasks can still be inspected", style="red")
             return
-        if interrupt.asked and (stop is None or stop.why == "asked"):
+        if interrupt.pressed and (stop is None or stop.why == "asked"):
             say("interrupted", style="bold yellow")
             stop = None
         self.show_stop(stop)
@@ -231,14 +238,14 @@ class Debuggee:
         try:
             gradients = self.session.waiting(task)
         except (NotImplementedError, RuntimeError) as error:
-            say(f"  {sentence(error)}", style="dim")
+            say(f"  {message_of(error)}", style="dim")
         else:
             show(tables.gradients_table(gradients, task.inputs))
 
     def direct(self, what: str) -> Stepper:
         if not goes_back(self.session):
             raise NotImplementedError(
-                f"{what} needs the direct engine: PyTorch's own can't take a step back. ts.debug(loss), "
+                f"{what} needs the direct engine, because PyTorch's engine cannot undo tasks; use ts.debug(loss) or "
                 "tapescope debug --engine direct"
             )
         return self.session
@@ -246,32 +253,34 @@ class Debuggee:
     def task(self, text: str) -> Task:
         return typed_task(text, self.session.graph, run_of(self.session))
 
-    def about(self, text: str) -> Task:
-        """The task that is meant: the current one if none is named."""
+    def task_or_current(self, text: str) -> Task:
+        """Return the named task, or the current one if the text is empty."""
         if text:
             return self.task(text)
         current = self.session.current
         if current is None:
-            raise ValueError(f"{tables.ended_text(self.session)}, so none is the current one; name one, as 53rd")
+            raise ValueError(
+                f"there is no current task, because {tables.ended_text(self.session)}; name a task, such as 53rd"
+            )
         return current
 
-    def looked_at(self, text: str) -> Task:
-        """The task that is meant: if none is named the one that a watchpoint has just found, or the current one."""
-        return self.about(text or ("" if self._spoken_of is None else f"#{self._spoken_of}"))
+    def task_to_show(self, text: str) -> Task:
+        """Return the named task, else the one that a watchpoint just reported, else the current one."""
+        return self.task_or_current(text or ("" if self._stopped_for is None else f"#{self._stopped_for}"))
 
     def factor(self, arg: str) -> tuple[float, Task]:
         expression, *rest = split_task(arg)
         value = self.value(expression)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArgumentError(f"expected a number, got {value!r}")
-        return value, self.about(rest[0] if rest else "")
+        return value, self.task_or_current(rest[0] if rest else "")
 
     def value(self, expression: str) -> Any:
         code = compiled(expression)
         try:
             return self.names.value(code, self.own_names())
         except Exception as error:
-            raise ValueError(said(error)) from error
+            raise ValueError(error_text(error)) from error
 
     def known(self) -> dict[str, Any]:
         return self.names.all(self.own_names())
@@ -290,19 +299,16 @@ class Debuggee:
 
 
 def goes_back(session: Session) -> TypeGuard[Stepper]:
-    """Whether it is one of the direct engine."""
+    """Return whether the session uses the direct engine, which can undo tasks."""
     return isinstance(session, Stepper)
 
 
-def sentence(error: Exception) -> str:
-    """What it says; its type where that is nothing."""
+def message_of(error: Exception) -> str:
+    """Return an error's message, or its type if the message is empty."""
     return str(error) or type(error).__name__
 
 
-def said(error: Exception) -> str:
-    """Its type, and what it says."""
+def error_text(error: Exception) -> str:
+    """Return an error's type and message."""
     message = str(error)
     return f"{type(error).__name__}{': ' if message else ''}{message}"
-
-
-def _do_nothing() -> None: ...

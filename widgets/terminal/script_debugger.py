@@ -1,4 +1,4 @@
-"""`tapescope debug SCRIPT.py`: a prompt at each `.backward()` that a script calls."""
+"""`tapescope debug SCRIPT.py`: a prompt at each `.backward()` call of a script."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from .stops import Session, read_break, read_watch
 
 
 def ended_well(error: BaseException) -> bool:
-    """Whether a script that ends with this says that all is well: `sys.exit()`."""
+    """Return whether the error is a successful exit: `sys.exit()` or `sys.exit(0)`."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 class Quit(SystemExit):
-    """The user has had enough: the script ends as with `sys.exit()`."""
+    """Raised in the script after `quit` at the prompt. It ends the script as `sys.exit()` does."""
 
 
 class InScript(Debuggee):
-    """One backward after the other of a script: each is headed by what it is, once."""
+    """The current backward of a script. Its heading is printed once, before its first output."""
 
     def __init__(self) -> None:
         super().__init__(Names(None))
@@ -59,7 +59,7 @@ class InScript(Debuggee):
     def show_stop(self, stop: Stop | None) -> None:
         if stop is None and not self.session.left:
             if not self.runs_on:
-                say(f"all {len(self.session.order)} tasks have run; continue goes on with the script", style="dim")
+                say(f"all {len(self.session.order)} tasks have run; type continue to resume the script", style="dim")
             return
         self._head()
         super().show_stop(stop)
@@ -71,7 +71,7 @@ class InScript(Debuggee):
 
 
 class ScriptPrompt(Prompt):
-    """The prompt over one backward after the other of a script that runs."""
+    """The prompt that debugs the backwards of a running script, one after the other."""
 
     at: InScript
     surface = "script"
@@ -82,29 +82,29 @@ class ScriptPrompt(Prompt):
         self.has_quit = False
         self._closed = False
 
-    def ask_for(self, places: Sequence[str], conditions: Sequence[str]) -> None:
-        """Breakpoints and watchpoints from the first backward on: of each that has what they name.
+    def set_stops(self, places: Sequence[str], conditions: Sequence[str]) -> None:
+        """Set breakpoints and watchpoints in every backward that has a matching task.
 
         Raises:
-            ValueError: one can't be read.
+            ValueError: the syntax of one is invalid.
         """
         for text in places:
-            self.at.stops.ask_for_later("break", text, read_break(text, self.at.test))
+            self.at.stops.add_for_later("break", text, read_break(text, self.at.test))
         for text in conditions:
-            self.at.stops.ask_for_later("watch", text, read_watch(text, self.at.watch_test))
+            self.at.stops.add_for_later("watch", text, read_watch(text, self.at.watch_test))
 
     def debug(self, session: Session, what: str, names: Names) -> None:
-        """Opens before the first task; where there are breakpoints or watchpoints, when one of them stops the backward.
+        """Debug a backward: open the prompt at its first stop, or before the first task if there are no stops.
 
         Raises:
-            Quit: the user has had enough.
+            Quit: the user typed `quit`.
         """
         self.at.names, self.at.heading, self._closed = names, what, False
         try:
             self.at.enter(session)
             self._debug(session)
         finally:
-            self.at.names = Names(None)  # the frame would hold its variables after its end
+            self.at.names = Names(None)  # a reference to the frame would keep its variables alive
 
     def _debug(self, session: Session) -> None:
         if not self.at.stops.wait:
@@ -122,11 +122,12 @@ class ScriptPrompt(Prompt):
         if self.detached:
             for each in session.stops:
                 session.stops.disable(each.number)
+        # The script needs the gradients, so the rest of the backward runs without a prompt.
         if session.left and not self._closed:
             session.run()
 
     def run_on(self) -> bool:
-        """Runs to a stop, or to the end of the backward. Whether it got there."""
+        """Run to a stop or to the end of the backward. Return whether the end was reached."""
         self.at.runs_on = True
         try:
             do_continue(self.at, "")
@@ -153,23 +154,23 @@ class ScriptPrompt(Prompt):
 
 
 class EveryBackward:
-    """While it is open, each `.backward()` of this thread opens a prompt, and the forward is captured for it.
+    """Context manager that opens a prompt at each `.backward()` of this thread, with a captured forward.
 
-    While nothing but watchpoints waits, no statistics are recorded, and by the native engine no trace at all.
+    If all stops are watchpoints, no statistics are recorded, and with the native engine no trace.
 
-    The capture is one for all of the script, and renewed after each backward. Backwards of other threads, of processes
-    forked off, and those inside another backward (reentrant checkpoints, hooks), are PyTorch's own.
+    One capture covers the whole script; it is renewed after each backward. PyTorch runs the backwards of other threads,
+    of forked processes, and inside another backward (reentrant checkpoints, hooks), without a prompt.
 
     Args:
-        engine: "direct" or "native"; None: direct, and native for what the direct engine refuses.
-        policy: of each session.
-        skip: how many backwards run by themselves first.
-        rank: which rank of a process group has the prompt; the others' backwards run by themselves, in the same order.
-        commands: for the first prompt.
-        keep_inputs: what forward operations are given is kept, which `check` needs.
-        batch: what the direct engine runs as one, as for `ts.debug`.
-        accumulation: of each session; another rule than PyTorch's needs the direct engine.
-        queues: of each session of the direct engine, as for `ts.debug`.
+        engine: "direct" or "native"; None uses the direct engine, or the native one if the direct engine refuses.
+        policy: the policy of every session.
+        skip: number of backwards to run without a prompt first.
+        rank: the rank of a process group that has the prompt. The other ranks run in the same order without a prompt.
+        commands: commands to run at the first prompt.
+        keep_inputs: whether to keep the inputs of forward operations, which `check` needs.
+        batch: tasks that the direct engine runs together, as for `ts.debug`.
+        accumulation: the accumulation rule of every session; rules other than PyTorch's need the direct engine.
+        queues: the ready queues of sessions with the direct engine, as for `ts.debug`.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class EveryBackward:
         self._queues = queues
         self._accumulation = accumulation
         self._rank = rank
-        self._told = False
+        self._printed_rank = False
         self.prompt = ScriptPrompt(commands)
         self._batch = batch
         self._engine = engine
@@ -202,6 +203,7 @@ class EveryBackward:
     def __enter__(self) -> EveryBackward:
         with ExitStack() as stack:
             stack.enter_context(self._capture)
+            # If this raises, the stack closes the capture.
             stack.callback(redirect_backward(self._backward))
             self._exits = stack.pop_all()
         return self
@@ -209,24 +211,24 @@ class EveryBackward:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._exits.__exit__(None, None, None)  # the capture need not keep what the error's frames hold
+        self._exits.__exit__(None, None, None)  # passing the error would make the capture keep its frames
         if not self.prompt.detached and not self.prompt.has_quit and (error is None or ended_well(error)):
-            for line in self._never():
+            for line in self._messages():
                 print(f"tapescope: {line}", file=sys.stderr)
 
     @property
-    def in_vain(self) -> bool:
-        """Whether the user waited for breakpoints or watchpoints, and no backward had what any of them names."""
-        return self.prompt.at.stops.in_vain and not self.prompt.detached and not self.prompt.has_quit
+    def matched_nothing(self) -> bool:
+        """Whether there were breakpoints or watchpoints, and none of them matched in any backward."""
+        return self.prompt.at.stops.matched_nothing and not self.prompt.detached and not self.prompt.has_quit
 
-    def _never(self) -> Iterator[str]:
-        """What the user may have waited for."""
+    def _messages(self) -> Iterator[str]:
+        """Yield messages that explain why no prompt was opened, or which stops never matched."""
         if not self._count:
-            yield "the script called no .backward() in its main thread"
+            yield "the script did not call .backward() in its main thread"
         elif self._count <= self._skip:
             yield f"the script called .backward() {self._count} times, so --skip {self._skip} left none to debug"
         else:
-            yield from self.prompt.at.stops.never_met()
+            yield from self.prompt.at.stops.unmatched_messages()
 
     def _backward(
         self,
@@ -237,10 +239,11 @@ class EveryBackward:
         inputs: Sequence[Any],
     ) -> None:
         call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs or None)
+        # Hooks and reentrant checkpoints call backward() inside of a backward; these run without a prompt.
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()
             return
-        if self.prompt.has_quit:  # the script did not let itself be ended
+        if self.prompt.has_quit:  # the script caught Quit and called backward() again
             raise Quit
         self._count += 1
         self._inside = True
@@ -248,28 +251,30 @@ class EveryBackward:
             if self._count <= self._skip or self.prompt.detached:
                 call.run()
             elif self._is_others():
+                # Collectives in hooks have to run in the same order on all ranks, so every rank runs under the policy.
                 run_native(call, Plan.of(call, find_policy(self._policy)))
             else:
                 self._debug(call)
         finally:
             self._inside = False
+            # Records of the finished forward would otherwise stay in memory for the whole script.
             self._capture.renew()
 
     def _is_others(self) -> bool:
-        """Whether another rank has the prompt. Says what that means, once."""
+        """Return whether another rank has the prompt. The first call prints which rank has it."""
         group = world()
         if group is None:
             return False
         here = group.rank() == self._rank
-        if not self._told and here:
+        if not self._printed_rank and here:
             say(
-                f"rank {self._rank} of {group.size()} has the prompt. The others wait for it in their collectives, "
-                "no longer than the timeout of their group: init_process_group(timeout=...) sets it",
+                f"rank {self._rank} of {group.size()} has the prompt. The other ranks wait for it in collectives until "
+                "the timeout of their process group, which init_process_group(timeout=...) sets",
                 style="yellow",
             )
-        elif not self._told:
+        elif not self._printed_rank:
             say(f"rank {group.rank()} runs without a prompt; rank {self._rank} has it (--rank)", style="dim")
-        self._told = True
+        self._printed_rank = True
         return not here
 
     def _debug(self, call: BackwardCall) -> None:
@@ -278,7 +283,7 @@ class EveryBackward:
         except (RuntimeError, NotImplementedError) as error:
             session, why_not = None, str(error)
         if session is None:
-            call.run()  # if it is PyTorch's to complain, it does
+            call.run()  # raises PyTorch's own error if the call is invalid
             say(f"backward {self._count} ran without a prompt: {why_not}", style="yellow")
             return
         with session:
@@ -291,12 +296,12 @@ class EveryBackward:
             except NotImplementedError as error:
                 if self._engine == "direct" or self._accumulation != PYTORCHS:
                     raise
-                say(f"backward {self._count}: {error}, as it does now (--engine native)", style="yellow")
+                say(f"backward {self._count}: {error}; this backward uses it (--engine native)", style="yellow")
         return self._session_of(call, "native")
 
     def _session_of(self, call: BackwardCall, engine: Engine) -> Session:
         level: Level | None = "cheap"
-        if self.prompt.at.stops.only_watch:  # most backwards are then looked at by nobody
+        if self.prompt.at.stops.only_watch:  # most backwards then run to the end without a prompt
             level = "off" if engine == "direct" else None
         return debug(
             call,

@@ -1,4 +1,4 @@
-"""The breakpoints and watchpoints of a prompt, which outlast the session they were made in."""
+"""Breakpoints and watchpoints of a prompt, which are kept for later sessions, and the parsers of their syntax."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Breaks(Running, Protocol):
 
 
 Test = Callable[[Task | None, tuple[Tensor | None, ...]], object]
-"""What an expression of the user's says of a task and the gradients that wait for it."""
+"""A user's expression as a function of a task and the gradients waiting for it."""
 
 _HIT = re.compile(r"hit\s+(\d+)")
 _CONDITION = re.compile(r"(?:^|\s)if\s+|,")
@@ -35,14 +35,18 @@ _TEST = re.compile(r"\s*if\s+(.+?)(?:\s+at\s+(\S+))?\s*")
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A breakpoint or watchpoint as it was asked for.
+class PromptStop:
+    """A breakpoint or watchpoint set at a prompt.
 
     Attributes:
-        make: makes it in a session.
-        once: it is deleted when it has stopped a run.
-        entry: the session's; None while nothing there matches.
-        why_not: why nothing has matched yet, "" before the first session; None from the first match on.
+        number: its number in every session.
+        kind: "break" or "watch".
+        text: its definition as typed.
+        make: creates it in a session.
+        once: whether it is deleted after it has stopped a run.
+        enabled: whether it can stop a run.
+        entry: its entry in the current session; None if nothing there matches.
+        why_not: why nothing has matched yet; "" before the first session, None after the first match.
     """
 
     number: int
@@ -56,14 +60,14 @@ class Asked:
 
 
 class PromptStops:
-    """What was asked for at one prompt, in all sessions that it gets: with the same numbers in each.
+    """The breakpoints and watchpoints of a prompt. They have the same numbers in all of its sessions.
 
-    Known limitations: a number of hits is counted in each session anew.
+    Known limitations: hits are counted separately in each session.
     """
 
     def __init__(self) -> None:
         self._session: Session | None = None
-        self._asked: dict[int, Asked] = {}
+        self._stops: dict[int, PromptStop] = {}
         self._last = 0
 
     @property
@@ -71,119 +75,129 @@ class PromptStops:
         assert self._session is not None, "a prompt has a session before it has stops"
         return self._session
 
-    def __iter__(self) -> Iterator[Asked]:
-        """All in order of their number, those that the session had before the prompt among them."""
-        found = dict(self._asked)
+    def __iter__(self) -> Iterator[PromptStop]:
+        """Iterate over all by number, including those that the session had before the prompt."""
+        found = dict(self._stops)
         for entry in self.session.stops:
             if entry.number not in found:
-                found[entry.number] = Asked(entry.number, entry.kind, entry.text, _none, False, entry.enabled, entry)
+                found[entry.number] = PromptStop(
+                    entry.number, entry.kind, entry.text, _not_from_prompt, False, entry.enabled, entry
+                )
         return iter([found[number] for number in sorted(found)])
 
     @property
     def wait(self) -> bool:
-        """Whether any may stop a run."""
+        """Whether any breakpoint or watchpoint is enabled."""
         return any(each.enabled for each in self)
 
     @property
     def only_watch(self) -> bool:
-        """Whether what was asked for at this prompt, and is enabled, are watchpoints alone."""
-        return {each.kind for each in self._asked.values() if each.enabled} == {"watch"}
+        """Whether all enabled stops of this prompt are watchpoints, and there is at least one."""
+        return {each.kind for each in self._stops.values() if each.enabled} == {"watch"}
 
     def enter(self, session: Session) -> list[str]:
-        """Another session: the breakpoints and watchpoints are set in it, as far as anything there matches.
+        """Set the breakpoints and watchpoints in another session.
 
         Returns:
-            Of those that match nothing in the first session they are for, why.
+            Messages for those that match nothing in their first session.
         """
         self._session = session
-        news = []
-        for asked in self._asked.values():
-            session.stops.number_from(asked.number)
+        messages = []
+        for stop in self._stops.values():
+            # Each session numbers its stops itself. Setting the next number keeps the prompt's numbers.
+            session.stops.number_from(stop.number)
             try:
-                self._set(asked)
+                self._set(stop)
             except ValueError as error:
-                asked.entry = None
-                if asked.why_not == "":
-                    news.append(f"{asked.kind} {asked.text}: {error}")
-                if asked.why_not is not None:
-                    asked.why_not = str(error)
-        return news
+                stop.entry = None
+                if stop.why_not == "":
+                    messages.append(f"{stop.kind} {stop.text}: {error}")
+                if stop.why_not is not None:
+                    stop.why_not = str(error)
+        return messages
 
-    def ask(
+    def add(
         self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], *, once: bool = False
-    ) -> Asked:
-        """Makes one in this session.
+    ) -> PromptStop:
+        """Add a breakpoint or watchpoint to the current session.
 
         Raises:
-            ValueError: nothing matches, or it can't be read.
+            ValueError: nothing matches, or the syntax is invalid.
         """
-        asked = self._new(kind, text, make, once)
-        self._set(asked)
-        self._keep(asked)
-        return asked
+        stop = self._new(kind, text, make, once)
+        self._set(stop)
+        self._keep(stop)
+        return stop
 
-    def ask_for_later(self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry]) -> None:
-        """Makes one for the sessions to come."""
+    def add_for_later(self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry]) -> None:
+        """Add a breakpoint or watchpoint for later sessions."""
         self._keep(self._new(kind, text, make, False))
 
     def enable(self, number: int, on: bool) -> None:
-        """Switches one on or off."""
-        asked = self._asked.get(number)
-        if asked is not None:
-            asked.enabled = on
-        if asked is None or asked.entry is not None:
+        """Enable or disable a breakpoint or watchpoint."""
+        stop = self._stops.get(number)
+        if stop is not None:
+            stop.enabled = on
+        if stop is None or stop.entry is not None:
             change = self.session.stops.enable if on else self.session.stops.disable
             change(number)
 
     def delete(self, number: int) -> None:
-        asked = self._asked.pop(number, None)
-        if asked is None or asked.entry is not None:
+        stop = self._stops.pop(number, None)
+        if stop is None or stop.entry is not None:
             self.session.stops.delete(number)
 
-    def met(self, number: int | None) -> None:
-        """A run has stopped for this one."""
-        if number in self._asked and self._asked[number].once:
+    def delete_if_once(self, number: int | None) -> None:
+        """Delete a stop that is meant to stop a run only once. Call this after it has stopped a run."""
+        if number in self._stops and self._stops[number].once:
             self.delete(number)
 
     @property
-    def in_vain(self) -> bool:
-        """Whether something was asked for, and nothing of it has matched in any session."""
-        return bool(self._asked) and all(each.why_not is not None for each in self._asked.values())
+    def matched_nothing(self) -> bool:
+        """Whether there are stops, and none of them has matched in any session."""
+        return bool(self._stops) and all(each.why_not is not None for each in self._stops.values())
 
-    def never_met(self) -> Iterator[str]:
-        """What has matched nothing in any session."""
-        for each in self._asked.values():
+    def unmatched_messages(self) -> Iterator[str]:
+        """Yield a message for each stop that matched nothing in any session."""
+        for each in self._stops.values():
             if each.why_not:
                 yield f"{each.kind} {each.text} matched nothing in any backward: {each.why_not}"
 
-    def _new(self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], once: bool) -> Asked:
+    def _new(
+        self, kind: Literal["break", "watch"], text: str, make: Callable[[Session], Entry], once: bool
+    ) -> PromptStop:
+        # The session may have stops that were set without the prompt.
         taken = [] if self._session is None else [entry.number for entry in self._session.stops]
-        return Asked(max([self._last, *taken]) + 1, kind, text, make, once)
+        return PromptStop(max([self._last, *taken]) + 1, kind, text, make, once)
 
-    def _keep(self, asked: Asked) -> None:
-        self._asked[asked.number] = asked
-        self._last = asked.number
+    def _keep(self, stop: PromptStop) -> None:
+        self._stops[stop.number] = stop
+        self._last = stop.number
 
-    def _set(self, asked: Asked) -> None:
-        self.session.stops.number_from(asked.number)
-        asked.entry, asked.why_not = asked.make(self.session), None
-        asked.number = asked.entry.number
-        if not asked.enabled:
-            self.session.stops.disable(asked.number)
+    def _set(self, stop: PromptStop) -> None:
+        self.session.stops.number_from(stop.number)
+        stop.entry, stop.why_not = stop.make(self.session), None
+        stop.number = stop.entry.number
+        if not stop.enabled:
+            self.session.stops.disable(stop.number)
 
 
-def _none(session: Session) -> Entry:
-    raise ValueError("it was not made at the prompt")
+def _not_from_prompt(session: Session) -> Entry:
+    raise ValueError("this stop was not set at the prompt")
 
 
 def read_break(text: str, test_of: Callable[[str], Test]) -> Callable[[Breaks], Breakpoint]:
-    """`WHERE`, `WHERE, CONDITION`, `WHERE if CONDITION`, `WHERE, hit N`, or `if CONDITION` at any task.
+    """Parse a breakpoint: `WHERE`, `WHERE, CONDITION`, `WHERE if CONDITION`, `WHERE, hit N`, or `if CONDITION`.
 
     Args:
+        text: the definition. Without WHERE the breakpoint applies to every task.
         test_of: compiles a condition.
 
+    Returns:
+        A function that sets the breakpoint in a session or deck.
+
     Raises:
-        ValueError: it says neither where nor when.
+        ValueError: the text has neither a place nor a condition.
     """
     found = _CONDITION.search(text)
     where, condition = (text, "") if found is None else (text[: found.start()], text[found.end() :])
@@ -203,7 +217,7 @@ def read_break(text: str, test_of: Callable[[str], Test]) -> Callable[[Breaks], 
     if where:
         place = where
     if place is None:
-        raise ValueError("break where? break WHERE [, CONDITION]; help break says what WHERE may be")
+        raise ValueError("missing place; usage: break WHERE [, CONDITION]; help break explains WHERE")
     condition_there = when if where else None
 
     def make(session: Breaks) -> Breakpoint:
@@ -214,10 +228,15 @@ def read_break(text: str, test_of: Callable[[str], Test]) -> Callable[[Breaks], 
 
 
 def read_watch(text: str, test_of: Callable[[str], Callable[[Any, Any], object]]) -> Callable[[Session], Entry]:
-    """`nan`, `nan or inf`, `norm>1e3 and inf at encoder.*`, `if EXPRESSION of gradient and task`.
+    """Parse a watchpoint such as `nan or inf`, `norm>1e3 and inf at encoder.*`, or `if EXPRESSION`.
+
+    An expression can use `gradient` and `task`.
+
+    Returns:
+        A function that sets the watchpoint in a session.
 
     Raises:
-        ValueError: it says nothing, or what is no condition.
+        ValueError: the text is empty, or has an unknown condition.
     """
     conditions: Sequence[Any]
     if found := _TEST.fullmatch(text):
@@ -226,5 +245,5 @@ def read_watch(text: str, test_of: Callable[[str], Callable[[Any, Any], object]]
         conditions, at = (test,), found[2]
     else:
         conditions, at = watched(text)
-        as_conditions(tuple(conditions))  # says at once what is none
+        as_conditions(tuple(conditions))  # raises for an unknown condition now, not in a later session
     return lambda session: session.watch(*conditions, at=at)

@@ -1,6 +1,6 @@
-"""What the prompt shows: sessions, tasks, gradients and stops as rich draws them.
+"""Views of sessions, tasks, gradients and stops at the prompt, drawn with rich.
 
-Names, code and messages are the user's, and made `plain` first.
+Names, code and messages come from the user, so all of them pass through `plain`, which disables markup.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ...inspector.text.sizes_and_counts import counted, nth, size_text
 from ...inspector.torch_private.tensors import storage_of
 from ..deck.task_and_stop_syntax import run_of, told
 from .console import plain
-from .stops import Asked, Session
+from .stops import PromptStop, Session
 
 if TYPE_CHECKING:
     from ...engine.session.branches import Branch
 
 
-_ABOVE, _BELOW = 5, 5  # lines of source around the one that is meant
+_ABOVE, _BELOW = 5, 5  # source lines shown around the requested one
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines: so it can be read through a pipe, too."""
+    """Return a table without rules, which is also readable through a pipe."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     numbers = set(right)
     for column in columns:
@@ -46,12 +46,12 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def stop_view(stop: Stop) -> Group:
-    """Why a run stopped, with the way back to the origin."""
+    """Return the reason why a run stopped, with the path to its origin."""
     return Group(plain(stop.text, "bold yellow"), *(plain(f"  {line}") for line in stop.all_lines))
 
 
 def ended_text(session: Session) -> str:
-    """Why there is no task to come: all have run, or the session is over, by an error or by hand."""
+    """Return why no task will run: all have run, or an error or the user ended the session."""
     ran, left = len(session.order), session.left
     if session.over is None or not left:
         return f"all {ran} tasks have run"
@@ -59,7 +59,7 @@ def ended_text(session: Session) -> str:
 
 
 def place_view(session: Session) -> Group:
-    """Where the session stands, in three lines: the task to come, the user's code that made it, what waits."""
+    """Return the session's position in three lines: the next task, its source code, and the session's state."""
     task = session.current
     if task is None:
         return Group(plain(f"  {ended_text(session)}", "dim"))
@@ -72,7 +72,7 @@ def place_view(session: Session) -> Group:
 
 
 def state_text(session: Session) -> str:
-    """`5 of 338 tasks have run under heap, 3 ready, 1.2 MiB of gradients wait`."""
+    """Return a line such as `5 of 338 tasks have run under heap, 3 ready, 1.2 MiB of gradients wait`."""
     ran = len(session.order)
     parts = [f"{ran} of {ran + session.left} tasks have run under {session.policy}", f"{len(session.ready)} ready"]
     nbytes = waiting_bytes(session)
@@ -82,7 +82,7 @@ def state_text(session: Session) -> str:
 
 
 def where_view(session: Session, task: Task) -> Group:
-    """A task with the module calls around it and the line that made it."""
+    """Return a task with the module calls around it and its source line."""
     graph = session.graph
     lines = [plain(f"> {told(session).describe(task)}", "bold")]
     for depth, call_id in enumerate(reversed(calls_of(graph, task.id))):
@@ -96,16 +96,16 @@ def where_view(session: Session, task: Task) -> Group:
         if code := _code(source):
             lines.append(Text.assemble("-> ", plain(code)))
     elif not graph.calls:
-        lines.append(plain("  no capture saw the forward, so its modules and lines are not known", "dim"))
+        lines.append(plain("  modules and source lines are unknown, because the forward was not captured", "dim"))
     return Group(*lines)
 
 
 def source_view(source: Source) -> Group:
-    """The user's code around a line."""
+    """Return the source code around a line."""
     above = min(_ABOVE, source.line - 1)
     lines = source.code(above, _BELOW)
     if not lines:
-        return Group(plain(f"the source of {source.file} can't be read"))
+        return Group(plain(f"the source of {source.file} cannot be read"))
     first = source.line - above
     shown = [plain(f"{source.file}, in {source.function}", "dim")]
     for number, line in enumerate(lines, first):
@@ -115,15 +115,15 @@ def source_view(source: Source) -> Group:
 
 
 def gradients_table(gradients: Sequence[Tensor | None], inputs: Sequence[TensorMeta]) -> RenderableType:
-    """The gradients that wait for a task, with statistics. Waits for an accelerator."""
+    """Return the gradients waiting for a task, with statistics. Synchronizes with an accelerator."""
     if not inputs:
-        return plain("  it takes no gradients")
+        return plain("  it has no inputs")
     found = [None if each is None else statistics(each, "cheap") for each in gradients]
     return _statistics_table("input", inputs, found)
 
 
 def recorded_table(what: str, gradients: Sequence[RecordedGradient | None]) -> RenderableType:
-    """What a task got, or gave, as the trace recorded it."""
+    """Return a task's inputs or outputs as recorded in the trace."""
     metas = [None if each is None else each.meta for each in gradients]
     found = [None if each is None else each.statistics for each in gradients]
     if any(found):
@@ -141,7 +141,7 @@ def _statistics_table(
     made = table(what, "gradient", *numbers, right=numbers)
     for number, (meta, each) in enumerate(zip(metas, found, strict=True)):
         if each is None:
-            made.add_row(str(number), "none" if meta is None else plain(f"none yet ({meta})", "dim"))
+            made.add_row(str(number), "none" if meta is None else plain(f"not yet computed ({meta})", "dim"))
             continue
         shown = TensorMeta(each.shape, each.dtype, each.device)
         if each.unavailable is not None:
@@ -151,7 +151,7 @@ def _statistics_table(
         bad = [Text(f"{count:,}", style="bold red" if count else "dim") for count in _counts(each)]
         made.add_row(str(number), plain(shown), *floats, *bad, f"{each.zero_count or 0:,}")
     if any(each is not None and any(_counts(each)) for each in found):
-        return Group(made, plain("min, max, mean and norm are of the finite part", "dim"))
+        return Group(made, plain("min, max, mean and norm cover the finite elements only", "dim"))
     return made
 
 
@@ -164,11 +164,11 @@ def _number(value: float | None) -> str:
 
 
 def queue_table(session: Session) -> RenderableType:
-    """The ready queue in the order in which it runs if no other task comes, and why the first is first."""
+    """Return the ready queue in the order in which it runs if no task is added, and why its first task is next."""
     entries = session.ready
     if not entries:
-        return plain("nothing is ready: all tasks have run" if not session.left else "nothing is ready")
-    made = table("task", "module or parameter", "line", "waits", "runs", right=("waits", "runs"))
+        return plain("no task is ready: all have run" if not session.left else "no task is ready")
+    made = table("task", "module or parameter", "line", "inputs", "runs", right=("inputs", "runs"))
     places = _places(session)
     for index, entry in enumerate(entries):
         task = entry.task
@@ -186,7 +186,7 @@ def queue_table(session: Session) -> RenderableType:
 
 
 def _places(session: Session) -> dict[int, int]:
-    """By task its place in this run, as far as that is known."""
+    """Return each task's position in this run, as far as it is known."""
     return {task_id: place for place, task_id in enumerate(run_of(session))}
 
 
@@ -195,12 +195,12 @@ def _nth(places: dict[int, int], task_id: int) -> str:
 
 
 def _named(places: dict[int, int], task: Task) -> str:
-    """`Addmm, 53rd`."""
+    """Return a task's name and position, such as `Addmm, 53rd`."""
     return ", ".join(filter(None, (task.short_name, _nth(places, task.id))))
 
 
 def whose(graph: Graph, task: Task) -> str:
-    """The parameter which a leaf's task accumulates into, else the module that made its node."""
+    """Return the parameter that a leaf's task accumulates into, or the module of the task's node."""
     return task.parameter or module_name(graph.module(task) or "")
 
 
@@ -216,7 +216,7 @@ def tasks_table(session: Session, tasks: Sequence[Task]) -> RenderableType:
             if session.needed is not None and task.id not in session.needed
             else f"ready, {runs}".rstrip(", ")
             if task.id in ready
-            else runs or "waits"
+            else runs or "waiting"
         )
         made.add_row(
             plain(task.short_name),
@@ -227,9 +227,9 @@ def tasks_table(session: Session, tasks: Sequence[Task]) -> RenderableType:
     return made
 
 
-def stops_table(stops: Iterable[Asked], session: Session) -> RenderableType:
-    """The breakpoints and watchpoints."""
-    made = table("number", "kind", "where or what", "enabled", "hits", "tasks", right=("number", "hits", "tasks"))
+def stops_table(stops: Iterable[PromptStop], session: Session) -> RenderableType:
+    """Return the breakpoints and watchpoints as a table."""
+    made = table("number", "kind", "place or condition", "enabled", "hits", "tasks", right=("number", "hits", "tasks"))
     for each in stops:
         entry = each.entry
         tasks = "pending" if entry is None else "any" if entry.tasks is None else f"{len(entry.tasks):,}"
@@ -245,14 +245,14 @@ def stops_table(stops: Iterable[Asked], session: Session) -> RenderableType:
 
 
 def entry_text(entry: Entry, session: Session) -> str:
-    """Where it stops, or what for: of a breakpoint at one task which that is, else as it was given."""
+    """Return the text of a stop. A breakpoint set by a task's id is described by its task."""
     if entry.tasks is not None and len(entry.tasks) == 1 and entry.text.startswith("#"):
         return told(session).describe(next(iter(entry.tasks)))
     return entry.text
 
 
 def branches_table(branches: Sequence[Branch]) -> RenderableType:
-    made = table("", "branch", "tasks", "policy", "parted", "edits", right=("branch", "tasks", "edits"))
+    made = table("", "branch", "tasks", "policy", "forked", "edits", right=("branch", "tasks", "edits"))
     for branch in branches:
         parted = "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at:,}"
         made.add_row(
@@ -267,7 +267,7 @@ def branches_table(branches: Sequence[Branch]) -> RenderableType:
 
 
 def saved_table(saved: Sequence[SavedTensor], session: Session) -> RenderableType:
-    """What tasks keep from the forward."""
+    """Return the saved tensors of tasks as a table."""
     made = table("task", "slot", "tensor", "storage", "made by", "", right=("storage",))
     graph, places = session.graph, _places(session)
     for each in saved:
@@ -277,7 +277,7 @@ def saved_table(saved: Sequence[SavedTensor], session: Session) -> RenderableTyp
             made_by = _named(places, graph.tasks[each.made_by])
         notes = [
             *(["modified in place since"] if each.version is None else []),
-            *(["held by others, too"] if each.held else []),
+            *(["also held elsewhere"] if each.held else []),
         ]
         made.add_row(
             plain(_named(places, task)),
@@ -291,39 +291,37 @@ def saved_table(saved: Sequence[SavedTensor], session: Session) -> RenderableTyp
 
 
 def task_facts(session: Session, task: Task) -> RenderableType:
-    """All that is known of a task: its place, what it gets and gives, its hooks and edits."""
+    """Return a table of a task's operation, device, neighbours, state, hooks and edits."""
     graph = session.graph
     made = table("", "")
     made.show_header = False
     operation = task.operation
     if operation is not None:
         made.add_row("forward", plain(operation.name))
-    made.add_row(
-        "sequence number", "the highest there is, as all leaves' tasks" if task.is_leaf else str(task.sequence_nr)
-    )
+    made.add_row("sequence number", "the maximum, as for all leaf tasks" if task.is_leaf else str(task.sequence_nr))
     made.add_row("runs on", plain(task.device))
     froms = sorted({edge.task for edge in graph.in_edges[task.id]})
     tos = sorted({edge.next_task for edge in graph.out_edges[task.id]})
-    made.add_row("gets from", _tasks(session, froms) if froms else plain("the start: it is a root"))
+    made.add_row("inputs from", _tasks(session, froms) if froms else plain("the caller, because it is a root"))
     if not task.is_leaf:
-        made.add_row("gives to", _tasks(session, tos) if tos else plain("nobody"))
+        made.add_row("outputs to", _tasks(session, tos) if tos else plain("no task"))
     record = None if session.trace is None else session.trace.of(task)
     made.add_row("state", plain(_state(session, task, record)))
     if record is not None:
         if record.hooks:
             made.add_row("hooks", plain(", ".join(hook.name for hook in record.hooks)))
         if record.edits:
-            made.add_row("edited", plain(f"{len(record.edits)} of its gradients, by hand, before it ran"))
+            made.add_row("edited", plain(f"{counted(len(record.edits), 'input')}, by the user before it ran"))
     return made
 
 
-_TOLD = 6  # neighbours
+_MOST_NAMED = 6  # neighbours
 
 
 def _tasks(session: Session, ids: Sequence[int]) -> Text:
     places = _places(session)
-    names = "; ".join(_named(places, session.graph.tasks[task_id]) for task_id in ids[:_TOLD])
-    return plain(names + (f" and {len(ids) - _TOLD} more" if len(ids) > _TOLD else ""))
+    names = "; ".join(_named(places, session.graph.tasks[task_id]) for task_id in ids[:_MOST_NAMED])
+    return plain(names + (f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""))
 
 
 def _state(session: Session, task: Task, record: TaskRecord | None) -> str:
@@ -339,41 +337,45 @@ def _state(session: Session, task: Task, record: TaskRecord | None) -> str:
     if any(entry.task.id == task.id for entry in session.ready):
         return "ready"
     if session.needed is not None and task.id not in session.needed:
-        return "not going to run: no path leads from it to inputs="
+        return "not needed: no path leads from it to inputs="
     ran = set(session.order)
     missing = sum(edge.task not in ran for edge in session.graph.in_edges[task.id])
     return f"waits for {counted(missing, 'more gradient')}"
 
 
 def memory_table(session: Session) -> RenderableType:
-    """What is alive because of this backward, in bytes."""
-    made = table("bytes", "what", right=("bytes",))
+    """Return a table of the memory that this backward keeps alive."""
+    made = table("bytes", "kind", right=("bytes",))
     nbytes = waiting_bytes(session)
-    made.add_row("unknown" if nbytes is None else size_text(nbytes), "gradients that wait in input buffers")
+    made.add_row("unknown" if nbytes is None else size_text(nbytes), "gradients in input buffers")
     ran = set(session.order)
     storages = {
         each.storage: each.storage_bytes
         for each in session.graph.saved
         if each.task not in ran and each.storage is not None and each.storage_bytes is not None
     }
-    made.add_row(size_text(sum(storages.values())), "saved from the forward by tasks that have not run")
+    made.add_row(size_text(sum(storages.values())), "saved tensors of tasks that have not run")
     history = session.history if isinstance(session, Stepper) else None
     if history is not None:
         reach = "the start" if not history.reach else f"the {nth(history.reach + 1)} task"
         made.add_row(
             size_text(history.nbytes),
-            f"held to go back as far as {reach} ({size_text(history.gradient_bytes)} of gradients, "
+            f"held to undo tasks back to {reach} ({size_text(history.gradient_bytes)} of gradients, "
             f"{size_text(history.saved_bytes)} of saved tensors)",
         )
     for device in sorted(session.graph.devices, key=str):
+        # The CPU has no allocator statistics.
         counter = None if device.type == "cpu" else getattr(torch.get_device_module(device), "memory_allocated", None)
         if counter is not None:
-            made.add_row(size_text(counter(device)), f"allocated on {device} in all")
+            made.add_row(size_text(counter(device)), f"allocated on {device} in total")
     return made
 
 
 def waiting_bytes(session: Session) -> int | None:
-    """The bytes below the gradients in all input buffers, each storage once. None where the engine shows but one."""
+    """Return the bytes of all gradients in input buffers, counting each storage once.
+
+    Return None if the engine shows only the input buffer of the current task.
+    """
     ran = set(session.order)
     storages: dict[int, int] = {}
     try:

@@ -1,4 +1,4 @@
-"""Tracebacks as the user should see them."""
+"""Tracebacks reduced to the user's own frames."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ LIBRARY = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib",
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without frames of Python's library, of installed packages and of tapescope."""
+    """Return the traceback in Python's format, without frames of tapescope and of libraries."""
     report = traceback.TracebackException.from_exception(error)
     reports: list[traceback.TracebackException | None] = [report]
     while reports:
         if each := reports.pop():
             own = [frame for frame in each.stack if _is_users(frame.filename)]
             each.stack = traceback.StackSummary.from_list(own)
+            # The errors shown with it have tracebacks, too.
             reports += [each.__cause__, each.__context__, *(each.exceptions or ())]
     return "".join(report.format())
 
 
 def without_own_frames(error: BaseException, start: Callable[..., object]) -> None:
-    """Takes tapescope's frames from an error's traceback, and from those behind it: as if the user had run the script.
+    """Remove tapescope's frames from an error's traceback, and from those of its causes and contexts.
 
     Args:
-        start: the function that called the user's code; what led to it goes, too.
+        error: the error, which is modified.
+        start: the function that called the user's code; the frames before it are removed, too.
     """
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]
@@ -61,6 +63,7 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
             kept.append(frames)
         after_own = own
         frames = frames.tb_next
+    # A traceback links to the next inner frame, so the list is built from the innermost one.
     below: TracebackType | None = None
     for each in reversed(kept):
         below = TracebackType(below, each.tb_frame, each.tb_lasti, each.tb_lineno)
@@ -68,7 +71,10 @@ def _trimmed(frames: TracebackType | None, start: Callable[..., object]) -> Trac
 
 
 def _leave_out_detour(kept: list[TracebackType], frame: TracebackType) -> None:
-    """torch asked tapescope, a function mode or who stands in for the engine, which called the same function again."""
+    """Remove the frames in which torch called tapescope, which called the same torch function again.
+
+    This happens with function modes and with the redirected engine.
+    """
     for place in reversed(range(len(kept))):
         if not kept[place].tb_frame.f_code.co_filename.startswith(TORCH):
             return

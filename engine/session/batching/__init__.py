@@ -1,1 +1,1 @@
-"""Products of matrices that can run as one: finding them, and running them so."""
+"""Batched execution: finds matrix products that can run together, and runs them."""

@@ -1,1 +1,1 @@
-"""Breakpoints and watchpoints: the conditions that stop a session, and where a bad gradient came from."""
+"""Breakpoints and watchpoints: the conditions that stop a session, and the origin of a NaN or inf."""

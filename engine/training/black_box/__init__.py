@@ -1,1 +1,1 @@
-"""The black box of a training loop: steps that go wrong, written to a folder, read and replayed."""
+"""The black box of a training loop, which writes failing steps to a folder; reading and replaying such steps."""

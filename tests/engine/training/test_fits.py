@@ -19,7 +19,7 @@ from torch.optim import Adam
 
 import tapescope as ts
 from tapescope.__main__ import main
-from tapescope.commands.fits import fit_told
+from tapescope.commands.fits import fit_content
 from tapescope.engine.memory.estimates import direction_of
 from tapescope.engine.training.fits import repeated_layers
 from tapescope.tests.says import Snapshots, raises, says
@@ -188,7 +188,7 @@ def test_a_program_that_takes_one_size_alone_is_answered_for_that_size(snapshot:
     small = fit("3KB")  # which looks for remedies, too: smaller batches are none
     assert "Expected hidden size (1, 1, 16), got [1, 4, 16]" in str(small)
     assert "accumulation" not in {each.name for each in small.remedies}
-    assert fit_told(small)["largest_batch"] is None
+    assert fit_content(small)["largest_batch"] is None
     with pytest.raises(RuntimeError, match="Expected hidden size") as raised:
         _ = small.largest_batch
     (note,) = raised.value.__notes__

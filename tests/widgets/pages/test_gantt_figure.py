@@ -11,7 +11,7 @@ import tapescope as ts
 from tapescope.engine.studies.gantt import Gantt, MakespanReport
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, says, says_none_of
-from tapescope.widgets.pages.gantt_figure import _READY, _STILL, gantt_drawing, why_idle
+from tapescope.widgets.pages.gantt_figure import _IDLE, _READY, gantt_drawing, why_idle
 from tapescope.widgets.pages.theme import DARK, LIGHT
 
 NASTY = "<b>x</b><script>alert(1)</script>$y$&amp;"
@@ -46,7 +46,7 @@ def test_of_each_device_every_moment_is_a_task_or_hatched(report: MakespanReport
             ran = [(bar.start_ns / 1e6, bar.end_ns / 1e6) for bar in gantt.rows[device]]
             assert found == sorted([*idle, *ran])
             assert found[0][0] == 0 and found[-1][1] == pytest.approx(gantt.makespan_ns / 1e6)
-    hatched = [trace for trace in traces if trace["name"] == _STILL]
+    hatched = [trace for trace in traces if trace["name"] == _IDLE]
     assert len(hatched) == 3 and all(trace["marker"]["pattern"]["shape"] == "/" for trace in hatched)
 
 
@@ -61,7 +61,7 @@ def test_makespans_are_lines_with_their_times_and_the_bound_goes_through_all(
     told = [note.text for note in figure.layout.annotations]
     assert told == ["<b>bfs</b>", "<b>1.01 ms</b>", "<b>dfs</b>", "<b>1.97 ms</b>", "<b>heap</b>", "<b>1.97 ms</b>"]
     named = [trace.name for trace in figure.data if trace.showlegend is not False]
-    assert named[:2] == [_STILL, _READY]
+    assert named[:2] == [_IDLE, _READY]
     says(named[2], "1.01 ms")
     snapshot("makespan", "\n".join(named).replace("1.01 ms", "BOUND"))
 

@@ -31,11 +31,11 @@ def test_a_step_that_was_recorded_beside_the_loop_opens_as_its_deck(
     assert 'data-live="1"' in page._page.content, "the one that was followed, and no other"
     page.open_step(1)
     assert page.deck in page.children
-    page._hear(None, {"leave": True}, [])
+    page._on_message(None, {"leave": True}, [])
     assert page.deck is None and page.children == (page._page,)
     page.open_step(2)
-    says(page._said.value, "step 2", 1)
-    snapshot("training", page._said.value)
+    says(page._error.value, "step 2", 1)
+    snapshot("training", page._error.value)
 
 
 def test_recorded_steps_may_have_other_numbers_in_the_loop(recorded: tuple[Training, ts.record_steps]) -> None:

@@ -20,7 +20,7 @@ import tapescope as ts
 from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 from tapescope.widgets.deck.verbs import SHORT
-from tapescope.widgets.terminal.completion import offered
+from tapescope.widgets.terminal.completion import completions
 from tapescope.widgets.terminal.prompt import Prompt
 from tapescope.widgets.terminal.prompt_session import Debuggee, Names
 from tapescope.widgets.terminal.user_traceback import users_traceback
@@ -673,7 +673,7 @@ def offers(session: ts.types.Stepper, line: str, **names: Any) -> list[str]:
     begin = len(line) - len(line.split(" ")[-1])
     command = prompt.parseline(line)[0] or ""
     known = {"session": session, **names}
-    return offered(command, session, prompt.at.stops, lambda: known, line[begin:], line[:begin].partition(" ")[2])
+    return completions(command, session, prompt.at.stops, lambda: known, line[begin:], line[:begin].partition(" ")[2])
 
 
 def test_tab_offers_what_can_stand_there(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(
     for each in said.values():
         says(each, "norm>2", "MulBackward0", "2nd", "script.py:3")
     says_none_of(said["native"], "2 float32 cpu")
-    says(said["direct"], "0    2 float32 cpu\n")
+    says(said["direct"], "2 float32 cpu\n")
     says_none_of(said["direct"], "min", "max")
     says(said["a breakpoint, too"], "min", "max")
     for each in said.values():
