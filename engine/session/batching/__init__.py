@@ -1,1 +1,1 @@
-"""Products of matrices that can run as one: finding them, and running them so."""
+"""Matrix products that can run as one batch: finding them, and running them."""

@@ -1,1 +1,1 @@
-"""Backwards of the package autograd (HIPS): run by a session, summed and measured."""
+"""Backwards of the package autograd (HIPS): running, summing and measuring them."""
