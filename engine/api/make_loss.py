@@ -82,20 +82,20 @@ def to_return_instead(made: object) -> str:
     if made is None:
         return ". To measure a function that runs a complete step, use ts.profile_step"
     if isinstance(made, nn.Module):
-        return "; return the loss computed with the model, such as model(x).sum()"
+        return ". Return the loss computed with the model, such as model(x).sum()"
     if isinstance(made, Mapping) and isinstance(made.get("loss"), Tensor):
-        return '; return its ["loss"]'
+        return '. Return its ["loss"]'
     if isinstance(getattr(made, "loss", None), Tensor):
-        return "; return its .loss"
+        return ". Return its .loss"
     if callable(made):
-        return "; call it and return its result"
+        return ". Call it and return its result"
     if isinstance(made, Generator | Coroutine):
-        return "; the function contains a `yield` or is `async`: return the loss instead"
+        return ". The function contains a `yield` or is `async`; return the loss instead"
     parts = list(made.values()) if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else ()
     if any(isinstance(part, Tensor) for part in parts):
-        return "; return one of them, or the sum of losses"
+        return ". Return one of them, or the sum of losses"
     if isinstance(made, Number) or type(made).__module__ == "numpy":
-        return "; a number has no graph, so return the tensor, without .item(), float() or .numpy()"
+        return ". A number has no graph; return the tensor, without .item(), float() or .numpy()"
     return ""
 
 
@@ -197,6 +197,7 @@ def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[No
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Restore the random number generators of torch, Python and NumPy afterwards."""
+    # Only if the program has imported NumPy; importing it here would cost time and change nothing.
     numpy = sys.modules.get("numpy")
     before, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
     try:

@@ -97,6 +97,7 @@ def time_backward(
         plan = Plan.of(call, policy)
     else:
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
+    # Kernels of the forward may still be running and must not count.
     wait_for(accelerators)
     awaited = _Awaited(call.tensors, devices=accelerators)
     return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns

@@ -178,6 +178,8 @@ class Lanes(Worker):
     @contextmanager
     def _queues(self, plan: Plan) -> Iterator[None]:
         with ExitStack() as stack:
+            # With multithreading, Engine::ready_queue (engine.cpp) gives each device its queue and thread. These
+            # threads belong to the process, so other backwards must not wait behind a held task.
             stack.enter_context(torch.autograd.set_multithreading_enabled(True))
             stack.enter_context(told_of_errors(self.graph.nodes, self._raised))
             stack.enter_context(holding_devices())
@@ -220,6 +222,7 @@ class Lanes(Worker):
             if self._holds(task_id, stop):
                 lane.held, lane.gradients = task_id, gradients
                 self._changed.notify_all()
+                # The device's thread waits here in the pre-hook, after popping the task and before its node runs.
                 self._changed.wait_for(lambda: lane.goes_on or self.abandoned or self.raised_in is not None)
             edited, lane.edited = lane.edited, None
             lane.held = lane.gradients = None

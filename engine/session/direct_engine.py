@@ -123,6 +123,8 @@ class DirectBackward:
         """Add the root gradients to the input buffers, which makes the first tasks ready."""
         backward_begins()
         with torch.set_grad_enabled(create_graph):
+            # Engine::execute (engine.cpp) fits the root gradients to the roots (validate_outputs) before anything runs.
+            # Several roots get theirs from a GraphRoot node; here each root's input buffer is filled directly.
             gradients = self.runner.fitted_roots()
             for position, root in enumerate(self.graph.roots):
                 self.deliver(Edge(root.task, position, root.task, root.input), gradients)
@@ -354,6 +356,7 @@ class DirectBackward:
             self.runner.pass_by()
         if self.runner.memory is not None:
             self.runner.memory.over()
+        # GraphTask::exec_post_processing (engine.cpp) calls the callbacks of queue_callback after the last node.
         self.runner.finish(again=self.past is not None)
         self._release_at_end()
 
@@ -416,6 +419,8 @@ class DirectBackward:
             waits = (buffer := self.buffers.by_task.get(edge.next_task)) is not None and buffer.count(edge.input) > 0
             with on_stream(streams.hand_over(edge, outputs[edge.output], waits)):
                 ready = self.buffers.add(edge, outputs, entry)
+        # evaluate_function (engine.cpp) decrements the next node's dependencies for undefined gradients, too. A node
+        # whose inputs are all undefined still runs.
         if ready:
             key = self.queue.push(edge.next_task)
             if self.recorder is not None:
@@ -471,6 +476,8 @@ class DirectBackward:
             self.stops.let_go()
             self.buffers.let_go()
             self._release_at_end()
+            # The user may keep the session. Without its nodes, the graph does not keep the forward's saved tensors
+            # alive.
             self.graph = replace(self.graph, nodes=())
             self.groups = None
             self._make_queue = ready_queue

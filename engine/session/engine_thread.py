@@ -145,6 +145,7 @@ class Worker(Watch):
         self.abandoned = False
         self.has_to_end = has_to_end(plan.graph)
         self._go: SimpleQueue[None] = SimpleQueue()
+        # A new thread has an empty context, but hooks must see the caller's context variables.
         self._context = contextvars.copy_context()
         self._thread: DaemonThread | None = None  # created by `start`: until it runs, a thread object holds this worker
 
@@ -231,6 +232,8 @@ class Worker(Watch):
         try:
             if not self.abandoned:
                 self._run()
+        # After an error the thread's ready queue keeps the remaining tasks, with their gradients, until its next
+        # backward.
         except Abandoned:
             empty_queue()
         except BaseException as error:
@@ -265,6 +268,8 @@ class Worker(Watch):
                     self.explain(error)
                     raise
 
+        # GraphTask (graph_task.h) captures the thread-local state of the thread that calls Engine::execute, which is
+        # this one. So the caller's modes are entered here.
         with self._state.entered(), self._queues(plan):
             self.pin.during(run)
 
@@ -303,6 +308,8 @@ class Worker(Watch):
             return self._abandoned_before(gradients)
         self.take(task_id)
         self.gradients = gradients
+        # call_function (engine.cpp) calls pre-hooks in the thread that popped the task, before the node runs. Waiting
+        # in this pre-hook therefore stops the engine; get() releases the GIL.
         self._stop_clock()
         self.reports.put(None)
         self._go.get()
@@ -316,12 +323,14 @@ class Worker(Watch):
             self.sort_again = True
         if self.sort_again:
             self.sort_again = False
-            # The engine's heap keeps its order when numbers change (engine.h, CompareNodeTaskTime), so its tasks are
-            # pushed again. Without the current task, which ReadyQueue::pop has removed.
+            # The engine's heap compares tasks only on push and pop (engine.h, CompareNodeTaskTime). Tasks of a nested
+            # backward have a higher reentrant depth and pop first, which sorts the waiting tasks by their new numbers.
+            # The current task is not among them, because ReadyQueue::pop has removed it.
             sort_queue_again(len(self.ready) - 1)
         return gradients
 
     def _abandoned_before(self, gradients: Gradients) -> Gradients:
+        # python_hook.cpp rethrows the exception in C++, which ends the graph task before the node runs.
         if not self.has_to_end:
             raise Abandoned
         return gradients

@@ -211,6 +211,7 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
         except BaseException as error:
             raised.append(error)
 
+    # The new thread starts on the default stream, which does not wait for the caller's.
     for device in devices:
         torch.accelerator.synchronize(device)
     thread = DaemonThread(main, "tapescope check")

@@ -97,6 +97,8 @@ class LiveNumbers:
 
     def number_all(self) -> None:
         """Renumber all ready tasks evenly."""
+        # Every task keeps its place relative to the others, so the engine's heap stays valid although the numbers in it
+        # change.
         numbers = falling_numbers(len(self._tasks), {})
         assert numbers is not None, "there are more numbers than tasks"
         self._numbers = numbers
@@ -147,6 +149,7 @@ class Plan:
             return self
         own = schedule(self.graph, "heap", self.needed)
         if is_dynamic(self.policy):
+            # Tell the other ranks, which would otherwise wait for this one's answer until the time limit.
             why_not(self.graph, self.needed, None)
             why: str | None = "it chooses tasks while the backward runs, so ranks cannot agree on its order in advance"
         else:
@@ -188,6 +191,7 @@ def run_native(
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
     if not is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
+    # Before the run: afterwards all nodes are freed, and the first to raise is unknown.
     nodes = [graph.nodes[task_id] for task_id in plan.order]
     freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
 
@@ -246,6 +250,7 @@ def is_engines_own(policy: Policy | Choice) -> bool:
 def one_queue(has_several: bool) -> AbstractContextManager[object]:
     """Return a context with one ready queue for all devices, needed for a total order; accelerators otherwise have a
     queue and thread each."""
+    # Engine::ready_queue (engine.cpp) returns the calling thread's queue for all devices if multithreading is off.
     return torch.autograd.set_multithreading_enabled(False) if has_several else nullcontext()
 
 
@@ -424,11 +429,14 @@ class Watch:
     def owns(self, task_id: int) -> bool:
         """Return whether the engine calls this task's hook for the observed run."""
         graph_task = real_graph_task_id()
+        # Hooks stay on nodes that other backwards share, such as leaves, and are called for those, too. The first graph
+        # task that runs a root is the observed one.
         if self._graph_task is None and task_id in self._roots:
             self._graph_task = graph_task
         return graph_task == self._graph_task
 
     def _begin(self, task_id: int, gradients: Gradients) -> None:
+        # Threads of several devices call hooks at the same time.
         with self._lock:
             if task_id != self.taken:
                 self.take(task_id)

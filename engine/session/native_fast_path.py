@@ -106,6 +106,8 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
             with reading, one_queue(torch.accelerator.is_available()):
                 reading.enter_context(collector_paused())  # torch creates a Python object for each node
                 started_ns = time.perf_counter_ns()
+                # Only inside a graph task does the engine tell its own order (_current_graph_task_execution_order). The
+                # start finds the cached order by it, before the first node runs.
                 backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
                 elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
         except _NotKept:
@@ -180,6 +182,8 @@ class _Start:
     def begin(self, nodes: list[Node]) -> None:
         """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
         try:
+            # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
+            # graph.
             if len(nodes) >= DEEP:
                 free_one_by_one(self._root, [node for node in nodes if node is not self._root])
             self._find(nodes)

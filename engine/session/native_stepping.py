@@ -172,6 +172,7 @@ class NativeBackward:
         self.worker.join()
         self.graph = replace(self.graph, nodes=())
         self._root_gradients = ()
+        # In a hook the engine still runs in this thread and uses the nodes; `Worker._main` releases them afterwards.
         if not self.worker.is_current_thread:
             self.worker.let_go()
 

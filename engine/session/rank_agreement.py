@@ -132,6 +132,7 @@ class _Asking:
             if self._over is not None:
                 return self._over
             number = self._rounds[kind] = self._rounds.get(kind, 0) + 1
+            # Set before waiting: after an interrupt the same question must not be asked again under another key.
             self._kept[kind, planned] = "the wait for the other ranks' answer was interrupted"
             self._kept[kind, planned] = self._decide(f"kind/{kind}/{number}", planned or None)
         return self._kept[kind, planned]
@@ -203,6 +204,7 @@ class _Question:
         if self._answer is None:
             return self._say(f"rank {rank} runs PyTorch's own order")
         self.answered = True
+        # compare_set writes only if the key is empty, so all ranks compare their answer with that of the first.
         first, by = store.compare_set(self._name("answer"), "", f"{self._answer} {rank}").decode().split()
         if first != self._answer:
             return self._say(f"ranks {by} and {rank} have different graphs, or planned different orders")

@@ -284,6 +284,8 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
         session._check_open()
         turn, caller = session._turn, Caller(called)
         try:
+            # `take` is atomic (dict.setdefault under the GIL). Testing and then setting a flag would let two threads'
+            # verbs run at once, which loses gradients.
             if (other := turn.take(caller)) is not None:
                 raise _under_way(called, other, session._is_inside)
             try:

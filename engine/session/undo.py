@@ -167,6 +167,7 @@ class Rewinder:
         backward, runner = self._backward, self._backward.runner
         packed = False
         backward.stops.taken_back(backward.order[position:])
+        # The callbacks at the end ran after the last task, so they are undone first.
         runner.changes.undo_end()
         callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
@@ -177,6 +178,8 @@ class Rewinder:
             if not lost:
                 backward.buffers.take_back(entry)
         again = past.history.ran if lost else ()
+        # torch.utils.checkpoint stores recomputed tensors by graph task id (checkpoint.py). A region that was unpacked
+        # needs another id, so that it is recomputed when its tasks run again.
         runner.changes.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while backward.terms[-1][0] > position:
             backward.terms.pop()
@@ -192,6 +195,7 @@ class Rewinder:
         """Undo the last task, except for the next tasks' input buffers."""
         backward = self._backward
         position = len(backward.order) - 1
+        # Edits at this position were made after the task ran, so they are undone before it.
         for edit in past.history.take_edits(position):
             if not lost:
                 backward.buffers.by_task[edit.task].put(edit.waited)
@@ -199,6 +203,7 @@ class Rewinder:
         task = backward.graph.tasks[entry.task]
         backward.runner.unspend(task)
         past.branches.take_back(position, entry, task.is_leaf)
+        # In reverse, so that a .grad changed twice ends at its first value.
         for grad in reversed(entry.grads):
             grad.put_back()
         entry.undo_state()
@@ -219,6 +224,7 @@ class Rewinder:
         history.clear()
         for entry in reversed(ran):
             entry.undo_state()
+        # The repeated tasks draw random numbers again; later tasks must not notice.
         now = random_states(backward.graph.devices)
         callbacks = runner.changes.callbacks_left
         on_hook, runner.on_hook = runner.on_hook, None  # the trace already has these hook calls

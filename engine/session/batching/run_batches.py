@@ -346,6 +346,7 @@ class GroupRunner:
         if recorder is not None:
             for task_id, its in zip(task_ids, gradients, strict=True):
                 recorder.start(task_id, its, by_hand and task_id == task_ids[0])
+        # All leave the queue before any of them runs, as a single task does in ReadyQueue::pop.
         for task_id in task_ids:
             loop.buffers.by_task.pop(task_id)
             loop.queue.remove(task_id)
@@ -389,7 +390,7 @@ class GroupRunner:
             node = self._runner.graph_task.node = self._graph.nodes[task_id]
             product = self._products[task_id]
             members.append(Operands.of(product, node, gradient, product.wanted))
-            its.clear()
+            its.clear()  # otherwise the buffer keeps the gradient alive during the product
         with without_torch_function():  # as in a C++ node, which ignores __torch_function__ of its factors
             found: list[Outputs] = [[None] * each.width for each in members]
             if stack is not None:
@@ -397,6 +398,8 @@ class GroupRunner:
             for member, outputs in zip(members, found, strict=True):
                 self._at = member.product.task
                 self._complete(loop, member, outputs)
+        # evaluate_function (engine.cpp) calls release_variables() right after a node has run, before its outputs are
+        # queued.
         if self._runner.frees:
             for task_id in task_ids:
                 free_saved(saved_variables(self._graph.nodes[task_id]))

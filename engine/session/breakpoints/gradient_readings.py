@@ -114,6 +114,7 @@ class LateReadings:
             numbers.append(torch.linalg.vector_norm(values, dtype=_real(values.dtype)))
         if "inf" in needs:
             numbers.append(values.isinf().any().to(numbers[0].dtype))
+        # Kernels of one stream finish in order, so one copy after the last of them has all results.
         key = values.device, numbers[0].dtype, _stream(values.device)
         batch = self._open.get(key)
         if batch is None:

@@ -114,8 +114,8 @@ class Stops:
 
     def delete(self, number: int) -> None:
         """Delete an entry; its number is not used again."""
-        self[number]
-        entries = dict(self._entries)
+        self[number]  # raises if it is unknown
+        entries = dict(self._entries)  # a copy, since the engine's thread may be iterating over it
         del entries[number]
         self._entries = entries
         self._arrange()

@@ -198,6 +198,7 @@ class TapedForward:
     def _begin_turn(self) -> None:
         traced, _ = tracemalloc.get_traced_memory()
         self._turns.append(_ForwardTurn(len(self.log.rows), traced, perf_counter_ns()))
+        # tracemalloc has one peak for the process, so each interval starts with a reset.
         tracemalloc.reset_peak()
 
 
