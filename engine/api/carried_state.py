@@ -82,7 +82,7 @@ class CarriedState:
         self._has_changed = False
         self._is_put_back = True
         self._moved_on: str | None = None
-        self._is_told = False
+        self._is_reported = False
         self._left_alone: set[int] = set()  # dicts that are not restored, by id()
         optimizers, kept = self._of_process()
         self._note(optimizers, _MOST_OF_OPTIMIZERS)
@@ -136,9 +136,9 @@ class CarriedState:
         Raises:
             RuntimeError: something could not be restored, and `refuses` was set.
         """
-        if self._moved_on is None or self._is_told:
+        if self._moved_on is None or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         if self._refuses:
             raise RuntimeError(self._text)
         warn(self._text)
@@ -147,8 +147,8 @@ class CarriedState:
         """Add what could not be restored to an error, unless it was reported."""
         if self._moved_on is None:
             self._moved_on = self._advanced()
-        if self._moved_on is not None and not self._is_told:
-            self._is_told = True
+        if self._moved_on is not None and not self._is_reported:
+            self._is_reported = True
             error.add_note(f"tapescope: {self._text}")
 
     @property

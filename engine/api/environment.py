@@ -137,17 +137,17 @@ def autocast_as(wanted: Autocast) -> Iterator[None]:
         yield
 
 
-def read_autocast(told: object) -> Autocast:
+def read_autocast(settings: object) -> Autocast:
     """Return autocast settings read from JSON.
 
     Raises:
         ValueError: they are not valid here.
     """
-    if not isinstance(told, dict) or not all(device in autocast_devices() for device in told):
+    if not isinstance(settings, dict) or not all(device in autocast_devices() for device in settings):
         raise ValueError("the autocast settings name a device that does not support autocast on this machine")
-    if not all(dtype in _FLOATS for dtype in told.values()):
+    if not all(dtype in _FLOATS for dtype in settings.values()):
         raise ValueError("the autocast settings name a dtype that autocast does not support")
-    return told
+    return settings
 
 
 def autocast_words(state: Autocast) -> str:
@@ -157,11 +157,11 @@ def autocast_words(state: Autocast) -> str:
 
 def machine_now() -> dict[str, str]:
     """Return facts about the machine that influence results and cannot be set."""
-    told = {"torch": str(torch.__version__), "processor": this_machine().cpu, "system": platform.platform()}
+    facts = {"torch": str(torch.__version__), "processor": this_machine().cpu, "system": platform.platform()}
     with suppress(AttributeError, RuntimeError):
-        told["vector instructions"] = torch.backends.cpu.get_cpu_capability()
+        facts["vector instructions"] = torch.backends.cpu.get_cpu_capability()
     with suppress(AttributeError, RuntimeError):
         if torch.accelerator.is_available():
             here = torch.device(torch.accelerator.current_accelerator() or "cpu")
-            told["accelerator"] = str(this_machine(here).accelerator)
-    return told
+            facts["accelerator"] = str(this_machine(here).accelerator)
+    return facts

@@ -87,7 +87,7 @@ class AsFound:
     def __init__(
         self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
     ) -> None:
-        self._given = make_loss, verb, refuses, also
+        self._program = make_loss, verb, refuses, also
         self.carried: CarriedState
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # dicts of parameters or buffers, and copies
@@ -100,7 +100,7 @@ class AsFound:
             self._opened.enter_context(sharding_as_before())
             # After `sharding_as_before` has hidden the hooks of sharded parameters; otherwise each run would add them
             # again.
-            self.carried = CarriedState(*self._given)
+            self.carried = CarriedState(*self._program)
             self._opened.callback(self.put_back)
             self._opened.enter_context(same_random_numbers())
             self._opened.enter_context(same_flags())

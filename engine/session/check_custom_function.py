@@ -160,7 +160,7 @@ def wrong_gradients(
     wrong = {
         name: place for place, name in enumerate(names) if not differences.apart(place, gradients[place]) <= ALLOWED
     }
-    elsewhere = {name: _given_for(differences, place, name, candidates) for name, place in wrong.items()}
+    elsewhere = {name: _misplaced_at(differences, place, name, candidates) for name, place in wrong.items()}
     swapped: set[str] = set()
     for name, place in wrong.items():
         other = elsewhere[name]
@@ -191,7 +191,7 @@ def wrong_gradients(
                 yield WrongGradient(text, place if gradients[place] is not None else None)
 
 
-def _given_for(
+def _misplaced_at(
     differences: FiniteDifferences, place: int, name: str, candidates: Sequence[tuple[str, object]]
 ) -> str | None:
     """Return the argument in whose place the backward returned this input's gradient."""

@@ -149,7 +149,7 @@ def check_task(
     compared = False
     try:
         operation, inputs = _what_to_replay(graph, task, findings)
-        _compare_apart(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
+        _compare_in_thread(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
         compared = True
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
@@ -204,7 +204,7 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
     return operation, inputs
 
 
-def _compare_apart(
+def _compare_in_thread(
     graph: Graph,
     task: Task,
     operation: Operation,

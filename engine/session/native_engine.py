@@ -173,9 +173,8 @@ def run_native(
 ) -> Run:
     """Run `call` as planned.
 
-    No hooks are registered unless a trace or a memory measurement is requested, or the order cannot be known otherwise:
-    under a dynamic policy, and with one queue per device. If tasks of several devices overlap and memory is measured,
-    the order is that of their starts.
+    Hooks are registered only for a trace or a memory measurement, under a dynamic policy, or with a queue per device.
+    If tasks of several devices overlap and memory is measured, the order is that of their starts.
     """
     since = backward_begins()
     plan = plan.agreed()
@@ -191,7 +190,6 @@ def run_native(
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
     if not is_engines_own(policy):
         pin = plan.pin() if watch is None else watch.pin
-    # Before the run: afterwards all nodes are freed, and the first to raise is unknown.
     nodes = [graph.nodes[task_id] for task_id in plan.order]
     freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
 
@@ -264,7 +262,7 @@ def explain(error: Exception, graph: Graph, freed: Node | None, since: int | Non
         error.add_note(f"tapescope: raised in {graph.describe(graph.nodes.index(node))}")
     else:
         error.add_note('tapescope: run it again on a fresh forward with trace="off" to see which task raised')
-    nothing_ran = freed is not None and not is_spent(freed)  # a freed node raises before anything runs
+    nothing_ran = freed is not None and not is_spent(freed)  # assumes that the freed node raised before any other ran
     explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
     explain_out_of_memory(error, graph)
 

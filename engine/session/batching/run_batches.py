@@ -216,25 +216,25 @@ class GroupRunner:
     def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """Dissolve all groups, so that every task runs alone. `why` returns the reason from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
-            self._give_up(loop, group, why(self._told(group.tasks[0])))
+            self._give_up(loop, group, why(self._name_of(group.tasks[0])))
 
     def _never(self, group: Group) -> str | None:
         """Return the reason why a group cannot run as one in this backward."""
         first, runner = group.tasks[0], self._runner
         if runner.graph_task.create_graph:
-            return f"create_graph=True records {self._told(first)} as an operation that can be differentiated again"
+            return f"create_graph=True records {self._name_of(first)} as an operation that can be differentiated again"
         if group.product.function not in FUNCTIONS:
-            return f"{self._told(first)} is a {group.product.function}, whose backward cannot be batched"
+            return f"{self._name_of(first)} is a {group.product.function}, whose backward cannot be batched"
         if self._accumulation != PYTORCHS:
             how = self._accumulation.name
-            return f"gradients are not summed by PyTorch's rule ({how}), including those of {self._told(first)}"
+            return f"gradients are not summed by PyTorch's rule ({how}), including those of {self._name_of(first)}"
         if runner.needed is not None:
             for task_id in group.tasks:
                 if not all(edge.next_task in runner.needed for edge in self._graph.out_edges[task_id]):
-                    return f"inputs= leaves out an output of {self._told(task_id)}"
+                    return f"inputs= leaves out an output of {self._name_of(task_id)}"
         return None
 
-    def _told(self, task_id: int) -> str:
+    def _name_of(self, task_id: int) -> str:
         return told_apart(self._graph, task_id)
 
     def _of(self, task_ids: Sequence[int]) -> list[Group]:
@@ -249,7 +249,7 @@ class GroupRunner:
 
     def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Return the reason why a stack's tasks cannot run at the same time."""
-        describe = self._told
+        describe = self._name_of
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
         if missing is not None:
             return f"{describe(task_id)} was run before {describe(missing)} was ready"
@@ -264,10 +264,10 @@ class GroupRunner:
     def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
         """Return the reason why these tasks have to run alone; run the tensor hooks if there is no other reason."""
         if torch.is_anomaly_enabled():
-            return f"anomaly mode checks the outputs of {self._told(task_ids[0])}"
+            return f"anomaly mode checks the outputs of {self._name_of(task_ids[0])}"
         spent = next((task_id for task_id in task_ids if is_spent(self._graph.nodes[task_id])), None)
         if spent is not None:
-            return f"another session has run {self._told(spent)}"
+            return f"another session has run {self._name_of(spent)}"
         trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
         quiet = no_hooks(look=bool(trees))
         why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
@@ -285,7 +285,7 @@ class GroupRunner:
                 raise
             if names:
                 self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
-                at = self._told(task_id)
+                at = self._name_of(task_id)
                 return f"the tensor of {at} has the hook {names[0][1]}, which needs that task alone"
         return None
 
@@ -295,7 +295,7 @@ class GroupRunner:
         For trees, any tensor hook does: nothing may modify the kept operands before the tree's last task, or look
         between its tasks and the sum.
         """
-        describe = self._told
+        describe = self._name_of
         for task_id in task_ids:
             hook = next((hook for hooks in node_hooks(self._graph.nodes[task_id]) for hook in hooks), None)
             if hook is not None:
@@ -309,7 +309,7 @@ class GroupRunner:
         for tree in (tree for tree in trees if not tree.begun):
             between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
             if retains_any(list(between.values())):
-                at = self._told(min(between))
+                at = self._name_of(min(between))
                 return f"the tensor of {at}, or another between such a product and the sum, retains its gradient"
         return None
 
@@ -332,11 +332,11 @@ class GroupRunner:
         for task_id in task_ids:
             (gradient,) = loop.buffers.by_task[task_id].gradients
             if gradient is None:
-                return f"{self._told(task_id)} received no gradient"
+                return f"{self._name_of(task_id)} received no gradient"
             if type(gradient) is not Tensor:
-                return f"the gradient of {self._told(task_id)} is {a_kind(gradient)}"
+                return f"the gradient of {self._name_of(task_id)} is {a_kind(gradient)}"
             if not fits(gradient, self._graph.tasks[task_id].inputs[0]) or gradient._is_zerotensor():
-                return f"the gradient of {self._told(task_id)} has another layout than the others"
+                return f"the gradient of {self._name_of(task_id)} has another layout than the others"
         return None
 
     def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:

@@ -117,13 +117,15 @@ class FoundStop:
         self._hint = hint
         self.stop: Stop | None = None
         self.ran = 0
-        self._told: dict[int, set[tuple[int, int]]] = {}  # by task: pairs of watchpoint and output that were reported
+        self._reported: dict[
+            int, set[tuple[int, int]]
+        ] = {}  # by task: pairs of watchpoint and output that were reported
 
     def next_task(self, task_id: int) -> None:
         """Clear the result for the next task."""
         self.stop = None
         self.ran += 1
-        self._told.pop(task_id, None)
+        self._reported.pop(task_id, None)
 
     def add(self, watchpoint: Watchpoint, stop: Stop) -> None:
         """Add a stop; if a task has several, the others are lines of the first."""
@@ -137,8 +139,8 @@ class FoundStop:
     def add_late(self, watchpoint: Watchpoint, task_id: int, text: str, known: Iterable[str], ran: int) -> None:
         """Add a stop for a gradient requested when `ran` tasks had been watched; one stop covers all requests up to
         now."""
-        told = self.stop is not None and self.stop.task == task_id
-        if ran <= watchpoint.muted_until and not told:
+        reported = self.stop is not None and self.stop.task == task_id
+        if ran <= watchpoint.muted_until and not reported:
             watchpoint.hit(task_id)
             return
         watchpoint.muted_until = self.ran
@@ -153,17 +155,17 @@ class FoundStop:
         stop = Stop("watchpoint", watchpoint.number, task_id, text, tuple(lines), since=since)
         self.add(watchpoint, stop)
 
-    def is_told(self, watchpoint: Watchpoint, task_id: int, number: int, givers: Iterable[Edge]) -> bool:
+    def is_reported(self, watchpoint: Watchpoint, task_id: int, number: int, givers: Iterable[Edge]) -> bool:
         """Return whether a task that feeds this one was reported already, and record this output as reported."""
-        told = any((watchpoint.number, edge.output) in self._told.get(edge.task, ()) for edge in givers)
-        self._told.setdefault(task_id, set()).add((watchpoint.number, number))
-        return told
+        reported = any((watchpoint.number, edge.output) in self._reported.get(edge.task, ()) for edge in givers)
+        self._reported.setdefault(task_id, set()).add((watchpoint.number, number))
+        return reported
 
     def taken_back(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
         self.stop = None
         for task_id in task_ids:
-            self._told.pop(task_id, None)
+            self._reported.pop(task_id, None)
 
 
 _NORM: frozenset[Need] = frozenset({"norm"})
@@ -215,7 +217,7 @@ class Watching:
             with unobserved():
                 self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
         except Exception as error:  # an unusual tensor may raise anything, which must not end the backward
-            where = self._told(task_id).describe(task_id)
+            where = self._graph_in_order(task_id).describe(task_id)
             self._found.stop = Stop(
                 "watchpoint", None, task_id, f"the outputs of {where} cannot be read: {said(error)}"
             )
@@ -278,7 +280,7 @@ class Watching:
         """See `Stops.speak_of`."""
         self._order = order
 
-    def _told(self, task_id: int) -> Graph:
+    def _graph_in_order(self, task_id: int) -> Graph:
         """Return the graph with the tasks' positions in the run; a task that is still running comes next."""
         return self._graph.in_order(self._order if task_id in self._order else [*self._order, task_id])
 
@@ -344,7 +346,7 @@ class Watching:
                 if not all(term.holds is None or term.holds(read) for term in condition):
                     continue
                 if self._looks(watchpoint, condition, output):
-                    self._tell(watchpoint, condition, output, inputs, read)
+                    self._report(watchpoint, condition, output, inputs, read)
                     break
         return unread
 
@@ -361,14 +363,14 @@ class Watching:
                     return False
             except Exception as error:
                 text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
-                after = self._told(output.task.id).describe(output.task)
+                after = self._graph_in_order(output.task.id).describe(output.task)
                 self._found.add(
                     watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
                 )
                 return False
         return True
 
-    def _tell(
+    def _report(
         self,
         watchpoint: Watchpoint,
         condition: Condition,
@@ -377,9 +379,9 @@ class Watching:
         read: Reading,
     ) -> None:
         task = output.task
-        if self._is_told(watchpoint, condition, task, output.number):
+        if self._was_reported(watchpoint, condition, task, output.number):
             return
-        graph = self._told(task.id)
+        graph = self._graph_in_order(task.id)
         text = say(graph, watchpoint, condition, output, read)
         if self._found.stop is not None:
             self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
@@ -402,7 +404,7 @@ class Watching:
             for condition in watchpoint.conditions.of_gradients:
                 if self._looks(watchpoint, condition, output):
                     if all(term.holds is None for term in condition):
-                        self._tell(watchpoint, condition, output, (), FINITE)
+                        self._report(watchpoint, condition, output, (), FINITE)
                         break
                     open_conditions.append((watchpoint, condition))
         if not open_conditions:
@@ -419,20 +421,20 @@ class Watching:
         task = self._graph.tasks[task_id]
         for watchpoint, condition in asked:
             holds = all(term.holds is None or term.holds(read) for term in condition)
-            if holds and not self._is_told(watchpoint, condition, task, number):
-                graph = self._told(task_id)
+            if holds and not self._was_reported(watchpoint, condition, task, number):
+                graph = self._graph_in_order(task_id)
                 text = say_late(graph, watchpoint, condition, task_id, number, read)
                 self._found.add_late(watchpoint, task_id, text, about(graph, task), ran)
 
-    def _is_told(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
+    def _was_reported(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
         """Return whether a task that feeds this one was reported already.
 
         This applies to leaves, and to NaN and infinite gradients, which spread to all later tasks and are reported
         where they begin.
         """
-        tells_of_givers = _spreads(condition) or task.is_leaf
-        givers = self._graph.in_edges[task.id] if tells_of_givers else ()
-        return self._found.is_told(watchpoint, task.id, number, givers)
+        reported_by_givers = _spreads(condition) or task.is_leaf
+        givers = self._graph.in_edges[task.id] if reported_by_givers else ()
+        return self._found.is_reported(watchpoint, task.id, number, givers)
 
     def _follow(self, watchpoint: Watchpoint, task: Task, gradients: Sequence[Tensor | None], entered: bool) -> None:
         """Track the norms of gradients that enter or leave module calls here."""

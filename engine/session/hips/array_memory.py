@@ -163,7 +163,7 @@ class TapedForward:
         self._turns: list[_ForwardTurn] = []
         self._risen: list[int] = []
         self._made_by: list[Maker] = []
-        self._given = {id(owner) for each in root.made if (owner := each()) is not None}
+        self._argument_owners = {id(owner) for each in root.made if (owner := each()) is not None}
         self._begin_turn()
 
     def made(self, node: RecordedNode) -> None:
@@ -172,7 +172,7 @@ class TapedForward:
         self._made_by.append(maker := maker_of(node))
         for each in node.made:
             owner = each()
-            if owner is not None and owner.nbytes and id(owner) not in self._given:
+            if owner is not None and owner.nbytes and id(owner) not in self._argument_owners:
                 self.makers.setdefault(self.log.number(owner, Category.FORWARD), maker)
             del owner
         self._begin_turn()

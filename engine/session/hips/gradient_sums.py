@@ -83,7 +83,7 @@ def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> 
     return [carry(arrays[place]) for place in places] if arrays else [carry(np.zeros(0))]
 
 
-def whole(space: Any, tensors: Sequence[Tensor | None]) -> Any:
+def combined(space: Any, tensors: Sequence[Tensor | None]) -> Any:
     """Return the value of this space that these tensors carry, with zeros for missing ones."""
     spaces = spaces_in(space)
     found = (

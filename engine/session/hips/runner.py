@@ -17,7 +17,7 @@ from ...execution.accumulation_rule import Accumulate
 from ...execution.backward_arguments import BackwardCall
 from ...execution.node_runner import Measuring, OnEnd, Runner
 from .array_memory import ArrayWatch
-from .gradient_sums import HIPS_BUFFERS, HipsBuffer, HipsListBuffer, carried, carry, flat, value_of, whole
+from .gradient_sums import HIPS_BUFFERS, HipsBuffer, HipsListBuffer, carried, carry, combined, flat, value_of
 
 
 class HipsRunner(Runner):
@@ -86,7 +86,7 @@ class HipsRunner(Runner):
         self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
     ) -> list[Tensor | None]:
         node = self._tape.nodes[task.id]
-        value = whole(node.space, gradients)
+        value = combined(node.space, gradients)
         if self._watch is not None:
             self._watch.start(task.id, gradients)
         if self.on_outputs is not None and task.is_leaf:
