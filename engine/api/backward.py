@@ -45,42 +45,43 @@ def backward(
     release: Release = "eager",
     batch: AnyBatch = None,
 ) -> Run:
-    """`torch.autograd.backward` in the order of a policy. Same arguments, same gradients, same errors.
+    """Run `torch.autograd.backward` in the order of a policy, with the same arguments, gradients and errors.
+
+    While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at the same
+    time (in another thread, or in a hook) avoids these numbers if its order allows it; otherwise a warning says so.
 
     Args:
         tensors, grad_tensors, retain_graph, create_graph, inputs: as in `torch.autograd.backward`. Or a tape
             (`ts.hips.tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
-        engine: "native" runs PyTorch's C++ engine with the policy's order pinned to it; all works as in training.
-            "direct" calls one node after the other from Python, on the current thread; see `Stepper` for what it
-            refuses. None: "native", and of a tape "direct", which alone can run it.
-        trace: what `Run.trace` records of each task: "off" its times, queue and shapes, "cheap" and "full" statistics
-            of its gradients, too. None, the default, records nothing and hooks nothing into the graph.
-        queues: where the graph is on accelerators, "one" queue for all devices gives the policy's total order; "per
-            device" leaves each device the thread which PyTorch has for it, so that they overlap, and the policy orders
-            each device's own tasks; with engine="direct" one task at a time, in the order in which the devices would
-            start them, see `Stepper`.
-        memory: measures what each task allocates and frees: `Run.timeline`, `Run.peak()`, on each device on which it
-            runs: `Run.timelines`. Of the forward it finds its results and what the nodes keep; a constant that nodes
-            save and your code holds counts as an input (`Timeline.constant_bytes`) unless a capture with every_call saw
-            it made.
-            `ts.profile` sees the forward, too, and so all there is. With queues="per device" it is of this run, see
-            there.
-        accumulate, release: how gradients that meet are summed, and when they are let go, see `Accumulation`. Other
-            rules than PyTorch's need engine="direct".
-        batch: "auto" runs products of matrices as one where `ts.find_batches` finds that they can, by its rules or by a
-            `GroupRules`; needs engine="direct". `Run.batches` tells what did, and what did not and why. Gradients are
-            equal within rounding, and those that were made together are parts of one storage.
+        engine: "native" runs PyTorch's C++ engine with the policy's order pinned; everything works as in training.
+            "direct" calls one node at a time from Python, in the current thread; see `Stepper` for what it refuses.
+            None is "native", or "direct" for a tape, which only that engine can run.
+        trace: what `Run.trace` records of each task: "off" its times, queue and shapes, "cheap" and "full" also
+            statistics of its gradients. None, the default, records nothing and adds no hooks.
+        queues: for graphs on accelerators, "one" queue for all devices gives the policy's total order. "per device"
+            keeps PyTorch's thread for each device, so that devices overlap, and the policy orders each device's own
+            tasks. With engine="direct" tasks run one at a time, in the order in which the devices would start them; see
+            `Stepper`.
+        memory: measure what each task allocates and frees, on each device: `Run.timeline`, `Run.timelines`,
+            `Run.peak()`. Of the forward this finds its results and the saved tensors. A constant that nodes save and
+            your code holds counts as an input (`Timeline.constant_bytes`), unless a capture with every_call recorded
+            its creation. `ts.profile` measures the forward, too, and so has everything. For queues="per device" see
+            `ts.profile`.
+        accumulate, release: how gradients are summed, and when they are freed; see `Accumulation`. Rules other than
+            PyTorch's need engine="direct".
+        batch: "auto" runs matrix products as one where `ts.find_batches` allows it, by its rules or by a `GroupRules`;
+            needs engine="direct". `Run.batches` lists the batches, and those that could not run with the reason.
+            Gradients are equal within rounding, and gradients of one batch share a storage.
 
-    While a backward runs, its order is in the nodes' sequence numbers. Another backward of the same leaves at that
-    moment (in another thread, or in a hook) goes around them if its order allows; if not, a warning tells.
+    Returns:
+        A `Run`.
 
     Raises:
-        NotImplementedError: the direct engine can't do this faithfully.
+        NotImplementedError: the direct engine cannot run this faithfully.
         ValueError: unknown policy or engine.
-        RuntimeError: a tensor without a graph, and whatever `torch.autograd.backward` raises.
-        PolicyError: a policy of the user's own chose a task that was not ready. The native engine has then executed
-            nothing.
+        RuntimeError: a tensor without a graph, and any error of `torch.autograd.backward`.
+        PolicyError: a user's own policy chose a task that was not ready; the native engine has executed nothing then.
     """
     from ..memory.measurement import Measurement
 
@@ -127,8 +128,8 @@ def run_tape(
     batch: AnyBatch = None,
     forward: TapedForward | None = None,
 ) -> Run:
-    """A whole backward of a tape whose memory is measured; where its forward was, from there on."""
-    from ..session.hips.array_memory import ArrayWatch  # which needs the package autograd
+    """Run a complete backward of a tape and measure its memory, including the forward if that was recorded."""
+    from ..session.hips.array_memory import ArrayWatch  # imports the package autograd
 
     with ArrayWatch(tape, forward) as watch:
         stepper = partial(Stepper, call, policy=policy, trace=trace, accumulation=accumulation, batch=batch)
@@ -139,13 +140,13 @@ def run_tape(
 
 
 def check_choices(engine: Engine, trace: Level | None) -> None:
-    """Says which engines and levels of a trace there are, if these are none.
+    """Raise if the engine or the trace level is unknown.
 
     Raises:
-        ValueError: with the list.
+        ValueError: the message lists the known ones.
     """
     if not (isinstance(engine, str) and engine in get_args(Engine)):
-        raise ValueError(f"there is no engine {engine!r}; known are {', '.join(get_args(Engine))}")
+        raise ValueError(f"unknown engine {engine!r}; expected one of {', '.join(map(repr, get_args(Engine)))}")
     if trace is not None and not (isinstance(trace, str) and trace in get_args(Level)):
         known = ", ".join(map(repr, get_args(Level)))
-        raise ValueError(f"there is no trace {trace!r}; known are {known}, and None to record nothing")
+        raise ValueError(f"unknown trace level {trace!r}; expected one of {known}, or None to record nothing")

@@ -1,4 +1,4 @@
-"""Python state that a program carries from one run to the next: restored if possible, reported if not."""
+"""Python state that a program carries from one run to the next: restored if possible, otherwise reported."""
 
 from __future__ import annotations
 
@@ -30,38 +30,40 @@ from ..execution.undo_python_state import IteratorProgress, Unseen, reach
 from ..execution.undo_snapshots import MISSING, ByKey, OfLeaf, Place, Rebound
 from .make_loss import for_all
 
-_MOST = 20_000  # objects to which code leads: looking at them again takes some 20 ms
-_MOST_OF_OPTIMIZERS = 1_000_000  # whose state has some four for each parameter
-_KEPT_ELSEWHERE = "_parameters", "_buffers"  # of a module: see `AsFound`
+_MOST = 20_000  # objects that code refers to; comparing them again takes about 20 ms
+_MOST_OF_OPTIMIZERS = 1_000_000  # objects in optimizers, whose state has about four per parameter
+_KEPT_ELSEWHERE = "_parameters", "_buffers"  # module attributes restored by `AsFound`
 
 _MOVED_ON = (
-    "{what}. {verb} runs the program by itself, and can't put this back: it goes on from where those runs left it. "
-    "Take what changes out of the function, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
+    "{what}. {verb} runs the program several times and cannot restore this, so it stays as the last run left it. "
+    "Move what changes out of the function, such as the batch: batch = next(batches), then lambda: loss_of(batch)"
 )
 
 
 class CarriedState:
-    """The Python state of a program, as it was found.
+    """The Python state of a program at the start.
 
-    It is the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists and
-    dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
-    whether tensors require grad; and what `make_loss` and those hooks lead to: closures, globals by name, objects,
-    lists, dicts, sets, arrays, generators of random numbers (see `HookState`).
+    It contains the attributes of all modules, optimizers, learning rate schedulers and gradient scalers, with the lists
+    and dicts in them (an optimizer's state and groups, hooks in their order); the attributes and hooks of leaves, and
+    whether tensors require grad; and what `make_loss` and those hooks refer to: closures, globals by name, objects,
+    lists, dicts, sets, arrays, random number generators (see `HookState`).
 
-    What can't be put back is reported once: an iterator that was advanced, or a loss that differs from the one before.
+    State that cannot be restored is reported once: an iterator that was advanced, or a loss that differs from the one
+    before.
 
-    Known limitations: where code leads to more than `_MOST` objects, the nearest are looked at. What lies in C++, in
-    files, and in objects of libraries stays as the runs leave it, and is noticed by the loss alone. Lazy modules stay
-    made.
+    Known limitations: if code refers to more than `_MOST` objects, only the nearest are recorded. State in C++, in
+    files, and in objects of libraries is not restored, and is detected only by a different loss. Lazy modules stay
+    materialized.
 
     Args:
         make_loss: runs the forward.
         verb: the verb that runs it, for messages.
-        refuses: whether such a report is an error; else it is a warning, as the verb's result is right all the same.
+        refuses: whether such a report is an error; otherwise it is a warning, as the verb's result is right all the
+            same.
         also: other functions of the program that the verb runs.
 
     Attributes:
-        tensors: all tensors of the process. One look at all objects finds these too, as it takes 0.1 s for a million.
+        tensors: all tensors of the process, found in the same pass over all objects, which takes 0.1 s for a million.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class CarriedState:
         self._verb = verb
         self._refuses = refuses
         self._places: list[tuple[Place, Any]] = []
-        self._empty: list[dict[Any, Any]] = []  # of modules and leaves, of which most have no hooks and attributes
+        self._empty: list[dict[Any, Any]] = []  # empty dicts of modules and leaves, most of which have no hooks
         self._iterators: list[tuple[IteratorProgress, str, FunctionType | None]] = []
         self.tensors: list[ref[Tensor]] = []
         self._flags: list[tuple[ref[Tensor], bool]] = []  # leaves, and whether they require grad
@@ -80,25 +82,25 @@ class CarriedState:
         self._has_changed = False
         self._is_put_back = True
         self._moved_on: str | None = None
-        self._is_told = False
-        self._left_alone: set[int] = set()  # by id() dicts that stay as the runs leave them
+        self._is_reported = False
+        self._left_alone: set[int] = set()  # dicts that are not restored, by id()
         optimizers, kept = self._of_process()
         self._note(optimizers, _MOST_OF_OPTIMIZERS)
         self._note([*_beneath(make_loss), *also, *kept], _MOST)
 
     def make_loss(self) -> Any:
-        """Runs the forward; of the first two runs that find the same it is noted whether they give the same loss."""
+        """Run the forward; compare the losses of the first two runs that start from the same state."""
         finds_the_same, self._is_put_back = self._is_put_back, False
-        torch.clear_autocast_cache()  # of an autocast that is open around all runs
+        torch.clear_autocast_cache()  # an autocast may be open around all runs
         made = self._make_loss()
         if finds_the_same and isinstance(made, Tensor) and self._moved_on is None:
-            self._compare(made)  # allocates nothing: memory may be measured
+            self._compare(made)  # must not allocate, since memory may be measured
         return made
 
     def made_once(self) -> list[Rebound]:
-        """Return the tensors that the forward makes at its first call and keeps, such as a mask.
+        """Return the tensors that the forward creates at its first call and keeps, such as a mask.
 
-        They have no graph, nothing was in their place before, and a second run leaves them alone. Runs the forward
+        They have no graph, nothing was in their place before, and a second run does not change them. Runs the forward
         twice if it changes anything; the caller restores what that has changed.
         """
         if not self._has_changed:
@@ -111,13 +113,13 @@ class CarriedState:
         for (place, change), before in zip(made, kept, strict=True):
             again = place.change(before)
             moved = [each[0] for each in again.changed] if isinstance(again, Rebound) else []
-            if isinstance(change, Rebound) and before.keys() >= set(moved):  # else it grows with each run
+            if isinstance(change, Rebound) and before.keys() >= set(moved):  # otherwise it grows with each run
                 once = [each for each in change.changed if _is_made(*each[1:]) and each[0] not in moved]
                 found.append(Rebound(change.kept, once, (), ()))
         return found
 
     def put_back(self) -> None:
-        """Puts back what the runs have changed."""
+        """Restore what the runs have changed."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._kept(), self._undo),
             lambda: for_all(self._flags, _put_requires_grad),
@@ -129,24 +131,24 @@ class CarriedState:
             self._moved_on = self._advanced()
 
     def tell(self) -> None:
-        """Says what could not be put back.
+        """Report what could not be restored.
 
         Raises:
-            RuntimeError: there is something, and the verb refuses that.
+            RuntimeError: something could not be restored, and `refuses` was set.
         """
-        if self._moved_on is None or self._is_told:
+        if self._moved_on is None or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         if self._refuses:
             raise RuntimeError(self._text)
         warn(self._text)
 
     def explain(self, error: BaseException) -> None:
-        """Adds to an error what could not be put back, unless that was said."""
+        """Add what could not be restored to an error, unless it was reported."""
         if self._moved_on is None:
             self._moved_on = self._advanced()
-        if self._moved_on is not None and not self._is_told:
-            self._is_told = True
+        if self._moved_on is not None and not self._is_reported:
+            self._is_reported = True
             error.add_note(f"tapescope: {self._text}")
 
     @property
@@ -168,7 +170,7 @@ class CarriedState:
                 self._note_place(found)
 
     def _kept(self) -> list[tuple[Place, Any]]:
-        """The places, and what was there; of dicts that were empty those that are not."""
+        """Return the places and their original values, including dicts that were empty and no longer are."""
         return [*self._places, *((ByKey(each), {}) for each in filter(None, self._empty))]
 
     def _note_place(self, place: Place) -> None:
@@ -224,11 +226,11 @@ class CarriedState:
             self._empty.append(found)
 
     def _compare(self, loss: Tensor) -> None:
-        """Holds the loss against the one before."""
-        where = runs_uncompiled()  # what is compiled draws other random numbers, and rounds in another way
+        """Compare the loss with the one before."""
+        where = runs_uncompiled()  # compiled code draws other random numbers and rounds differently
         if where in self._compared or without_bytes(loss) or computes_itself(loss):
             return
-        if loss.is_nested or loss.numel() != 1:  # the verb is going to refuse it
+        if loss.is_nested or loss.numel() != 1:  # the verb will refuse it
             return
         with unobserved():
             value = float(loss.real)
@@ -240,8 +242,8 @@ class CarriedState:
         eps = torch.finfo(loss.dtype).eps if loss.is_floating_point() or loss.is_complex() else 0.0
         if not (isclose(value, known, rel_tol=sqrt(eps), abs_tol=eps) or (isnan(value) and isnan(known))):
             self._moved_on = (
-                f"make_loss() returned {known:.6g}, and when it was run again {value:.6g}, with the same parameters "
-                "and random numbers: it depends on something that it changes"
+                f"make_loss() returned {known:.6g} at first and {value:.6g} when run again, with the same parameters "
+                "and random numbers: it depends on state that it changes"
             )
 
     def _advanced(self) -> str | None:
@@ -252,7 +254,7 @@ class CarriedState:
                 if owner is not None:
                     at = Source(owner.__code__.co_filename, owner.__code__.co_firstlineno, "").short
                     by = f"`{owner.__qualname__}` ({at})"
-                return f"{by} advanced `{name}`, an iterator ({kind}), which can't be wound back"
+                return f"{by} advanced `{name}`, an iterator ({kind}), which cannot be rewound"
         return None
 
 
@@ -260,7 +262,7 @@ def _put_requires_grad(kept: tuple[ref[Tensor], bool]) -> None:
     tensor, requires_grad = kept[0](), kept[1]
     if tensor is None or tensor.requires_grad is requires_grad:
         return
-    if not is_leaf(tensor) and not tensor._is_view():  # written in place by what has a graph
+    if not is_leaf(tensor) and not tensor._is_view():  # an in-place operation gave it a graph
         tensor.detach_()
     if is_leaf(tensor):
         tensor.requires_grad_(requires_grad)
@@ -272,7 +274,7 @@ def _is_made(before: object, after: object) -> bool:
 
 
 def _is_left_alone(module: nn.Module) -> bool:
-    """Whether others restore the module's state, or nobody can."""
+    """Return whether the module's state is restored elsewhere or cannot be restored."""
     if isinstance(module, LazyModuleMixin):
         return any(
             each is not None and is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())
@@ -281,7 +283,7 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 
 def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
-    """Return the functions to look at: the user's own, or those that a function of tapescope's calls."""
+    """Return the functions to record: the user's own, or those that a function of tapescope calls."""
     if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapescope"):
         return [make_loss]
     return [cell.cell_contents for cell in make_loss.__closure__ or ()]

@@ -21,7 +21,7 @@ from ..session.native_session import NO_HISTORY, NativeSession
 from .backward import check_choices
 
 AnyHistory = bool | int | str
-"""Whether there is one, or the bytes that it may take, a number or "2GiB"; "auto"."""
+"""Whether to keep a history, or the limit of its bytes as a number or "2GiB"; or "auto"."""
 
 
 def debug(
@@ -35,30 +35,33 @@ def debug(
     batch: AnyBatch = None,
     queues: Queues | None = None,
 ) -> Stepper | NativeSession:
-    """Starts a backward that runs one task at a time. `trace` may be None.
+    """Start a backward that runs one task at a time.
 
-    With engine="direct" any ready task may run next: see `Stepper` for what the session can do and what it refuses.
-    With "native" PyTorch's own engine runs everything, and stops: see `NativeSession`.
+    With engine="direct" any ready task may run next; see `Stepper` for what the session can do and what it refuses.
+    With "native" PyTorch's own engine runs everything, and stops on request; see `NativeSession`.
 
-    session = ts.debug(loss, policy="bfs")
-    session.ready           # the ready queue in the order in which it will pop, with keys
-    session.step()          # runs the next task; session.step(task) runs any other ready one
-    session.run()           # runs the rest; the gradients are where loss.backward() puts them
+        session = ts.debug(loss, policy="bfs")
+        session.ready           # the ready queue in the order in which it pops, with keys
+        session.step()          # run the next task; session.step(task) runs any other ready one
+        session.run()           # run the rest; the gradients are where loss.backward() puts them
 
     Args:
         call: the outputs where it starts, or a tape; or all arguments of the backward.
-        history: whether tasks can be taken back (`Stepper.back`), or how many bytes of gradients may be kept for that
-            (a number, or "2GiB"). "auto" is yes in a deck and in a terminal's prompt, else no.
-        accumulation: how gradients that meet are summed, and when they are let go.
-        batch: "auto" runs products of several tasks as one, in one step, where `ts.find_batches` finds that they can,
-            see `Stepper`. A history wants single tasks, and so there is none where it is "auto".
-        queues: "one" ready queue for all devices, or one "per device", see `Stepper` and `NativeSession`. None: with
-            engine="direct" as PyTorch's engine does, a queue for each device; with "native", for the sake of a total
-            order, one.
+        policy: as in `ts.backward`.
+        engine: "direct" or "native".
+        trace: the level of recording, as in `ts.backward`; None records nothing.
+        history: whether tasks can be undone (`Stepper.back`), or the number of bytes of gradients that may be kept for
+            that, as a number or "2GiB". "auto" is True in a deck and at a terminal's prompt, otherwise False.
+        accumulation: how gradients are summed, and when they are freed.
+        batch: "auto" runs products of several tasks as one, in one step, where `ts.find_batches` allows it; see
+            `Stepper`. A history needs single tasks, so `history="auto"` keeps none then.
+        queues: "one" ready queue for all devices, or one "per device"; see `Stepper` and `NativeSession`. None is, with
+            engine="direct", a queue for each device, as in PyTorch's engine; with "native" it is one queue, which gives
+            a total order.
 
     Raises:
-        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=; or a queue per device with what needs one for all.
+        NotImplementedError: with engine="native", a history, an accumulation other than PyTorch's, or batch= was
+            requested; or a queue per device together with an argument that needs one queue.
         RuntimeError: a backward has freed the graph.
     """
     check_choices(engine, trace)
@@ -89,10 +92,10 @@ S = TypeVar("S", Stepper, NativeSession)
 
 
 def unused(session: S) -> S:
-    """The session, if no backward has run through its graph. Else closes it, and says so before anything runs.
+    """Return the session if no backward has run through its graph; otherwise close it before anything runs.
 
     Raises:
-        RuntimeError: PyTorch's sentence, and where the graph has been freed.
+        RuntimeError: the graph has been freed; the message is PyTorch's, with the node.
     """
     graph, needed = session.graph, session.needed
     over = first_over(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)

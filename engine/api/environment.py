@@ -1,4 +1,4 @@
-"""What a run depends on besides its tensors: the machine, torch's version, threads, flags, autocast."""
+"""The environment of a run besides its tensors: the machine, torch's version, threads, flags, autocast."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ...inspector.torch_private.thread_state import autocast_devices
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a number was measured on.
+    """The machine on which a number was measured.
 
     Attributes:
-        cpu: its model.
-        cores: those which this process may use.
-        torch: its version.
-        threads: how many torch computes with.
-        accelerator: the name of the GPU that is meant; None: the CPU alone.
+        cpu: the CPU's model.
+        cores: the number of cores this process may use.
+        torch: torch's version.
+        threads: the number of threads torch uses.
+        accelerator: name of the GPU used; None for the CPU alone.
     """
 
     cpu: str
@@ -40,7 +40,7 @@ class Machine:
 
 
 def this_machine(device: torch.device | str = "cpu") -> Machine:
-    """This one; with its GPU, where `device` is one."""
+    """Return this machine, with its GPU if `device` is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = torch.device(device)
     accelerator = None
@@ -55,7 +55,7 @@ def this_machine(device: torch.device | str = "cpu") -> Machine:
 
 
 Autocast = dict[str, str]
-"""By device, where it is on, the dtype."""
+"""The dtype of each device for which autocast is on."""
 
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -78,7 +78,7 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
         lambda value: value in ("highest", "high", "medium"),
     ),
 }
-"""By name what reads it, what sets it, and whether that is a value of it."""
+"""For each flag: a function that reads it, one that sets it, and one that checks a value."""
 
 
 def _backend(module: Any, name: str) -> None:
@@ -101,13 +101,13 @@ for _module, _names in (
 
 
 def flags_now() -> dict[str, Any]:
-    """The value of each."""
+    """Return the present value of each flag."""
     return {name: read() for name, (read, _, _) in FLAGS.items()}
 
 
 @contextmanager
 def flags_as(wanted: Mapping[str, Any]) -> Iterator[None]:
-    """Meanwhile the flags are so."""
+    """Set the flags, and restore them afterwards."""
     with ExitStack() as stack:
         for name, value in wanted.items():
             if name in FLAGS and FLAGS[name][2](value):
@@ -120,7 +120,7 @@ def flags_as(wanted: Mapping[str, Any]) -> Iterator[None]:
 
 
 def autocast_now() -> Autocast:
-    """Where it is on in this thread."""
+    """Return the devices and dtypes for which autocast is on in this thread."""
     return {
         device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         for device in autocast_devices()
@@ -130,38 +130,38 @@ def autocast_now() -> Autocast:
 
 @contextmanager
 def autocast_as(wanted: Autocast) -> Iterator[None]:
-    """Meanwhile autocast is on for these devices."""
+    """Turn on autocast for these devices."""
     with ExitStack() as stack:
         for device, dtype in wanted.items():
             stack.enter_context(torch.autocast(device, getattr(torch, dtype)))
         yield
 
 
-def read_autocast(told: object) -> Autocast:
-    """The same of JSON.
+def read_autocast(settings: object) -> Autocast:
+    """Return autocast settings read from JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: they are not valid here.
     """
-    if not isinstance(told, dict) or not all(device in autocast_devices() for device in told):
-        raise ValueError("what is said of autocast names devices that have none here")
-    if not all(dtype in _FLOATS for dtype in told.values()):
-        raise ValueError("what is said of autocast names dtypes that it does not have")
-    return told
+    if not isinstance(settings, dict) or not all(device in autocast_devices() for device in settings):
+        raise ValueError("the autocast settings name a device that does not support autocast on this machine")
+    if not all(dtype in _FLOATS for dtype in settings.values()):
+        raise ValueError("the autocast settings name a dtype that autocast does not support")
+    return settings
 
 
 def autocast_words(state: Autocast) -> str:
-    """`autocast to bfloat16 on the cpu`; `no autocast`."""
+    """Return a description, `autocast to bfloat16 on the cpu` or `no autocast`."""
     return " and ".join(f"autocast to {dtype} on {device}" for device, dtype in state.items()) or "no autocast"
 
 
 def machine_now() -> dict[str, str]:
-    """What figures depend on that can't be set."""
-    told = {"torch": str(torch.__version__), "processor": this_machine().cpu, "system": platform.platform()}
+    """Return facts about the machine that influence results and cannot be set."""
+    facts = {"torch": str(torch.__version__), "processor": this_machine().cpu, "system": platform.platform()}
     with suppress(AttributeError, RuntimeError):
-        told["vector instructions"] = torch.backends.cpu.get_cpu_capability()
+        facts["vector instructions"] = torch.backends.cpu.get_cpu_capability()
     with suppress(AttributeError, RuntimeError):
         if torch.accelerator.is_available():
             here = torch.device(torch.accelerator.current_accelerator() or "cpu")
-            told["accelerator"] = str(this_machine(here).accelerator)
-    return told
+            facts["accelerator"] = str(this_machine(here).accelerator)
+    return facts

@@ -1,4 +1,5 @@
-"""What users give to run a fresh forward, what has to come of it, and what it must not change."""
+"""The `make_loss` callables that users pass: validation of the function and its result, and restoring of shared
+state."""
 
 from __future__ import annotations
 
@@ -38,14 +39,15 @@ T = TypeVar("T")
 
 
 def expect_make_loss(make_loss: object, verb: str) -> None:
-    """Refuses a loss that is there already, a model, and functions that want arguments.
+    """Raise unless `make_loss` is a function without arguments that can run a forward.
 
     Args:
-        verb: who runs it, `ts.find_nan`.
+        make_loss: the object passed.
+        verb: the verb that runs it, such as `ts.find_nan`.
 
     Raises:
-        TypeError: it can't be called as `make_loss()`.
-        RuntimeError: this is inside a transform of torch.func.
+        TypeError: it cannot be called as `make_loss()`.
+        RuntimeError: the call is inside a transform of torch.func.
     """
     refuse_transforms(verb)
     wanted = "a function that runs the forward and returns the loss, such as `lambda: model(x).sum()`"
@@ -53,69 +55,69 @@ def expect_make_loss(make_loss: object, verb: str) -> None:
 
 
 def loss_of(made: object) -> Tensor:
-    """What `make_loss` returned, if it is a loss.
+    """Return the result of `make_loss` if it is a loss.
 
     Raises:
-        TypeError: it is no tensor.
-        ValueError: it does not have one element.
+        TypeError: it is not a tensor.
+        ValueError: it does not have exactly one element.
     """
     if not isinstance(made, Tensor):
-        what = a_kind(made)
+        kind = a_kind(made)
         if isinstance(made, tuple | list):
-            what += f" of ({', '.join(type(part).__name__ for part in made)})"
+            kind += f" of ({', '.join(type(part).__name__ for part in made)})"
         if isinstance(made, HipsTape):
             raise TypeError(
-                "make_loss() returned a tape of HIPS autograd's, and this needs PyTorch's operations, on a tensor; "
-                "ts.debug, ts.backward, ts.profile, ts.compare and ts.find_nan take tapes"
+                "make_loss() returned a tape of HIPS autograd; this function needs a PyTorch tensor. "
+                "ts.debug, ts.backward, ts.profile, ts.compare and ts.find_nan accept tapes"
             )
-        raise TypeError(
-            f"make_loss() returned {what}; expected a tensor, the loss, and nothing else{to_return_instead(made)}"
-        )
+        raise TypeError(f"make_loss() returned {kind}; expected the loss, a single tensor{to_return_instead(made)}")
     if made.is_nested or made.numel() != 1:
         shape = "nested" if made.is_nested else "of shape " + "×".join(map(str, made.shape))
-        raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, the loss, such as its .sum()")
+        raise ValueError(f"make_loss() returned a tensor {shape}; expected one element, such as its .sum()")
     return made
 
 
 def to_return_instead(made: object) -> str:
-    """What to return in place of what is no loss, where that can be told, to stand at the end of a sentence."""
+    """Return a hint about what to return instead of this object, for the end of a sentence."""
     if made is None:
-        return ". A function that runs a whole step itself is measured by ts.profile_step"
+        return ". To measure a function that runs a complete step, use ts.profile_step"
     if isinstance(made, nn.Module):
-        return ": return the loss that was made with the model, such as model(x).sum()"
+        return ". Return the loss computed with the model, such as model(x).sum()"
     if isinstance(made, Mapping) and isinstance(made.get("loss"), Tensor):
-        return ': return its ["loss"]'
+        return '. Return its ["loss"]'
     if isinstance(getattr(made, "loss", None), Tensor):
-        return ": return its .loss"
+        return ". Return its .loss"
     if callable(made):
-        return ": return what it makes, by calling it"
+        return ". Call it and return its result"
     if isinstance(made, Generator | Coroutine):
-        return ": the function has a `yield` or is `async`; return the loss"
+        return ". The function contains a `yield` or is `async`; return the loss instead"
     parts = list(made.values()) if isinstance(made, Mapping) else made if isinstance(made, tuple | list) else ()
     if any(isinstance(part, Tensor) for part in parts):
-        return ": return one of them, or the sum of losses"
+        return ". Return one of them, or the sum of losses"
     if isinstance(made, Number) or type(made).__module__ == "numpy":
-        return ": a number has no graph; return the tensor, without .item(), float() or .numpy()"
+        return ". A number has no graph; return the tensor, without .item(), float() or .numpy()"
     return ""
 
 
 def real_loss_of(made: object) -> Tensor:
-    """`loss_of`, for what measures or looks at numbers.
+    """Return the loss as `loss_of` does, for verbs that measure memory or read values.
 
     Raises:
-        TypeError, ValueError: as `loss_of`; and it has no memory.
+        TypeError, ValueError: as `loss_of`.
+        ValueError: the loss has no data.
     """
     loss = loss_of(made)
-    if what := without_bytes(loss):
+    if kind := without_bytes(loss):
         raise ValueError(
-            f"make_loss() returned a loss which is {what}: there is no memory to measure, and there are no numbers to "
-            "look at. ts.simulate(ts.graph(loss)) and ts.plan_order(loss) predict what its backward would take"
+            f"make_loss() returned a loss that is {kind}, which has no data to measure; ts.simulate(ts.graph(loss)) "
+            "and "
+            "ts.plan_order(loss) predict the memory of its backward"
         )
     return loss
 
 
 def loss_or_tape(made: object) -> Tensor | HipsTape:
-    """What `make_loss` returned, if it is a loss, or a tape of HIPS autograd's.
+    """Return the result of `make_loss` if it is a loss, or a tape of HIPS autograd.
 
     Raises:
         TypeError, ValueError: as `real_loss_of`.
@@ -124,26 +126,29 @@ def loss_or_tape(made: object) -> Tensor | HipsTape:
 
 
 def refuse_whole_step(made: Tensor | HipsTape, since: int) -> None:
-    """Refuses a loss whose backward has run in `make_loss`, after this sequence number: that was a whole step.
+    """Raise if `make_loss` has run the backward of its loss itself.
+
+    Args:
+        made: the loss.
+        since: the sequence number before the call.
 
     Raises:
-        RuntimeError: what its newest nodes had saved has been freed.
+        RuntimeError: the saved tensors of its newest nodes have been freed.
     """
     if isinstance(made, Tensor) and has_run_backward(made, since):
         raise RuntimeError(
-            "make_loss() has run the backward of its loss itself, so that none is left to run: return the loss without "
-            "calling .backward() on it. ts.profile_step(step) measures a function that runs a whole training step, "
-            "with its backward and its optimizer"
+            "make_loss() has already run the backward of its loss; return the loss without calling .backward() on it. "
+            "ts.profile_step(step) measures a function that runs a complete training step, with backward and optimizer"
         )
 
 
 def has_run_backward(loss: Tensor, since: int) -> bool:
-    """Whether what was made of a loss after this sequence number has had its backward."""
+    """Return whether a backward has run through the nodes created for a loss since this sequence number."""
     return first_freed(_made_since(since, loss)) is not None
 
 
 def _made_since(number: int, loss: Tensor) -> Iterator[Node]:
-    """The nodes below a loss that have this sequence number or a later one, from the loss on, without leaves."""
+    """Yield the nodes below a loss with this sequence number or a later one, from the loss on, without leaves."""
     todo = deque([loss.grad_fn])
     seen: set[Node] = set()
     while todo:
@@ -155,8 +160,10 @@ def _made_since(number: int, loss: Tensor) -> Iterator[Node]:
 
 
 def for_all(items: Iterable[T], act: Callable[[T], object]) -> None:
-    """Acts on each item, also after one has raised, so that one failure does not keep the others from being put back.
-    Then raises the first error."""
+    """Call `act` on each item, even after one call has raised, then raise the first error.
+
+    So one failure does not keep other state from being restored.
+    """
     first: BaseException | None = None
     for item in items:
         try:
@@ -167,16 +174,16 @@ def for_all(items: Iterable[T], act: Callable[[T], object]) -> None:
         try:
             raise first
         finally:
-            del first  # else it would hold itself through this frame
+            del first  # the error's traceback holds this frame, which must not hold the error
 
 
 @contextmanager
 def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[None]:
-    """The run finds each .grad that was there as a copy, so that it adds to that one; afterwards all are put back.
+    """Replace each .grad by a copy during a run, so that the run adds to the copy, and restore all afterwards.
 
     Args:
-        leaves: whose.
-        zeroed: it finds none, as after `zero_grad()`.
+        leaves: the leaves.
+        zeroed: use no .grad instead of copies, as after `zero_grad()`.
     """
     before = [leaf.grad for leaf in leaves]
     try:
@@ -189,7 +196,8 @@ def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[No
 
 @contextmanager
 def same_random_numbers() -> Iterator[None]:
-    """The state of random numbers, torch's, Python's and NumPy's, is afterwards what it was before."""
+    """Restore the random number generators of torch, Python and NumPy afterwards."""
+    # Only if the program has imported NumPy; importing it here would cost time and change nothing.
     numpy = sys.modules.get("numpy")
     before, numpys = random.getstate(), None if numpy is None else numpy.random.get_state()
     try:
@@ -219,14 +227,14 @@ def _put_process_flag(kept: tuple[Callable[[Any], object], Callable[[], Any], An
 
 @contextmanager
 def sharding_as_before() -> Iterator[None]:
-    """What `fully_shard` (FSDP2) has gathered, accumulated and put into .grad is afterwards what it was before.
+    """Restore what `fully_shard` (FSDP2) has gathered, accumulated and put into .grad.
 
-    Around a forward and what is run of its backward. Without a backward FSDP2 would go on with what it has gathered,
-    and not see what the optimizer does to the shards.
+    Use it around a forward and any part of its backward. Without a backward, FSDP2 would continue with the gathered
+    parameters, and miss the optimizer's updates of the shards.
 
     Raises:
-        NotImplementedError: a module of FullyShardedDataParallel (FSDP1) is called, of which that is not known; or
-            there are reentrant checkpoints, whose backward leaves parameters gathered that the next step takes.
+        NotImplementedError: a module of FullyShardedDataParallel (FSDP1) is called, whose state cannot be restored; or
+            there are reentrant checkpoints, whose backward leaves parameters gathered for the next step.
     """
     sharding, ended = Sharding(), False
     try:
@@ -242,7 +250,7 @@ def sharding_as_before() -> Iterator[None]:
 
 @contextmanager
 def _nothing_reentrant() -> Iterator[None]:
-    """Refuses reentrant checkpoints together with modules under `fully_shard`, at the call of what comes second."""
+    """Raise if reentrant checkpoints and modules under `fully_shard` are both called, at the second call."""
     thread = get_ident()
     called: dict[str, nn.Module | None] = {}
 
@@ -263,27 +271,27 @@ def _nothing_reentrant() -> Iterator[None]:
 
 @contextmanager
 def nothing_sharded(verb: str) -> Iterator[None]:
-    """Refuses a module of FSDP, of either kind, as it is called, before it gathers anything.
+    """Raise when a module of FSDP, of either kind, is called, before it gathers anything.
 
     Raises:
         NotImplementedError: from the call.
     """
     sentence = (
-        f"{verb} runs operations of the forward again by themselves, and {{name}} is under fully_shard (FSDP2), which "
-        "has freed its parameters by then; take the model without fully_shard"
+        f"{verb} runs single operations of the forward again, and {{name}} is under fully_shard (FSDP2), which has "
+        "freed its parameters by then; use the model without fully_shard"
     )
     with _refusing(is_flattened, _FSDP1), _refusing(is_fully_sharded, sentence):
         yield
 
 
 _REENTRANT = (
-    "a forward of {name}, which is under fully_shard (FSDP2), has a reentrant checkpoint. The backward inside of "
-    "the backward may leave parameters gathered that the next step takes in place of the updated ones, so a step that "
-    "is not one of the training may change the next one; use checkpoint(..., use_reentrant=False)"
+    "a forward of {name}, which is under fully_shard (FSDP2), has a reentrant checkpoint. Its nested "
+    "backward may leave parameters gathered, which the next step would use instead of the updated ones, so running it "
+    "outside of training may change the next step; use checkpoint(..., use_reentrant=False)"
 )
 _FSDP1 = (
-    "FullyShardedDataParallel keeps its gradients in flat parameters of its own, and a forward that is not a step of "
-    "the training would change them; take the model without it, or under fully_shard (FSDP2)"
+    "FullyShardedDataParallel keeps its gradients in flat parameters, which a forward outside of training would "
+    "change; use the model without it, or under fully_shard (FSDP2)"
 )
 
 

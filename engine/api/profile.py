@@ -1,4 +1,4 @@
-"""`ts.profile`: the memory of one fresh forward and its backward, measured."""
+"""`ts.profile`: the measured memory of one fresh forward and its backward."""
 
 from __future__ import annotations
 
@@ -45,50 +45,52 @@ def profile(
     model: nn.Module | None = None,
     queues: Queues = "one",
 ) -> Run:
-    """Runs a forward and its backward, and follows each block of memory from its birth.
+    """Run a forward and its backward, and record the lifetime of each block of memory.
+
+    Known limitations: memory allocated by other threads, or outside torch's allocator (scratch memory of oneDNN, Python
+    objects), is not seen. On accelerators the blocks are those the allocators report to torch's profiler.
+
+    On one CUDA device the allocator's history is used, with the requested sizes, unless CUDA is first used inside
+    make_loss or the model is not on the current device; pass `device` then. The history includes all threads. Memory
+    that libraries allocate at first use and keep (cuBLAS: up to 32 MiB) counts as not attributed, so run a step before.
+    Memory of tensor hooks counts to the task before them. The device's peak counters are reset:
+    `Timeline.blocks.peak_allocated` is what torch.cuda.max_memory_allocated() would return.
+
+    The direct engine's memory equals PyTorch's to the byte, except where it frees saved tensors later because nodes
+    hide them from Python (see `Stepper`): in slices that were assigned to, and in checkpointed regions, if anything in
+    the process has hooks.
 
     Args:
         make_loss: runs the forward and returns the loss, one element. Gradients are added to .grad as by any backward.
-            Or it returns a tape (`ts.hips.tape`), whose backward the direct engine runs.
+            It may return a tape (`ts.hips.tape`), whose backward the direct engine runs.
         policy: as in `ts.backward`.
         retain_graph, create_graph: as in `torch.autograd.backward`.
-        trace: as in `ts.backward`. What the statistics allocate meanwhile is not counted. It is there while they are
-            computed: those of "full", whose histograms need more than the gradient itself, can double what the process
-            takes.
-        device: whose memory is measured. None: of each device on which the backward runs; `Run.timelines` has them,
-            `Run.timeline` is the accelerator's, and of several that of the highest peak.
+        trace: as in `ts.backward`. Memory that the statistics allocate is not counted, but it exists while they are
+            computed: those of "full", whose histograms need more memory than the gradient, can double the memory of the
+            process.
+        device: the device to measure. None measures each device on which the backward runs: `Run.timelines` has all of
+            them, and `Run.timeline` is the accelerator's, for several the one with the highest peak.
         engine, accumulate, release: as in `ts.backward`.
-        batch: as in `ts.backward`. What tasks of a group allocate counts to the last of them, and there are no
-            `footprints`: what ran as one does not tell what other orders take.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
-        queues: as in `ts.backward`. With "per device" on PyTorch's engine tasks overlap: each has what its own thread
-            does, and the peaks are of this run, as they depend on which of two gradients that meet comes second and on
-            how the devices stand; there are no `footprints`. For predictions measure with "one".
+        batch: as in `ts.backward`. Memory of a batch counts to its last task, and there are no `footprints`, because
+            batches do not predict other orders.
+        model: the module from which modules and parameters are named, needed if the forward calls only parts of it;
+            pass several as one `nn.ModuleDict({"G": generator, "D": critic})`. None names them from each outermost
+            module called.
+        queues: as in `ts.backward`. With "per device" on PyTorch's engine tasks overlap. Each task then has the memory
+            of its own thread, and the peaks are those of this run: they depend on which of two summed gradients arrives
+            second, and on the progress of the devices. There are no `footprints`; use "one" for predictions.
 
     Returns:
-        A `Run` with `timeline` (what was alive when: bytes, who made it, who kept it), `footprints` (for
-        `ts.simulate`: what each task did, so that any other order can be predicted) and `peak()`.
-
-    Known limitations: what other threads allocate, and memory that torch's allocator does not give (scratch memory of
-    oneDNN, Python's own objects), is not seen. Of accelerators the blocks are measured, as their allocators tell
-    torch's profiler. One CUDA device has a history, with the bytes as they were asked for, unless CUDA is first used
-    inside make_loss or the model is not on the current device: then give `device`. There all threads are seen; what
-    libraries take at their first use and keep (cuBLAS: up to 32 MiB) counts as not attributed, so run a step before;
-    hooks of tensors count to the task before; and the device's peak counters are reset:
-    `Timeline.blocks.peak_allocated` says what torch.cuda.max_memory_allocated() would.
-
-    The direct engine's memory is that of PyTorch's, to the byte, but where it frees later what nodes hide from Python
-    (see `Stepper`): slices that were assigned to, and checkpointed regions, in a process where anything has hooks.
+        A `Run` with `timeline` (the lifetimes of all blocks: bytes, creator, references), `footprints` (for
+            `ts.simulate`: the memory of each task, from which any other order can be predicted) and `peak()`.
 
     Raises:
-        TypeError: make_loss is no function, or returned no tensor.
-        ValueError: it returned more than one element; or memory is not measured on one of its devices.
-        NotImplementedError: gradients are to be summed or let go otherwise than PyTorch's engine does, or tasks to run
-            as one, on that one; or the direct engine refuses the graph.
-        RuntimeError: make_loss has run the backward itself; a torch profiler is at work, or a history of CUDA memory is
-            being recorded; and what forward and backward raise.
+        TypeError: `make_loss` is not a function, or returned no tensor.
+        ValueError: it returned more than one element; or memory cannot be measured on one of its devices.
+        NotImplementedError: PyTorch's own engine cannot sum or free gradients this way, or batch tasks; or the direct
+            engine refuses the graph.
+        RuntimeError: `make_loss` has run the backward itself; a torch profiler or a CUDA memory history is active; and
+            any error of the forward and backward.
     """
     expect_make_loss(make_loss, "ts.profile")
     expect_model(model)
@@ -112,7 +114,7 @@ def profile(
             measurement.observe(None, loss)
         made = loss_or_tape(loss)
         refuse_whole_step(made, since)
-        tell("the backward, and what it took")
+        tell("the backward")
         call = BackwardCall(made, None, retain_graph, create_graph)
         if not isinstance(made, HipsTape):
             if engine == "direct":

@@ -1,4 +1,4 @@
-"""Recording a forward, and timing its operations: `record_forward(make_loss)`."""
+"""`record_forward(make_loss)`: recording a forward, and timing its operations."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ from .restore_state import AsFound
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:
-    """Runs a forward to see of which operations it consists, and again to time them. No backward runs.
+    """Run a forward to record its operations, and again to time them. No backward runs.
 
-    It leaves nothing behind: random numbers go on as if no forward had run, what a forward writes of what was there
-    before (the running statistics of a batch-norm) and keeps in Python is put back (see `AsFound`), and
-    DistributedDataParallel prepares no reduction.
+    Everything is restored: random number generators, tensors that the forward modifies (such as the running statistics
+    of a batch norm), and Python state (see `AsFound`). DistributedDataParallel does not prepare a reduction.
+
+    Known limitations: computations of other threads are not recorded, and their results count as inputs.
 
     Args:
         make_loss: runs the forward and returns the loss, one element.
-        repetitions: how often it is timed with nobody watching, and how often operation by operation. The shortest
-            times count.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
+        repetitions: how often the forward is timed as a whole, and how often operation by operation. The shortest times
+            are used.
+        model: the module from which modules and parameters are named, needed if the forward calls only parts of it;
+            pass several as one `nn.ModuleDict({"G": generator, "D": critic})`. None names them from each outermost
+            module called.
+
+    Returns:
+        The operations and their times.
 
     Raises:
-        TypeError, ValueError: make_loss is no function, or gave no loss; model is no module; repetitions is no number
-            from 1 on.
-        RuntimeError: the loss has no graph; and what the forward raises.
-        NotImplementedError: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
-
-    Known limitations: what other threads compute is not seen, and counts as there before.
+        TypeError: `make_loss` is not a function or returned no tensor; or `model` is not a module.
+        ValueError: the loss does not have one element, or `repetitions` is not a whole number of at least 1.
+        RuntimeError: the loss has no graph; and any error of the forward.
+        NotImplementedError: the forward calls code compiled by torch.compile, or disables saved_tensors_hooks.
     """
     expect_make_loss(make_loss, "ts.record_forward")
     expect_model(model)
@@ -64,11 +66,9 @@ def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Modul
 
 
 def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> ForwardProgram:
-    """`record_forward` for a program of which a watched run has shown what it changes."""
+    """Record a forward whose state changes a watched run has shown; see `record_forward`."""
     if not isinstance(repetitions, int) or repetitions < 1:
-        raise ValueError(
-            f"repetitions is how often the forward is timed, a whole number from 1 on, not {repetitions!r}"
-        )
+        raise ValueError(f"repetitions must be a whole number of at least 1, got {repetitions!r}")
     with telling(None, "recording", timed=True) as tell, nothing_reduced(), nothing_sharded("recording a forward"):
         tell("a forward")
         names = capture(model, every_call=True)
@@ -81,9 +81,9 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
             program = recorder.program(read_graph(loss))
             del loss
             operators = recorder.operators
-            tell("how long each operation takes")
+            tell("timing each operation")
             rounds = [_operation_times(world, recorder, operators) for _ in range(repetitions)]
-            tell("how long it takes")
+            tell("timing the forward")
             seconds = min(_forward_seconds(world, recorder) for _ in range(repetitions))
         finally:
             for_all((recorder.restore, world.put_back), lambda step: step())
@@ -101,12 +101,12 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
 
 
 def clock_of(accelerated: bool) -> Callable[[], float]:
-    """Seconds: of this thread alone where the CPU computes, so that other programs do not count."""
+    """Return a clock in seconds; on the CPU it counts only this thread, so that other programs do not matter."""
     return perf_counter if accelerated else thread_time
 
 
 class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
-    """Takes the time of each operation."""
+    """A mode that times each operation."""
 
     def __init__(self, accelerated: bool) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _find_the_same(world: AsFound, recorder: ForwardRecorder) -> None:
-    """The next forward finds what the first one found; if that can't be, it is said."""
+    """Restore the state for the next forward, and report what could not be restored."""
     recorder.restore()
     world.put_back()
     world.carried.tell()
@@ -145,7 +145,7 @@ def _operation_times(world: AsFound, recorder: ForwardRecorder, operators: list[
 
 
 def _forward_seconds(world: AsFound, recorder: ForwardRecorder) -> float:
-    """How long one more forward takes."""
+    """Return the seconds of one more forward."""
     _find_the_same(world, recorder)
     with same_random_numbers(), same_flags():
         if recorder.accelerated:
@@ -156,7 +156,7 @@ def _forward_seconds(world: AsFound, recorder: ForwardRecorder) -> float:
         if recorder.accelerated:
             torch.accelerator.synchronize()
         taken = clock() - began
-    del loss  # what freeing the graph takes is not the forward's
+    del loss  # freeing the graph is not part of the forward's time
     return taken
 
 

@@ -1,4 +1,4 @@
-"""What runs of a user's program change, put back as it was found: .grad, buffers, parameters, random numbers."""
+"""Restoring what runs of a user's program change: .grad, buffers, parameters, random numbers."""
 
 from __future__ import annotations
 
@@ -54,38 +54,43 @@ from .make_loss import (
 
 
 class AsFound:
-    """While it is open, forwards and backwards may run in `watched` and `run`; each finds what the first one found.
+    """A context in which forwards and backwards run (in `watched` and `run`), each from the state the first one found.
 
-    Put back are: .grad of all leaves there are, and of tensors that retain it, the same objects with the same bits,
-    also of those that are reached only by a backward inside the backward (reentrant checkpoints, custom Functions);
-    the bits of all tensors that were there before and are written, buffers and parameters among them, also by setting
-    `.data`; which tensors are a module's parameters and buffers; what FSDP2 has gathered and summed; the generators of
-    random numbers, torch's, Python's, NumPy's, and those that operations were given; flags of torch (`FLAGS`); and what
-    the program keeps in Python: attributes of modules, the state of optimizers, what closures lead to, which tensors
-    require grad (see `CarriedState`, which also says what could not be put back).
+    It restores:
 
-    Casts of weights that an open `torch.autocast` has cached are cleared before each forward and at the end: each
-    makes its own, as one does for which autocast is opened anew.
+    * .grad of all leaves, and of tensors that retain it: the same objects with the same bits, including tensors reached
+      only by a nested backward (reentrant checkpoints, custom Functions)
+    * the bits of all earlier tensors that are modified, including buffers and parameters, also if `.data` is set
+    * which tensors are a module's parameters and buffers
+    * what FSDP2 has gathered and summed
+    * the random number generators of torch, Python and NumPy, and those passed to operations
+    * flags of torch (`FLAGS`)
+    * Python state: attributes of modules, the state of optimizers, variables in closures, which tensors require grad
+      (see `CarriedState`, which also reports what could not be restored)
 
-    A run that is watched shows what is written; that is copied before it is. Others, after it, are not watched.
+    Weights that an open `torch.autocast` has cast and cached are cleared before each forward and at the end. Each
+    forward casts its own, as under a newly opened autocast.
 
-    Known limitations: what is written past torch's operations (through `Tensor.numpy()`, in an extension), and files,
-    stay as the program left them. A lazy module stays made.
+    A watched run detects which tensors are modified, and copies them before the first write. Later runs need not be
+    watched.
+
+    Known limitations: data modified outside torch's operations (through `Tensor.numpy()`, or in an extension), and
+    files, are not restored. A lazy module stays materialized.
 
     Args:
         make_loss: runs the forward.
-        verb: who runs it, `ts.compare`.
-        refuses: what the program carries on and can't be put back is an error, once it is seen; else a warning.
-        also: functions that run besides.
+        verb: the verb that runs it, such as `ts.compare`.
+        refuses: whether state that cannot be restored is an error, once detected; otherwise it is a warning.
+        also: other functions that run.
     """
 
     def __init__(
         self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
     ) -> None:
-        self._given = make_loss, verb, refuses, also
+        self._program = make_loss, verb, refuses, also
         self.carried: CarriedState
         self._modules: WeakSet[nn.Module] = WeakSet()
-        self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # modules' parameters and buffers by name
+        self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # dicts of parameters or buffers, and copies
         self._tensors = _Tensors()
         self._opened = ExitStack()
         self._depth = 0
@@ -93,8 +98,9 @@ class AsFound:
     def __enter__(self) -> Self:
         try:
             self._opened.enter_context(sharding_as_before())
-            # After that has hidden the hooks of sharded parameters: each run would have them again otherwise.
-            self.carried = CarriedState(*self._given)
+            # After `sharding_as_before` has hidden the hooks of sharded parameters; otherwise each run would add them
+            # again.
+            self.carried = CarriedState(*self._program)
             self._opened.callback(self.put_back)
             self._opened.enter_context(same_random_numbers())
             self._opened.enter_context(same_flags())
@@ -115,28 +121,30 @@ class AsFound:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those that were called, as long as they live."""
+        """The modules that were called and are still alive."""
         return list(self._modules)
 
     @property
     def leaves(self) -> list[Tensor]:
-        """Those that operations of watched runs took, as long as they live."""
+        """The leaves used by operations of watched runs that are still alive."""
         return [each for reference in self._tensors.leaves if (each := reference()) is not None]
 
     @property
     def make_loss(self) -> MakeLoss:
-        """Runs the forward, and sees whether it carries something on that can't be put back."""
+        """The function that runs the forward, and checks for state that cannot be restored."""
         return self.carried.make_loss
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A run, or a part of it, whose operations are watched. What is compiled runs as it was written."""
+        """Watch the operations of a run, or of part of it; compiled code runs uncompiled."""
         with self._part(), uncompiled(), self._tensors:
             yield
 
     def watch(self, backward: bool = True) -> Tensor | HipsTape:
-        """Runs forward and backward once, watched: without bytes no backward, which could change none. Gives what was
-        made."""
+        """Run the forward and backward once, watched, and return the result of the forward.
+
+        A loss without data has no backward here, because it could not change anything.
+        """
         with self.watched():
             since = sequence_nr()
             made = self.make_loss()
@@ -148,11 +156,11 @@ class AsFound:
 
     @contextmanager
     def run(self, leaves: Sequence[Tensor] = (), zeroed: bool = False) -> Iterator[None]:
-        """Another run. It adds to copies of what is in .grad.
+        """Do another run, which adds to copies of each .grad.
 
         Args:
-            leaves: of its graph, should it not be that of the first one.
-            zeroed: it finds no .grad, as after `zero_grad()`.
+            leaves: further leaves of its graph, if it is not the first run's.
+            zeroed: start without any .grad, as after `zero_grad()`.
         """
         found = self.leaves
         known = set(map(id, found))
@@ -161,7 +169,7 @@ class AsFound:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """All is put back after the outermost: in between a backward needs what its forward has written."""
+        """Restore everything after the outermost part; in between, a backward needs what its forward has modified."""
         self._depth += 1
         try:
             with same_random_numbers(), same_flags():
@@ -179,7 +187,7 @@ class AsFound:
                 if (each := reference()) is None:
                     continue
                 self._tensors.note_leaf(each)
-                if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen one
+                if not each.requires_grad and issubclass(type(each), nn.Parameter):  # a frozen parameter
                     self._tensors.note_data(each)
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
@@ -190,16 +198,16 @@ class AsFound:
             if each in self._modules:
                 continue
             self._modules.add(each)
-            if not isinstance(each, torch.jit.ScriptModule):  # it binds no other
+            if not isinstance(each, torch.jit.ScriptModule):  # its tensors cannot be replaced
                 self._bound.append((each._buffers, dict(each._buffers)))
-                if of_fsdp.isdisjoint(map(id, each._parameters.values())):  # which binds what it has gathered
+                if of_fsdp.isdisjoint(map(id, each._parameters.values())):  # FSDP2 replaces these itself
                     self._bound.append((each._parameters, dict(each._parameters)))
             for buffer in each._buffers.values():
                 if buffer is not None:
                     self._tensors.note_data(buffer)
 
     def put_back(self) -> None:
-        """Puts all back, each also where another can't be."""
+        """Restore everything; if one part fails, the others are still restored."""
         steps: list[Callable[[], object]] = [
             torch.clear_autocast_cache,
             self.carried.put_back,
@@ -231,7 +239,7 @@ def _put_grad(kept: tuple[ref[Tensor], Tensor | None]) -> None:
 
 @contextmanager
 def same_versions(tensors: Iterable[ref[Tensor]]) -> Iterator[None]:
-    """Around what changes no bytes of these tensors: none of them counts as modified by it."""
+    """Restore the version counters of these tensors, for code that does not change their data."""
     with without_torch_function():
         before = [(each, version_of(tensor)) for each in tensors if (tensor := each()) is not None]
     try:
@@ -247,11 +255,13 @@ def _put_version(kept: tuple[ref[Tensor], int]) -> None:
 
 
 class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
-    """The tensors that were there before: .grad and `.data` of those noted, and, while it is open as a mode, the bytes
-    of those that operations write, copied before the first write. Refers to no `AsFound`, which would make a cycle.
+    """The tensors that existed before, with the .grad and `.data` of those recorded.
+
+    While it is open as a mode, it copies the data of tensors that operations write to, before the first write. It holds
+    no reference to `AsFound`, which would create a cycle.
 
     Attributes:
-        leaves: leaves that operations take.
+        leaves: leaves used by operations.
     """
 
     sees_backward = True
@@ -260,34 +270,36 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         super().__init__()
         self.leaves: list[ref[Tensor]] = []
         self._grads: list[tuple[ref[Tensor], Tensor | None]] = []
-        self._data: list[tuple[ref[Tensor], Tensor]] = []  # leaves and buffers, and where their bytes were
-        self._known: dict[int, ref[Tensor]] = {}  # by id() those in `_grads`
-        self._seen: dict[int, ref[Tensor]] = {}  # by id() the leaves
-        self._made: dict[int, FollowedStorage] = {}  # by address what operations of the run made
-        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # by address, and a copy
-        self._versions: list[tuple[Tensor, int]] = []  # of what is written
-        self._contents: dict[int, Callable[[], None]] = {}  # by id() what puts back those without a storage
+        self._data: list[tuple[ref[Tensor], Tensor]] = []  # leaves and buffers, with their original data
+        self._known: dict[int, ref[Tensor]] = {}  # tensors in `_grads`, by id()
+        self._seen: dict[int, ref[Tensor]] = {}  # leaves, by id()
+        self._made: dict[int, FollowedStorage] = {}  # storages created by the run, by address
+        self._before: dict[
+            int, tuple[torch.UntypedStorage, torch.UntypedStorage]
+        ] = {}  # storages and their copies, by address
+        self._versions: list[tuple[Tensor, int]] = []  # modified tensors and their earlier versions
+        self._contents: dict[int, Callable[[], None]] = {}  # restores tensors without a storage, by id()
         self._generators: dict[torch.Generator, Tensor] = {}
 
     def note_leaf(self, tensor: Tensor) -> None:
-        """Notes its .grad, if it may get one."""
+        """Record its .grad, if it may get one."""
         if tensor.requires_grad and _keeps_gradient(tensor) and _is_new(tensor, self._known):
             self._grads.append((self._known[id(tensor)], tensor.grad))
             if tensor.is_leaf:
                 self.note_data(tensor)
 
     def note_data(self, tensor: Tensor) -> None:
-        """Notes where its bytes are, should `.data` be set; a lazy module's has none yet."""
+        """Record where its data is, in case `.data` is set; an uninitialized lazy parameter has none."""
         own = not (is_lazy(tensor) or computes_itself(tensor) or tensor.is_nested)
         if own and bytes_below(tensor) is not None:
             with unobserved():
                 self._data.append((ref(tensor), tensor.detach()))
 
     def restore(self) -> None:
-        """Puts back what was found."""
+        """Restore what was recorded."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._data, _put_data),
-            lambda: for_all(self._grads, _put_grad),  # of the dtype that the data has again
+            lambda: for_all(self._grads, _put_grad),  # after the data, since both must have the same dtype
             lambda: for_all(self._before.values(), _put_bytes),
             lambda: for_all(self._versions, lambda each: set_version(*each)),
             lambda: for_all(self._contents.values(), lambda put_back: put_back()),
@@ -303,7 +315,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
             given.update(part.untyped_storage()._cdata for part in strided_parts(tensor))
         if may_write(operator):
             self._note_written(written_by(operator, args, kwargs))
-        elif operator.namespace == "c10d":  # whose schemas don't say it
+        elif operator.namespace == "c10d":  # schemas of collectives do not declare what they modify
             self._note_written(tensors_of(args))
         for each in (*args, *kwargs.values()):
             if isinstance(each, torch.Generator) and each not in self._generators:
@@ -316,7 +328,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
     def _take_leaf(self, leaf: Tensor) -> None:
         self.note_leaf(leaf)
         self.leaves.append(self._seen[id(leaf)])
-        if leaf.grad is not None:  # is not written into: another graph may have saved it
+        if leaf.grad is not None:  # use a copy, since another graph may have saved the original
             with unobserved():
                 leaf.grad = leaf.grad.clone()
                 self._note_made(leaf.grad, ())
@@ -339,7 +351,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Note the values of a tensor without a storage of its own, such as a sparse one."""
+        """Record the values of a tensor without a storage of its own, such as a sparse one."""
         parts = list(strided_parts(tensor))
         is_made = bool(parts) and all(self._is_made(part.untyped_storage()) for part in parts)
         if not is_made and not tensor.is_meta and id(tensor) not in self._contents:
@@ -353,24 +365,24 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
 
 def _put_bytes(kept: tuple[torch.UntypedStorage, torch.UntypedStorage]) -> None:
     storage, copy = kept
-    if storage.nbytes() == copy.nbytes():  # else FSDP has let go of it
+    if storage.nbytes() == copy.nbytes():  # otherwise FSDP has freed it
         storage.copy_(copy)
 
 
 def _keeps_gradient(tensor: Tensor) -> bool:
     try:
         return tensor.is_leaf or tensor.retains_grad
-    except RuntimeError:  # as in `is_leaf`
+    except RuntimeError:  # as `is_leaf` of the private tensors module does
         return False
 
 
 def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the same objects stand there in the same order; tensors are not compared by value."""
+    """Return whether both have the same objects in the same order; tensors are not compared by value."""
     return list(one) == list(other) and all(map(is_, one.values(), other.values()))
 
 
 def _sees_same(tensor: Tensor, data: Tensor) -> bool:
-    """Whether it is on the same bytes in the same way."""
+    """Return whether the tensor is the same view of the same memory."""
     return (
         tensor.data_ptr() == data.data_ptr()
         and tensor.dtype == data.dtype
@@ -380,7 +392,7 @@ def _sees_same(tensor: Tensor, data: Tensor) -> bool:
 
 
 def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
-    """Whether a tensor is not among these; it is then."""
+    """Return whether a tensor is not in `known`, and add it."""
     number = id(tensor)
     if number in known and known[number]() is tensor:
         return False
@@ -392,7 +404,7 @@ keep_compiler_out(AsFound._note_module)
 
 
 def _in_functional_call() -> bool:
-    """Whether this is inside of `torch.func.functional_call`: it puts back itself what modules bind meanwhile."""
+    """Return whether this runs inside `torch.func.functional_call`, which restores a module's tensors itself."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename != stateless.__file__:
         frame = frame.f_back  # type: ignore[assignment]

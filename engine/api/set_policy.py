@@ -32,12 +32,12 @@ _end_redirect: Callable[[], None] | None = None
 
 
 class Installation:
-    """A policy that is in force, until it is removed; `with` removes it at its end.
+    """A policy in force until it is removed; `with` removes it at the end of the block.
 
     Attributes:
         engine: "native" or "direct".
-        backwards: how many have ended without an error. No run is kept: a graph holds its nodes, and those what their
-            hooks and leaves hold. `on_run` gets each one.
+        backwards: the number of backwards that ended without an error. No run is kept, because a graph holds its nodes,
+            which hold their hooks and leaves; use `on_run` to receive each run.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Installation:
         self._on_run = on_run
 
     def put_in_force(self, *, below_others: bool = False) -> None:
-        """Begin to run backwards, also under those that are in force already: then from their end on."""
+        """Start to run backwards. With `below_others`, policies already in force take precedence until they end."""
         global _end_redirect
         try:
             with _lock:
-                if _end_redirect is None:  # it may raise, and then nothing is in force
+                if _end_redirect is None:  # redirect_backward may raise, and then no policy is in force
                     _end_redirect = redirect_backward(_run_installed)
                 _installed.insert(0 if below_others else len(_installed), self)
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             self.remove()
             raise
 
@@ -80,10 +80,10 @@ class Installation:
         return f"<Installation of {self.policy}, {self.engine} engine, {state}: {self.backwards} backwards>"
 
     def remove(self) -> None:
-        """Ends it; installations may go in any order. A backward that is under way ends as it began."""
+        """Remove the policy; installations may be removed in any order. A backward under way ends as it began."""
         try:
             self._remove()
-        except BaseException:  # Ctrl-C; to remove it twice does no harm
+        except BaseException:  # Ctrl-C; removing it twice does no harm
             self._remove()
             raise
 
@@ -100,7 +100,7 @@ class Installation:
         try:
             self.put_in_force()
             return self
-        except BaseException:  # Ctrl-C: `with` calls no __exit__
+        except BaseException:  # after Ctrl-C here, `with` does not call __exit__
             self.remove()
             raise
 
@@ -109,7 +109,7 @@ class Installation:
     ) -> None:
         try:
             self.remove()
-        except BaseException:  # Ctrl-C, just before the call
+        except BaseException:  # Ctrl-C just before the call
             self.remove()
             raise
         if error is not None:
@@ -150,7 +150,7 @@ def _run_installed(
 ) -> None:
     with _lock:
         innermost = _installed[-1] if _installed else None
-    if innermost is None or not tensors:  # removed meanwhile in another thread; nothing to put into an order
+    if innermost is None or not tensors:  # another thread has removed it, or there is nothing to order
         torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
     else:
         with out_of_memory_explained():
@@ -165,18 +165,18 @@ def set_policy(
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
 ) -> None:
-    """Run every `.backward()` as `ts.backward` with this policy from now on, so that a training loop needs no change.
+    """Run every `.backward()` from now on as `ts.backward` with this policy, so that a training loop needs no change.
 
-    That holds for `Tensor.backward` and `torch.autograd.backward` in all threads of the process, also for those inside
-    another backward (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` stays as it is, and
-    an explicit `ts.backward` keeps its own policy; inside `with ts.policy(...)` that one's policy holds. Where several
-    processes train together, each must set the same policy: another order than PyTorch's is run only if all ranks run
-    it (`ts.wait_for_ranks`).
+    This applies to `Tensor.backward` and `torch.autograd.backward` in all threads of the process, including nested
+    backwards (reentrant checkpoints, hooks); they still return None. `torch.autograd.grad` does not change, and an
+    explicit `ts.backward` keeps its own policy. Inside `with ts.policy(...)`, that policy takes precedence. If several
+    processes train together, each must set the same policy, because an order other than PyTorch's runs only if all
+    ranks run it (`ts.wait_for_ranks`).
 
     Args:
-        policy: as for `ts.backward`; it replaces the one that was set before. None: PyTorch's own engine alone.
+        policy: as for `ts.backward`; replaces the one set before. None restores PyTorch's own engine.
         engine, trace, queues: as for `ts.backward`.
-        on_run: called with the `Run` of each backward, in the thread of that one.
+        on_run: called with the `Run` of each backward, in that backward's thread.
 
     Raises:
         ValueError: unknown policy or engine.
@@ -201,12 +201,14 @@ def policy(
     queues: Queues = "one",
     on_run: Callable[[Run], object] | None = None,
 ) -> _GeneratorContextManager[Installation]:
-    """Meanwhile every `.backward()` runs in the order of a policy: `with ts.policy("bfs"): trainer.fit(model)`.
+    """Run every `.backward()` in a block in the order of a policy: `with ts.policy("bfs"): trainer.fit(model)`.
 
-    Also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and which backwards it covers see
-        `ts.set_policy`.
+    It is also a decorator: `@ts.policy("bfs")` above a training step. For the arguments and the backwards covered, see
+    `ts.set_policy`.
     """
-    _expect_choices(policy, engine, trace, queues, on_run)  # here, not where the block begins: contextlib is in between
+    _expect_choices(
+        policy, engine, trace, queues, on_run
+    )  # here and not at the start of the block, so that the traceback ends at the user's call
     return _meanwhile(policy, engine, trace, queues, on_run)
 
 
@@ -228,5 +230,5 @@ def _expect_choices(
     check_choices(engine, trace)
     expect_choice(queues, get_args(Queues), "queues")
     if on_run is not None:
-        expect_callable(on_run, 1, "on_run", "a function that is given each Run")
+        expect_callable(on_run, 1, "on_run", "a function that accepts each Run")
     find_policy(policy)

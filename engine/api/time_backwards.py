@@ -1,4 +1,4 @@
-"""How long backwards take, measured against each other: in turns, each after a fresh forward."""
+"""Comparison of backward times: measured in turns, each after a fresh forward."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some numbers in three, in the unit that they have.
+    """Three numbers that describe a sample, in the sample's unit.
 
     Attributes:
-        low, high: the ends of their middle half: a quarter of them is below, a quarter above.
-        middle: their median.
+        low, high: the quartiles: a quarter of the values is below `low`, a quarter above `high`.
+        middle: the median.
     """
 
     low: float
@@ -40,27 +40,27 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Of one number all three are that one."""
+        """Return the spread of these values; for a single value all three are equal."""
         if len(values) < 2:
             return Spread(*(float(values[0]),) * 3)
         low, _, high = quantiles(values, n=4, method="inclusive")
         return Spread(low, float(median(values)), high)
 
     def spans(self, value: float) -> bool:
-        """Whether it is within the middle half: of a ratio, whether what differs from 1 is noise."""
+        """Return whether the value is between the quartiles; for a ratio and 1, whether the difference is noise."""
         return self.low <= value <= self.high
 
     @property
     def half_width(self) -> float:
-        """Half of the way between the ends, as a share of the median: the ± of a table."""
+        """Half the distance between the quartiles, relative to the median: the ± of a table."""
         return (self.high - self.low) / (2 * self.middle) if self.middle else 0.0
 
 
 def turns(each: Sequence[T], rounds: int) -> Iterator[list[T]]:
-    """In which order all have their turn, round by round: forwards, backwards, and then one starts who did not yet.
+    """Yield the order in which all items run, round by round: forwards, backwards, then starting with another item.
 
-    So what slows the machine down for a while, and what a run leaves behind for the next one, meets all alike: of
-    three, six rounds are all the orders that there are.
+    So a temporary slowdown of the machine, and effects of one run on the next, affect all items equally. For three
+    items, six rounds are all possible orders.
     """
     for number in range(rounds):
         first = number // 2 % len(each)
@@ -75,15 +75,15 @@ def time_backward(
     check: Callable[[Graph], object] = lambda graph: None,
     queues: Queues = "one",
 ) -> int:
-    """Nanoseconds of a backward alone, after a fresh forward: reading the graph and planning are not in them.
+    """Return the nanoseconds of a backward alone, after a fresh forward, without reading the graph and planning.
 
-    What accelerators still compute when backward returns is in them, and what the forward gave them to do is not.
+    Kernels still running when backward returns are included; kernels of the forward are not.
 
     Args:
         make_loss: runs the forward and returns the loss, one element.
-        policy: what picks the next task.
-        order: what it has planned for the same graph before, so that it does not plan again; None: it plans.
-        check: called with the graph, which may refuse it.
+        policy: the policy.
+        order: the order it has planned before for the same graph; None plans it.
+        check: called with the graph, which it may refuse.
         queues: as in `ts.backward`.
 
     Raises:
@@ -97,20 +97,21 @@ def time_backward(
         plan = Plan.of(call, policy)
     else:
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
+    # Kernels of the forward may still be running and must not count.
     wait_for(accelerators)
     awaited = _Awaited(call.tensors, devices=accelerators)
     return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns
 
 
 def as_asked(run: Run, policy: Policy | Choice) -> Run:
-    """The run, if it was in this policy's order: what it took is not another's.
+    """Return the run if it used this policy's order; otherwise its time would be another order's.
 
     Raises:
-        PolicyError: the ranks of a process group did not agree on that order, and ran PyTorch's own.
+        PolicyError: the ranks of a process group did not agree on the order, and ran PyTorch's own.
     """
     if run.policy != order_name(policy):
         raise PolicyError(
-            f"policy {policy_name(policy)} can't be measured here: PyTorch's own order ran in its place, as {run.note}"
+            f"policy {policy_name(policy)} cannot be measured here: PyTorch's own order ran instead, because {run.note}"
             '. Measure the same policies on every rank at the same time, or "heap" alone, which needs no agreement'
         )
     return run
@@ -122,7 +123,8 @@ def time_stepped(
     accumulation: Accumulation,
     check: Callable[[Graph], object] = lambda graph: None,
 ) -> int:
-    """The same of the direct engine, under a rule of accumulation. A policy that plans has planned."""
+    """Return the nanoseconds of a backward on the direct engine, under an accumulation rule; planning is done
+    before."""
     loss = loss_or_tape(make_loss())
     with Stepper(loss, policy=policy, trace=None, accumulation=accumulation, queues="one") as stepper:
         check(stepper.graph)
@@ -136,7 +138,7 @@ def time_stepped(
 
 @dataclass(frozen=True)
 class _Awaited(BackwardCall):
-    """A backward which only ends when the devices have done what it gave them to do."""
+    """A backward that ends only when the devices have finished their kernels."""
 
     devices: frozenset[torch.device] = frozenset()
 
@@ -146,6 +148,6 @@ class _Awaited(BackwardCall):
 
 
 def wait_for(devices: Iterable[torch.device]) -> None:
-    """Until these devices have done what they were given to do."""
+    """Wait until these devices have finished their kernels."""
     for device in devices:
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""Branches of a session, and what undo recorded of each task that ran."""
+"""Branches of a session, and the records that undo keeps of each task."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..schedule.policy import Choice, Policy, names_in_turn
 
 @dataclass(eq=False, slots=True, repr=False)
 class Branch:
-    """One way in which a session went.
+    """One sequence of tasks that a session has run.
 
     Attributes:
-        number: counts from 1, in the order in which branches began.
-        parent: the number of the branch from which it parted; None for the first.
-        forked_at: how many tasks it has in common with its parent.
-        order: the ids of the tasks that ran, in order.
-        by_hand: of these what was chosen by hand.
+        number: its number, from 1, in the order in which branches began.
+        parent: number of the branch from which it forked; None for the first.
+        forked_at: the number of tasks it has in common with its parent.
+        order: ids of the tasks that ran, in order.
+        by_hand: those of them that were chosen by hand.
         edits: the gradients that were replaced by hand.
-        terms: from which position on which policy picked.
-        trace: what was recorded, if anything was; of the current branch the session has it.
-        is_current: whether the session stands on it.
-        gradients: by the id of its task the .grad of a leaf after it, of the leaf's shape, as far as the session has
-            gone back over that. None where that would have been more than the history's budget.
-        shared: how many of its first tasks have run in the session as it stands.
-        ahead: of the current branch: how many more had run before the session went back.
+        terms: the policies, each with the position at which it took over.
+        trace: the records, if any; None for the current branch, whose records the session has.
+        is_current: whether this is the session's current branch.
+        gradients: the .grad of each undone leaf after its task, by task id, with the leaf's shape. None if they
+            exceeded the history's budget.
+        shared: how many of its first tasks have run in the session's current state.
+        ahead: for the current branch, how many more tasks had run before the undo.
     """
 
     number: int
@@ -57,24 +57,24 @@ class Branch:
 
     @property
     def name(self) -> str:
-        """`branch 2`."""
+        """The name, `branch 2`."""
         return f"branch {self.number}"
 
     @property
     def policy(self) -> str:
-        """The policy's name; "bfs, then dfs" where one took over from another."""
+        """The policy's name; "bfs, then dfs" if one took over from another."""
         return names_in_turn(policy for _, policy in self.terms)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients that are kept with it; several branches may keep the same."""
+        """Bytes of the gradients kept with the branch; several branches may share some of them."""
         return sum(nbytes_of(each) for each in (self.gradients or {}).values() if each is not None)
 
     def describe(self) -> str:
-        """`branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
+        """Return a description, `branch 2, 40 tasks under heap, forked from branch 1 after 12 tasks, 1 edit`."""
         parts = [f"{self.name}, {counted(len(self.order), 'task')} under {self.policy}"]
         if self.ahead:
-            parts.append(f"{self.ahead:,} more taken back")
+            parts.append(f"{self.ahead:,} more undone")
         if self.parent is not None:
             parts.append(f"forked from branch {self.parent} after {counted(self.forked_at, 'task')}")
         if self.edits:
@@ -82,20 +82,20 @@ class Branch:
         return ", ".join(parts)
 
     def goes_on_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
-        """Whether this task, with these edits in force, is what ran next on it."""
+        """Return whether this task, with these edits in force, ran next on this branch."""
         if position >= len(self.order) or self.order[position] != task:
             return False
         return _same(edits, [edit for edit in self.edits if edit.position <= position])
 
 
 class Branches:
-    """What a session has gone back from.
+    """The branches a session has left.
 
-    The session goes along one of them: `current`. What it has gone back from is this branch's `future` as long as it is
-    followed task by task; once something else runs, it is kept, and a new branch begins.
+    The session follows one branch, `current`. After an undo, the undone tasks are this branch's `future` as long as
+    they run again in the same order. Once another task runs, that future is kept as a branch, and a new branch begins.
 
     Args:
-        budget_bytes: for the gradients that are kept with branches.
+        budget_bytes: limit for the gradients kept with branches.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -104,7 +104,7 @@ class Branches:
         self.origins: dict[int, tuple[int | None, int]] = {1: (None, 0)}  # parent, forked_at
         self.future: Branch | None = None
         self.kept: dict[int, Branch] = {}
-        self._at_most = 0  # bytes of gradients: counted all over only where this is too much
+        self._at_most = 0  # upper bound of gradient_bytes, which is counted exactly only above the budget
 
     @property
     def gradient_bytes(self) -> int:
@@ -116,13 +116,13 @@ class Branches:
         return [*self.kept.values(), *([] if self.future is None else [self.future])]
 
     def leave(self, snapshot: Callable[[], Branch]) -> None:
-        """The session is going back. What it had come to is noted, unless it was on its way there again."""
+        """Record the current branch before an undo, unless the session is already repeating undone tasks."""
         if self.future is None:
             self.future = snapshot()
             self.future.is_current = False
 
     def take_back(self, position: int, entry: Ran, is_leaf: bool) -> None:
-        """The task of this position is being taken back; its .grad is still what it made of it."""
+        """Record that the task at this position is being undone; its leaf's .grad still has its result."""
         after = entry.grads[0].after() if is_leaf and entry.grads else None
         for branch in self._left:
             if branch.shared > position:
@@ -133,7 +133,7 @@ class Branches:
             self._keep_within_budget(nbytes_of(after))
 
     def go_on(self, position: int, task: int, edits: Sequence[Edited]) -> None:
-        """This task is going to run at this position."""
+        """Follow or fork the branch for the task that runs next at this position."""
         future = self.future
         if future is not None and not future.goes_on_with(position, task, edits):
             self.kept[future.number] = future
@@ -151,11 +151,11 @@ class Branches:
             if branch.shared == position and branch.goes_on_with(position, task, edits):
                 branch.shared += 1
         if self.future is not None and position + 1 == len(self.future.order):
-            self.future = None  # all that was taken back has run again
+            self.future = None  # all undone tasks have run again
 
     def _keep_within_budget(self, more_bytes: int) -> None:
         self._at_most += more_bytes
-        for branch in self._left:  # the oldest first
+        for branch in self._left:  # drop the oldest branch's gradients first
             if self._at_most > self.budget_bytes:
                 self._at_most = self.gradient_bytes
             if self._at_most <= self.budget_bytes:
@@ -165,7 +165,7 @@ class Branches:
 
 
 def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:
-    """Whether the same tensors were put in the same places."""
+    """Return whether the same tensors were put in the same places."""
     return len(edits) == len(others) and all(
         (one.position, one.task) == (other.position, other.task)
         and all(mine is theirs for mine, theirs in zip(one.after, other.after, strict=True))
@@ -174,22 +174,22 @@ def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:
 
 
 class Past:
-    """Notes what is needed to take tasks back, as they run: what a `Rewinder` goes by.
+    """The recorder of undo: notes the state that a `Rewinder` needs, as tasks run.
 
-    As long as there is one, nodes keep what they saved, and gradients that it refers to are neither added to in place
-    nor taken for a .grad without a copy: the values are the same, the memory is not.
+    While it is active, nodes keep their saved tensors, and gradients it refers to are neither added to in place nor
+    stolen as a .grad: the values are the same, the memory is not.
 
     Args:
         runner: runs the tasks.
-        buffers: what waits for them.
-        order: the ids of the tasks that have run, where whoever runs them notes it.
-        budget_bytes: for gradients.
-        why: it begins where it does, if not at the start.
+        buffers: the input buffers.
+        order: ids of the tasks that have run; the engine appends to it.
+        budget_bytes: limit for kept gradients.
+        why: the reason why the history begins here, if not at the start.
 
     Attributes:
-        history: what ran since it began.
-        branches: what the session has gone back from.
-        begins: why the history begins where it does; "" at the start.
+        history: the records of the tasks since it began.
+        branches: the branches the session has left.
+        begins: the reason why the history begins where it does; "" at the start.
     """
 
     def __init__(
@@ -201,16 +201,16 @@ class Past:
         self.history = self._new_history(budget_bytes, ())
         self.history.retaining = runner.changes.retaining()
         self.begins = why
-        runner.frees = False
+        runner.frees = False  # engine.cpp calls fn.release_variables() after each node; undo needs the saved tensors
 
     def forget(self, why: str) -> None:
-        """Lets go all that is kept: it begins here. To be called inside the backward."""
+        """Discard all records, so that the history begins here. Must be called inside the backward."""
         self.free_ran()
         self.branches = Branches(self.history.budget_bytes)
         self._begin_again((), why)
 
     def begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
-        """A task is going to run: notes what it finds."""
+        """Record the state that a task finds before it runs."""
         history, runner = self.history, self._runner
         self.branches.go_on(len(self._order), task_id, history.edits)
         entry = Ran(task_id, by_hand, runner.changes.callbacks_left, Waited(buffer.waiting()))
@@ -222,7 +222,7 @@ class Past:
         return entry
 
     def end_task(self, entry: Ran) -> None:
-        """It has run, and its gradients are in the buffers of the next ones."""
+        """Record the end of a task, after its outputs are in the next tasks' input buffers."""
         assert entry.random is not None
         with without_torch_function():
             if not drawn_since(entry.random):
@@ -239,7 +239,7 @@ class Past:
             self._begin_again(self.history.edits, f"{self._graph.describe(entry.task, place)} {why}")
 
     def free_ran(self) -> None:
-        """Lets the nodes that ran free what they saved, which was kept. To be called inside the backward."""
+        """Free the saved tensors of the nodes that ran. Must be called inside the backward."""
         if self._runner.keep_graph:
             return
         tasks = [self._graph.tasks[entry.task] for entry in self.history.ran]

@@ -1,4 +1,4 @@
-"""What the backward of a custom Function returns, and what is wrong with that, in words."""
+"""The gradients returned by a custom Function's backward, and descriptions of their faults."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .float64_replay import OperationReplay, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a custom Function's backward returned for one set of gradients.
+    """The gradients a custom Function's backward returned.
 
     Attributes:
-        values: one for each argument of its forward, if their number is right; sparse ones with their zeros.
-        names: what these arguments are called.
-        needed: for each of them whether it needs a gradient.
-        wrote: whether the backward wrote into a gradient that it was given.
+        values: one per argument of its forward, if their number is right; sparse ones made dense.
+        names: names of these arguments.
+        needed: whether each argument needs a gradient.
+        wrote: whether the backward modified an incoming gradient in place.
     """
 
     values: tuple[Any, ...]
@@ -39,11 +39,12 @@ class Returned:
 
 
 def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence[Tensor]) -> Returned | None:
-    """Calls the backward of a replayed custom Function. None for another operation, or where a view of what it gave
-    hides its node.
+    """Call the backward of a replayed custom Function.
+
+    Returns None for another operation, or if a view of its output hides its node.
 
     Raises:
-        Exception: whatever it raises.
+        Exception: any exception of the backward.
     """
     node = outcome.node
     if not replay.is_function or not isinstance(node, BackwardCFunction):
@@ -64,27 +65,27 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
 
 
 def call_quietly(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Calls a node's own backward: no hooks, no graph of it, nothing freed."""
+    """Call a node's own backward without hooks, without building a graph, and without freeing anything."""
     with torch.no_grad():
         return call_node(node, gradients)
 
 
 def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
-    """What PyTorch would refuse, or would take for something else: number, places and shapes of the gradients."""
+    """Yield what PyTorch would refuse or misinterpret: the number, places and shapes of the gradients."""
     values, names, needed = returned.values, returned.names, returned.needed
     if len(values) != len(needed):
         yield (
             f"returns {counted(len(values), 'gradient')} for the {len(needed)} arguments of its forward "
-            f"({', '.join(names)}): one is due for each, None where there is none"
+            f"({', '.join(names)}); expected one for each, None for those without"
         )
         return
     for value, name, need, argument in zip(values, names, needed, args, strict=False):
         if value is None:
             continue
         if not isinstance(value, Tensor):
-            yield f"returns {a_kind(value)} for {name}, where a tensor or None is due"
+            yield f"returns {a_kind(value)} for {name}; expected a tensor or None"
         elif not isinstance(argument, Tensor):
-            yield f"returns a gradient for {name}, which is no tensor but {a_kind(argument)}"
+            yield f"returns a gradient for {name}, which is not a tensor but {a_kind(argument)}"
         elif need and not _fits(value, argument):
             given, expected = shape_text(value.shape), shape_text(argument.shape)
             shapes = f"returns a gradient of shape {given} for {name}, which has shape {expected}"
@@ -92,7 +93,7 @@ def wrong_form(returned: Returned, args: Sequence[object]) -> Iterator[str]:
 
 
 def _missing_sum(value: Tensor, argument: Tensor) -> str:
-    """Which sum would give the argument's shape, where only one would."""
+    """Name the sum that would give the argument's shape, if there is exactly one."""
     extra = value.dim() - argument.dim()
     dims = range(value.dim())
     kept = combinations(dims, argument.dim()) if extra > 0 else ()
@@ -104,7 +105,7 @@ def _missing_sum(value: Tensor, argument: Tensor) -> str:
 
 
 def same_values(one: Returned, other: Returned) -> bool:
-    """Whether two calls returned the same."""
+    """Return whether two calls returned the same values."""
     return len(one.values) == len(other.values) and all(
         mine.shape == its.shape and torch.allclose(mine, its, rtol=1e-9, atol=0, equal_nan=True)
         if isinstance(mine, Tensor) and isinstance(its, Tensor)
@@ -114,7 +115,7 @@ def same_values(one: Returned, other: Returned) -> bool:
 
 
 def gradients_for(replay: OperationReplay, returned: Returned) -> list[Tensor | None]:
-    """What the backward returned for each varied input, as the engine takes it; None where it fits none."""
+    """Return the gradient of each varied input as the engine would use it; None if none fits."""
     found: list[Tensor | None] = []
     for kept, point in zip(replay.varied, replay.points, strict=True):
         place = returned.names.index(kept.name) if kept.name in returned.names else -1
@@ -128,11 +129,11 @@ def gradients_for(replay: OperationReplay, returned: Returned) -> list[Tensor | 
 
 @dataclass(frozen=True, slots=True)
 class WrongGradient:
-    """What is wrong with a gradient.
+    """A wrong gradient.
 
     Attributes:
-        text: without its subject, capital and full stop.
-        place: of the varied input whose elements are worth a look; None where they aren't.
+        text: the fault, without subject, capital letter and full stop.
+        place: index of the varied input whose elements can be examined; None if that does not help.
     """
 
     text: str
@@ -146,7 +147,7 @@ def wrong_gradients(
     returned: Returned | None,
     ignores_incoming: bool,
 ) -> Iterator[WrongGradient]:
-    """Names each gradient that differs from finite differences, by what it is instead, where that can be found out."""
+    """Describe each gradient that differs from finite differences, by what it is instead if that can be found."""
     names = [kept.name for kept in replay.varied]
     candidates: list[tuple[str, object]] = list(zip(names, gradients, strict=True))
     if returned is not None:
@@ -159,7 +160,7 @@ def wrong_gradients(
     wrong = {
         name: place for place, name in enumerate(names) if not differences.apart(place, gradients[place]) <= ALLOWED
     }
-    elsewhere = {name: _given_for(differences, place, name, candidates) for name, place in wrong.items()}
+    elsewhere = {name: _misplaced_at(differences, place, name, candidates) for name, place in wrong.items()}
     swapped: set[str] = set()
     for name, place in wrong.items():
         other = elsewhere[name]
@@ -169,19 +170,20 @@ def wrong_gradients(
             swapped.add(other)
             yield WrongGradient(f"returns the gradients for {name} and {other} swapped")
         elif other is not None:
-            given = "nothing" if raw.get(name) is None else "another one"
+            given = "nothing" if raw.get(name) is None else "another gradient"
             yield WrongGradient(f"returns the gradient for {name} in the place of {other}, and {given} for {name}")
         elif raw.get(name) is None:
             yield WrongGradient(f"returns None for {name}, on which the result depends")
         elif differences.is_flat(place):
             yield WrongGradient(
-                f"returns a gradient for {name}, though finite differences are 0 everywhere: the result does not "
-                f"change with {name}, as of round, sign or a step; a straight-through estimator looks like this, and "
-                "is the derivative of something else on purpose"
+                f"returns a gradient for {name}, although finite differences are 0 everywhere: the result does not "
+                f"change with {name}, as for round, sign or a step function. A straight-through estimator does this "
+                "on purpose"
             )
         elif ignores_incoming:
             yield WrongGradient(
-                f"returns the same for {name} whatever gradient comes in: it has to be multiplied by that", place
+                f"returns the same gradient for {name} for every incoming gradient; it must be multiplied by that",
+                place,
             )
         else:
             text = _misshaped(differences, place, name, raw.get(name), gradients[place])
@@ -189,10 +191,10 @@ def wrong_gradients(
                 yield WrongGradient(text, place if gradients[place] is not None else None)
 
 
-def _given_for(
+def _misplaced_at(
     differences: FiniteDifferences, place: int, name: str, candidates: Sequence[tuple[str, object]]
 ) -> str | None:
-    """In whose place the backward gives the gradient that is due here."""
+    """Return the argument in whose place the backward returned this input's gradient."""
     shape = differences.points[place].shape
     for other, value in candidates:
         if other == name or not isinstance(value, Tensor) or value.shape != shape:
@@ -211,22 +213,22 @@ def _misshaped(
     fits = turned is not None and turned.shape == point.shape
     turned_factor = differences.factor(place, turned) if turned is not None and fits else None
     if factor is not None:
-        return f"returns a wrong gradient for {name}: it is {_times(factor)}what it should be"
+        return f"returns a wrong gradient for {name}: it is {_times(factor)}the right one"
     if turned_factor is not None:
-        return f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of what it should be"
+        return f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of the right one"
     if gradient is None:
         return None
     off = differences.apart(place, gradient)
-    return f"returns a wrong gradient for {name}: {off:.2g} away from finite differences, relatively"
+    return f"returns a wrong gradient for {name}: it differs from finite differences by {off:.2g}, relatively"
 
 
 def _times(factor: float) -> str:
-    """How a gradient that has to be multiplied by the factor compares with the right one."""
+    """Return the factor by which a gradient differs from the right one, as text; `factor` would correct it."""
     return "" if abs(factor - 1) <= ALLOWED else f"{1 / factor:.4g} × "
 
 
 def _fits(value: Tensor, argument: Tensor) -> bool:
-    """Whether the engine takes it as the argument's gradient: of its shape, or of one to which it was broadcast."""
+    """Return whether the engine accepts it as the argument's gradient: of its shape, or of a shape it broadcasts to."""
     return value.dim() >= argument.dim() and all(
         size in (1, wanted) for size, wanted in zip(reversed(argument.shape), reversed(value.shape), strict=False)
     )

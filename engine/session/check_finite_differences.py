@@ -1,4 +1,4 @@
-"""Compares a derivative with finite differences, and finds the element that differs most."""
+"""Comparison of a derivative with finite differences, and search for the element that differs most."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 from ...inspector.torch_private.tensors import dense
 from .float64_replay import OperationReplay
 
-_MOST = 2**20  # elements of an input: each look costs two forwards
-_EACH = 256  # up to so many, all are looked at
-_LAST = 16  # so many are looked at when halving is done
-_DIRECTIONS = 2  # in one alone, the differences of a half may happen to cancel
+_MOST = 2**20  # elements of an input that is searched; each reading costs two forwards
+_EACH = 256  # up to this many elements, each is tested
+_LAST = 16  # halving stops at this many elements
+_DIRECTIONS = 2  # along a single one, the differences of a half may cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Element:
     """One element of an input.
 
     Attributes:
-        index: where it is.
-        value: what it is.
-        given: its gradient, by the backward.
-        expected: its gradient, by finite differences.
+        index: its index.
+        value: its value.
+        given: its gradient, from the backward.
+        expected: its gradient, from finite differences.
     """
 
     index: tuple[int, ...]
@@ -39,15 +39,16 @@ class Element:
 
     @property
     def apart(self) -> float:
-        """How far the two gradients are apart; infinite where the backward's is no number."""
+        """Difference of the two gradients; infinite if the backward's is NaN or infinite."""
         return abs(self.given - self.expected) if isfinite(self.given) else float("inf")
 
 
 def furthest_element(differences: FiniteDifferences, place: int, gradient: Tensor) -> Element | None:
-    """The element of an input for which this gradient is furthest from finite differences.
+    """Return the element of an input whose gradient differs most from finite differences.
 
-    In an input of many elements the half that differs more is halved again, along random directions: then the element
-    is one of those that are far apart. None where nothing differs, or where to look would take long.
+    For an input with many elements, the half that differs more is repeatedly halved, along random directions; the
+    result is then one of the elements that differ much. Return None if nothing differs, or if the search would take
+    long.
     """
     point, scale = differences.points[place], differences.scale(place)
     movable = scale.flatten().nonzero().flatten()
@@ -82,10 +83,11 @@ def _looked_at(differences: FiniteDifferences, place: int, gradient: Tensor, ele
 
 
 def _narrowed(differences: FiniteDifferences, place: int, gradient: Tensor, elements: Tensor) -> Tensor:
+    """Halve the elements repeatedly, keeping the half that differs more."""
     directions = [differences.direction(place, number) for number in range(_DIRECTIONS)]
 
     def apart(some: Tensor) -> list[float]:
-        """How far apart in each direction, where only these elements move."""
+        """Return the difference in each direction if only these elements move."""
         only = torch.zeros_like(gradient, dtype=torch.bool)
         only.view(-1)[some] = True
         moves = [torch.where(only, direction, torch.zeros_like(direction)) for direction in directions]
@@ -101,15 +103,16 @@ def _narrowed(differences: FiniteDifferences, place: int, gradient: Tensor, elem
     return elements
 
 
-ALLOWED = 1e-3  # as in gradcheck: so far apart, relatively, may a derivative and a finite difference be
+ALLOWED = 1e-3  # relative difference allowed between derivative and finite difference, as in gradcheck
 DIRECTIONS = 5
 STEP = 2e-7
-_NOISE = 5e-5  # a derivative below this part of the output's own size drowns in the rounding of finite differences
-_MOST_FOR_EACH = 256  # elements of all inputs, and of all outputs, up to which gradcheck takes one after the other
+_NOISE = 5e-5  # derivatives below this share of the output's size are lost in the rounding of finite differences
+_MOST_FOR_EACH = 256  # up to this many elements of inputs and outputs, gradcheck perturbs each separately
 
 
 class _DenseGradient(torch.autograd.Function):
-    """Passes a tensor on, and its gradient with all zeros: gradcheck calls a sparse one of a dense tensor wrong."""
+    """Passes a tensor on and makes its gradient dense: gradcheck reports a sparse gradient of a dense tensor as
+    wrong."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -121,24 +124,27 @@ class _DenseGradient(torch.autograd.Function):
 
 
 class FiniteDifferences:
-    """Finite differences of an operation at one place, along random directions.
+    """Finite differences of an operation at one point, along random directions.
 
-    Instead of the outputs, their product with random `cotangents` is followed: its gradients are what a backward gives
-    for these. An input is moved by parts of its elements' own sizes, so that a tensor of small numbers isn't left where
-    the operation is another one.
+    Instead of the outputs, their product with random `cotangents` is differentiated; its gradients are what a backward
+    returns for these. Elements are moved by steps relative to their own sizes, so that small numbers stay in the range
+    of the same branch of the operation.
 
-    Why not `torch.autograd.gradcheck` alone: it takes all elements of inputs and outputs, one by one; its fast mode
-    allows an absolute difference which grows with the sizes (from 10,000 elements on, a gradient of the wrong sign
-    passes), and where it finds one it computes the whole Jacobian to say so. `each_element` calls it where it can.
+    `torch.autograd.gradcheck` alone is not enough. It perturbs all elements of inputs and outputs one by one. Its fast
+    mode allows an absolute difference that grows with the sizes (from 10,000 elements on, a gradient with the wrong
+    sign passes), and computes the full Jacobian to report a difference. `each_element` uses it if the operation is
+    small enough.
 
     Args:
-        symmetric: moves symmetric matrices in directions in which they stay symmetric.
-        step: by which part of its size an element is moved.
+        replay: the operation.
+        points: the values of the varied inputs.
+        symmetric: move symmetric matrices only in symmetric directions.
+        step: the step relative to an element's size.
 
     Attributes:
-        cotangents: one for each output.
-        left_out: how many elements of the outputs are NaN or infinite, and so not followed.
-        count: how many elements the outputs have.
+        cotangents: one per output.
+        left_out: the number of output elements that are NaN or infinite and ignored.
+        count: the number of output elements.
     """
 
     def __init__(
@@ -170,44 +176,45 @@ class FiniteDifferences:
         self._found: dict[int, _Slopes] = {}
 
     def of_cotangents(self, cotangents: Sequence[Tensor]) -> FiniteDifferences:
-        """The same at the same place, for other cotangents."""
+        """Return the finite differences at the same point for other cotangents."""
         other = copy(self)
         other._follow(cotangents)
         return other
 
     def scale(self, place: int) -> Tensor:
-        """The sizes of one input's elements, by parts of which they are moved; zero where one can't be."""
+        """Return the sizes of one input's elements, to which steps are relative; zero for elements that cannot be
+        moved."""
         return self._scales[place]
 
     def slopes(self, place: int) -> _Slopes:
-        """The slopes along each direction of one input."""
+        """Return the slopes along each direction of one input."""
         found = self._found.get(place)
         if found is None:
             found = self._found[place] = self._slopes(place)
         return found
 
     def slope(self, place: int, direction: Tensor) -> float:
-        """The slope along one direction of one input, in units of its elements' sizes."""
+        """Return the slope along one direction of one input, in units of its elements' sizes."""
         step = self._step * self._scales[place] * direction
         return self._difference(self._moved(place, step), self._moved(place, -step)) / (2 * self._step)
 
     def along(self, place: int, gradient: Tensor, direction: Tensor) -> float:
-        """What the slope should be if this is the gradient for that input."""
+        """Return the slope expected from this gradient of the input."""
         scale = self._scales[place]
         return _inner(torch.where(scale == 0, torch.zeros_like(gradient), gradient), scale * direction)
 
     def is_flat(self, place: int) -> bool:
-        """Whether nothing changes in whichever direction that input is moved."""
+        """Return whether the result does not change in any direction of this input."""
         slopes = self.slopes(place)
         return not any([*slopes.before, *slopes.middle, *slopes.after])
 
     def apart(self, place: int, gradient: Tensor | None) -> float:
-        """How far the gradient for that input is from finite differences, relative to the larger. NaN if either is."""
+        """Return the difference between a gradient and finite differences, relative to the larger; NaN if either is."""
         expected = self.slopes(place).middle
         return _apart(expected, self._along_each(place, gradient), self._noise)
 
     def factor(self, place: int, gradient: Tensor) -> float | None:
-        """By what the gradient has to be multiplied to be right; None if no number does it."""
+        """Return the factor by which the gradient has to be multiplied to be right; None if there is none."""
         expected, given = self.slopes(place).middle, self._along_each(place, gradient)
         size = sum(each * each for each in given)
         if not isfinite(size) or size == 0:
@@ -217,11 +224,11 @@ class FiniteDifferences:
         return factor if right else None
 
     def is_defined(self, place: int) -> bool:
-        """Whether the operation gives numbers on both sides of here."""
+        """Return whether the operation is finite on both sides of the point."""
         return all(map(isfinite, self.slopes(place).middle))
 
     def has_kink(self, place: int, gradient: Tensor | None) -> bool:
-        """Whether the slopes on the two sides differ by so much that this gradient is off for that."""
+        """Return whether the slopes on the two sides differ enough to explain the error of this gradient."""
         slopes = self.slopes(place)
         given = self._along_each(place, gradient)
         gap = max(abs(after - before) for before, after in zip(slopes.before, slopes.after, strict=True))
@@ -231,13 +238,13 @@ class FiniteDifferences:
 
     @property
     def takes_each_element(self) -> bool:
-        """Whether it is small enough for gradcheck, and what it gives is finite."""
+        """Whether the operation is small enough for gradcheck, and its result is finite."""
         elements = max(self.count, sum(each.numel() for each in self.points))
         simple = not self.left_out and not self._symmetric
         return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self._scales)
 
     def each_element(self) -> str | None:
-        """What gradcheck says against the operation's backward; None if nothing, or if there are too many elements."""
+        """Return gradcheck's message about the backward; None if it passes, or if there are too many elements."""
         if not self.takes_each_element:
             return None
         largest = max(
@@ -261,14 +268,14 @@ class FiniteDifferences:
         return None
 
     def nearby(self, number: int = 0) -> list[Tensor]:
-        """Places a small step away, where a kink at this one is none. Each number gives others."""
+        """Return points a small step away, where a kink at this point has no effect; each number gives others."""
         return [
             point + 1e-3 * scale * _random(point, 1000 * (number + 1) + place)
             for place, (point, scale) in enumerate(zip(self.points, self._scales, strict=True))
         ]
 
     def direction(self, place: int, number: int) -> Tensor:
-        """One of the random directions of an input."""
+        """Return one of the random directions of an input."""
         point = self.points[place]
         direction = _random(point, 10 * (place + 1) + number)
         return direction + direction.mH if self._symmetric and is_symmetric(point) else direction
@@ -302,7 +309,7 @@ class FiniteDifferences:
 
 @dataclass(frozen=True, slots=True)
 class _Slopes:
-    """One number for each direction: from before to here, from before to after, from here to after."""
+    """Slopes for each direction: on the side before the point, across it, and on the side after it."""
 
     before: list[float]
     middle: list[float]
@@ -318,18 +325,19 @@ def _apart(some: Sequence[float], others: Sequence[float], noise: float) -> floa
 
 
 def is_symmetric(tensor: Tensor) -> bool:
-    """Whether it is a symmetric (hermitian) matrix, or several."""
+    """Return whether the tensor is a symmetric (Hermitian) matrix or a batch of them."""
     square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] > 1
     return square and torch.allclose(tensor, tensor.mH, rtol=1e-5, atol=0)
 
 
 def _inner(gradient: Tensor, step: Tensor) -> float:
-    """By how much what has this gradient grows along the step: torch's gradients of complex tensors are conjugate."""
+    """Return the growth along the step of a function with this gradient; torch's complex gradients are conjugate."""
     return (gradient.conj() * step).sum().real.item()
 
 
 def _sizes(tensor: Tensor) -> Tensor:
-    """The size of each element: its own, where that is not much below the tensor's; zero where it is not finite."""
+    """Return the size of each element: its absolute value, but not much below the tensor's; zero if it is not
+    finite."""
     finite = tensor.isfinite()
     size = torch.where(finite, tensor.abs(), torch.zeros((), dtype=torch.float64, device=tensor.device))
     usual = size.square().sum().div(finite.sum().clamp(min=1)).sqrt()

@@ -1,4 +1,4 @@
-"""A task's own backward, in its own precision, compared with the same node of a replay in float64."""
+"""A task's own backward, in its own precision, compared with the same node of a float64 replay."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .check_custom_function import call_quietly
 from .check_saved_on_ctx import changed_on_ctx
 from .float64_replay import OperationReplay, Outcome
 
-_UNITS = 8  # of rounding
+_UNITS = 8  # multiples of the dtype's eps that count as rounding of the inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """How a task's own backward compares with float64's.
+    """The comparison of a task's own backward with float64.
 
     Attributes:
-        ok: None where it could not be compared.
-        line: one sentence, without its capital and full stop.
+        ok: whether they agree; None if they could not be compared.
+        line: one sentence, without capital letter and full stop.
     """
 
     ok: bool | None
@@ -38,7 +38,7 @@ class Own:
 
 
 def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Sequence[Tensor | None] | None) -> Own:
-    """Calls the task's own node, and the one that stands for it in a replay, with the same gradients."""
+    """Call the task's own node and the corresponding node of a replay with the same gradients, and compare."""
     node = graph.nodes[task.id]
     if why := _why_not(node, task, replay):
         return Own(None, f"its own gradients are not compared with float64's: {why}")
@@ -46,18 +46,18 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
         outcome = replay.run(replay.points)
     twin = _twin(task, replay, outcome)
     if twin is None:
-        return Own(None, "its own gradients are not compared with float64's: PyTorch has other nodes there")
+        return Own(None, "its own gradients are not compared with float64's: PyTorch created other nodes in the replay")
     waiting = gradients is not None and any(each is not None for each in gradients)
     given = list(gradients or ()) if waiting else _random_gradients(graph, task)
     if isinstance(node, BackwardCFunction) and not replay.unused:
         given = _with_zeros(given, task, outcome)
     if any(each is not None and each.layout is not torch.strided for each in given):
-        return Own(None, "its own gradients are not compared with float64's: what waits for it is sparse")
+        return Own(None, "its own gradients are not compared with float64's: an incoming gradient is sparse")
     if changed := _changes_of_ctx(node, given, task, replay):
         return Own(
             None,
-            f"its own gradients are not compared with float64's: its backward changes {' and '.join(changed)}, which "
-            "the backward that comes would find changed (and a second one, where the graph is retained)",
+            f"its own gradients are not compared with float64's: its backward changes {' and '.join(changed)}, and the "
+            "coming backward would use the changed value (so would a second one, if the graph is retained)",
         )
     try:
         own = call_quietly(node, [None if each is None else each.detach().clone() for each in given])
@@ -67,28 +67,28 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
         with InFloat64():
             reference = call_quietly(twin, [None if each is None else in_float64(each) for each in given])
     except Exception:
-        return Own(None, "its own gradients are not compared with float64's, in which its backward does not run")
+        return Own(None, "its own gradients are not compared with float64's: its backward does not run in float64")
     dtype = _coarsest([*given, *own, *(kept.tensor for kept in replay.varied)])
     name = dtype_name(dtype)
-    on = "the gradients that wait" if waiting else "random gradients"
+    on = "the gradients in its input buffer" if waiting else "random gradients"
     found = list(_distances(own, reference))
     if any(each is None for each in found):
-        return Own(False, f"its own backward in {name} gives gradients of other shapes than in float64")
+        return Own(False, f"its own backward in {name} returns gradients of other shapes than in float64")
     distances = [each for each in found if each is not None]
     if lost := sum(each.lost for each in distances):
-        line = f"its own backward in {name}, on {on}, gives NaN or Inf in {lost:,} places where float64 does not"
+        line = f"its own backward in {name}, on {on}, returns NaN or Inf in {lost:,} elements where float64 does not"
         return Own(False, line)
     off, allowed = max((each.relative for each in distances), default=0.0), _rounding(dtype, given)
-    least = _UNITS * torch.finfo(dtype).eps * _largest(given)  # the rounding of what comes in is nothing
+    least = _UNITS * torch.finfo(dtype).eps * _largest(given)  # as small as the rounding of the inputs
     if all(each.relative <= allowed or each.absolute <= least for each in distances):
-        line = f"its own backward in {name}, on {on}, is at most {off:.1g} away from float64's, relatively"
+        line = f"its own backward in {name}, on {on}, differs from float64 by at most {off:.1g}, relatively"
         return Own(True, f"{line} (up to {allowed:.1g} is rounding)")
-    line = f"its own backward in {name}, on {on}, is {off:.2g} away from float64's, relatively"
-    return Own(False, f"{line}: more than rounding ({allowed:.2g}), though the formula is right")
+    line = f"its own backward in {name}, on {on}, differs from float64 by {off:.2g}, relatively"
+    return Own(False, f"{line}: more than rounding ({allowed:.2g}), although the formula is right")
 
 
 def _changes_of_ctx(node: Node, given: Sequence[Tensor | None], task: Task, replay: OperationReplay) -> Sequence[str]:
-    """Return what a custom Function's backward changes on its ctx. A replay runs it, not the task itself."""
+    """Return what a custom Function's backward changes on its ctx; a replay is run, not the task itself."""
     if not isinstance(node, BackwardCFunction):
         return ()
     with InFloat64():
@@ -98,17 +98,17 @@ def _changes_of_ctx(node: Node, given: Sequence[Tensor | None], task: Task, repl
         wide = [None if each is None else in_float64(each) for each in given]
         try:
             return changed_on_ctx(twin, lambda: call_quietly(twin, wide))
-        except Exception:  # which the comparison tells
+        except Exception:  # the comparison reports it
             return ()
 
 
 def _why_not(node: Node, task: Task, replay: OperationReplay) -> str | None:
     if replay.random:
-        return "they go with the forward's random numbers, which are not kept"
+        return "they depend on the forward's random numbers, which are not kept"
     if hides_saved(node):
-        return "what its node keeps is hidden from Python"
+        return "its node hides its saved tensors from Python"
     if is_packed(node):
-        return "what it saved is packed (by a checkpoint, or other saved_tensors_hooks), and looking would unpack it"
+        return "its saved tensors are packed (by a checkpoint, or other saved_tensors_hooks), so reading unpacks them"
     if any(meta.shape is None for meta in task.inputs):
         return "they are nested tensors"
     return None
@@ -117,16 +117,17 @@ def _why_not(node: Node, task: Task, replay: OperationReplay) -> str | None:
 def _refused(error: Exception, is_fault: bool) -> Own:
     message = str(error).partition("\n")[0]
     if "second time" in message:
-        return Own(None, "its own gradients are not compared with float64's: a backward has run it and freed it")
+        return Own(None, "its own gradients are not compared with float64's: a backward has run and freed it")
     if "modified by an inplace operation" in message:
-        return Own(False, "its own backward raises: what it saved was modified in place since")
-    if not is_fault:  # some take no gradients but those of a real loss
+        return Own(False, "its own backward raises: a saved tensor was modified in place since")
+    if not is_fault:  # some nodes accept only gradients of a real loss
         return Own(None, "its own gradients are not compared with float64's: it refuses random gradients")
     return Own(False, f"its own backward raises {type(error).__name__}: {message.rstrip('.')}")
 
 
 def _twin(task: Task, replay: OperationReplay, outcome: Outcome) -> Node | None:
-    """The node of the replay that was made as this task's was: at the same distance from the operation's start."""
+    """Return the replay's node for this task: the one at the same distance from the operation's first sequence
+    number."""
     number = outcome.start + task.sequence_nr - replay.operation.start
     stack, seen = [each.grad_fn for each in outcome.outputs], set()
     while stack:
@@ -148,19 +149,19 @@ def inputs_with_gradient(graph: Graph, task: Task) -> set[int]:
 
 
 def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
-    """One for each input to which a gradient comes in a backward."""
+    """Return one random gradient for each input that receives a gradient in a backward."""
     used = inputs_with_gradient(graph, task)
     return [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
 
 
 def _random(meta: TensorMeta) -> Tensor:
-    narrow = meta.dtype.itemsize == 1 or meta.dtype is torch.complex32  # in which torch draws no numbers
+    narrow = meta.dtype.itemsize == 1 or meta.dtype is torch.complex32  # torch draws no random numbers in these
     dtype = (torch.complex64 if meta.dtype.is_complex else torch.float32) if narrow else meta.dtype
     return torch.randn(meta.shape or (), dtype=dtype, device=meta.device).to(meta.dtype)
 
 
 def _with_zeros(given: list[Tensor | None], task: Task, outcome: Outcome) -> list[Tensor | None]:
-    """A custom Function gets zeros where nothing came; and nothing came for outputs that have no derivative."""
+    """Replace missing gradients by zeros, as for a custom Function; outputs without a derivative receive none."""
     results = outcome.result if isinstance(outcome.result, tuple) else (outcome.result,)
     found: list[Tensor | None] = []
     for value, meta, result in zip(given, task.inputs, results, strict=False):
@@ -177,10 +178,12 @@ def _with_zeros(given: list[Tensor | None], task: Task, outcome: Outcome) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Distance:
-    """How far a gradient is from another one, also relatively to the other's largest element, where both are finite.
+    """The difference between a gradient and its reference where both are finite.
 
     Attributes:
-        lost: how many of its elements are NaN or infinite, and the other's are not.
+        absolute: the largest absolute difference.
+        relative: the same, relative to the reference's largest element.
+        lost: how many of its elements are NaN or infinite while the reference's are not.
     """
 
     absolute: float
@@ -189,7 +192,7 @@ class _Distance:
 
 
 def _distances(own: Sequence[Any], reference: Sequence[Any]) -> Iterator[_Distance | None]:
-    """One for each gradient; None for one of another shape."""
+    """Yield the distance of each gradient; None for one of another shape."""
     if len(own) != len(reference):
         yield None
         return
@@ -223,7 +226,7 @@ def _coarsest(values: Sequence[Any]) -> torch.dtype:
 
 
 def _rounding(dtype: torch.dtype, given: Sequence[Tensor | None]) -> float:
-    """What a node may lose: a third of the digits that its dtype has."""
+    """Return the relative error a node may have: a third of its dtype's digits."""
     eps = torch.finfo(dtype).eps
     cuda = any(each is not None and each.is_cuda for each in given)
     if dtype is torch.float32 and cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):

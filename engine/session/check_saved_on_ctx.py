@@ -1,4 +1,4 @@
-"""What a node keeps of the forward in a way that goes wrong: modified since, or on `ctx` past `save_for_backward`."""
+"""Saved values that go wrong: tensors modified since the forward, or kept on `ctx` outside `save_for_backward`."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import SAVED_FOR_FORWARD, attributes_of, saved_slots
 from ...inspector.torch_private.tensors import base_of, storage_of, version_of
 
-_DEEPEST = 4  # containers within containers
+_DEEPEST = 4  # levels of nested containers that are compared
 
 
 def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
-    """What the node saved and was modified in place since: its backward is going to raise."""
+    """Describe saved tensors that were modified in place since, so that the backward will raise."""
     modified = [slot.tensor for slot in saved_slots(node) if slot.modified]
     if modified:
         known = [_input_of(inputs, tensor) for tensor in modified]
         names = sorted({kept.name for kept in known if kept is not None and kept.modified})
-        what = " and ".join(names) or "a tensor"
-        yield f"it saved {what}, which was modified in place since the forward: running it is going to raise"
+        saved = " and ".join(names) or "a tensor"
+        yield f"it saved {saved}, which was modified in place since the forward: running it will raise"
 
 
 def modified_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
-    """The inputs that a custom Function put on `ctx` itself and that were modified since: nobody is going to notice."""
+    """Describe inputs kept on `ctx` itself that were modified since, which PyTorch does not detect."""
     for attribute, tensor in _attributes(node):
         kept = _input_of(inputs, tensor)
         if kept is not None and kept.modified and not _is_output(tensor, node):
             yield (
-                f"it keeps {kept.name} as ctx.{attribute}, past ctx.save_for_backward, and {kept.name} was modified in "
-                "place since the forward: its backward takes the new values, and nobody notices"
+                f"it keeps {kept.name} as ctx.{attribute}, outside ctx.save_for_backward, and {kept.name} was modified "
+                "in place since the forward: its backward uses the new values without an error"
             )
 
 
 def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
-    """The inputs and outputs that a custom Function put on `ctx` itself, so that nobody frees or guards them."""
+    """Describe inputs and outputs kept on `ctx` itself, which are neither freed nor checked."""
     for attribute, tensor in _attributes(node):
         kept = _input_of(inputs, tensor)
         if _is_output(tensor, node):
             yield (
-                f"it keeps its output as ctx.{attribute}, past ctx.save_for_backward: the two keep each other and "
-                "their memory until Python's garbage collector comes by, and nobody notices if it is modified in place"
+                f"it keeps its output as ctx.{attribute}, outside ctx.save_for_backward: this reference cycle keeps "
+                "their memory until Python's garbage collector runs, and in-place modification is not detected"
             )
         elif (kept is not None and not kept.modified) or (kept is None and _made_by_next(tensor, node)):
             name = kept.name if kept is not None else "an input"
             yield (
-                f"it keeps {name} as ctx.{attribute}, past ctx.save_for_backward: it stays in memory when the backward "
-                "has run, as long as there is a graph, and nobody notices if it is modified in place"
+                f"it keeps {name} as ctx.{attribute}, outside ctx.save_for_backward: it stays in memory after the "
+                "backward, "
+                "as long as the graph, and in-place modification is not detected"
             )
 
 
 def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
-    """The attributes of `ctx` that hold tensors which are neither inputs nor outputs: that is allowed."""
+    """Return the attributes of `ctx` with tensors that are neither inputs nor outputs, which is allowed."""
     names = [
         attribute
         for attribute, tensor in _attributes(node)
@@ -68,7 +69,8 @@ def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
 
 
 def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:
-    """The names of what a call changes on a custom Function's `ctx`, or of what it saved. Raises what the call does."""
+    """Return the names of the `ctx` attributes or saved tensors that a call changes. Raises whatever the call
+    raises."""
     before = _state_of_ctx(node)
     call()
     after = _state_of_ctx(node)
@@ -108,7 +110,7 @@ def _is_output(tensor: Tensor, node: Node) -> bool:
 
 
 def _made_by_next(tensor: Tensor, node: Node) -> bool:
-    """Whether a gradient of the node goes to this tensor: then it is an input."""
+    """Return whether the tensor is an input: a next node receives its gradient."""
     below = [child for child, _ in node.next_functions if child is not None]
     if tensor.grad_fn is not None:
         return tensor.grad_fn in below
@@ -116,7 +118,7 @@ def _made_by_next(tensor: Tensor, node: Node) -> bool:
 
 
 def _input_of(inputs: KeptInputs | None, tensor: Tensor) -> KeptTensor | None:
-    """The input which this tensor is: with the same bytes below it, looked at in the same way."""
+    """Return the input that this tensor is: same memory, same view."""
     storage = storage_of(tensor)
     if inputs is None or storage is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether a task's backward is right: `session.check(task)`."""
+"""A check of a task's backward: `session.check(task)`."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _KEEPING = (
     "keep them (but not inside a transform of torch.func)"
 )
 _ATTEMPTS = 3
-_OTHER_NUMBERS = 2  # a seed that no replay has
+_OTHER_NUMBERS = 2  # a seed that no replay uses
 _NOTHING_TO_CHECK = {
-    Kind.ACCUMULATE_GRAD: "it adds its gradient to the .grad of its leaf, which is the derivative of nothing",
-    Kind.COMPILED: "it is a whole region that torch.compile made; check the tasks of the module without compiling it",
-    Kind.CHECKPOINT: "it is a checkpoint, which runs a backward of its own; check the tasks without it",
+    Kind.ACCUMULATE_GRAD: "it accumulates its gradient into the .grad of its leaf, which is not a derivative",
+    Kind.COMPILED: "it is a region compiled by torch.compile; check the tasks of the module without compiling it",
+    Kind.CHECKPOINT: "it is a reentrant checkpoint, which runs a nested backward; check the tasks without it",
     Kind.MODULE_HOOK: "it calls a module's full backward hooks and passes the gradients on",
     Kind.ERROR: "it raises whenever it runs",
 }
@@ -54,16 +54,16 @@ _NOTHING_TO_CHECK = {
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Check:
-    """What a look at a task's backward has found.
+    """The result of checking a task's backward.
 
     Attributes:
-        task: the id of the task.
-        what: the task in one phrase.
-        ok: whether its gradients are right; None where that can't be told.
-        lines: what is wrong, what was compared and how far apart it is, or why it can't be. One sentence each.
-        warnings: those among the lines that say what is to be mended though it gives no wrong gradient, such as memory
-            that is kept too long.
-        elements: the elements whose gradient is furthest from finite differences, one per wrong gradient.
+        task: id of the task.
+        what: a description of the task.
+        ok: whether its gradients are right; None if that could not be decided.
+        lines: what is wrong, what was compared and how large the difference is, or why it could not be compared; one
+            sentence each.
+        warnings: those of the lines about problems that do not make a gradient wrong, such as memory kept too long.
+        elements: the elements whose gradients differ most from finite differences, one per wrong gradient.
     """
 
     task: int
@@ -75,7 +75,8 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """`right`, `wrong`, `not checked`; `right, but it keeps x as ctx.x, past ctx.save_for_backward`."""
+        """The verdict: `right`, `wrong`, `not checked`, or `right, but it keeps x as ctx.x, outside
+        ctx.save_for_backward`."""
         if self.ok is False or not self.warnings:
             return _WORDS[self.ok]
         heads = [each.partition(": ")[0].rstrip(".") for each in self.warnings]
@@ -94,7 +95,7 @@ class Check:
 
 @dataclass(slots=True)
 class _Findings:
-    """What is wrong, what is to be mended, and what else there is to say, without capitals and full stops."""
+    """Faults, warnings and notes, without capital letters and full stops."""
 
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -110,7 +111,7 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result of comparing an operation with finite differences; `reason` says why it could not be compared."""
+    """The comparison of an operation with finite differences; `reason` says why it could not be compared."""
 
     findings: _Findings
     at_kink: bool
@@ -123,28 +124,33 @@ def check_task(
     gradients: Sequence[Tensor | None] | None = None,
     known: dict[Operation, Compared] | None = None,
 ) -> Check:
-    """Compares a task's backward with finite differences of its forward operation, and its numbers with float64's.
+    """Compare a task's backward with finite differences of its forward operation, and its precision with float64.
 
-    The operation is replayed in float64 on the inputs that a capture kept (`ts.capture(keep_inputs=True)`), with the
-    same random numbers each time. Its derivative is compared with finite differences along random directions, and if it
-    is small element by element too, by `torch.autograd.gradcheck`. Then the task's own node is called, and compared
-    with the node that stands for it in the replay. No hook is called, nothing freed, no random number used up, and
-    .grad stays as it is. A custom Function's forward and backward do run, with whatever else they do.
+    The operation is replayed in float64 on the inputs kept by a capture (`ts.capture(keep_inputs=True)`), each time
+    with the same random numbers. Its derivative is compared with finite differences along random directions, and for
+    small operations also element by element with `torch.autograd.gradcheck`. Then the task's own node is called and
+    compared with the corresponding node of the replay. No hook is called, nothing is freed, no random number is
+    consumed, and .grad does not change. A custom Function's forward and backward do run, with their side effects.
 
-    Of a custom Function it is found which gradient is wrong and how, in the wrong place, missing, or of a wrong shape;
-    what it keeps past `save_for_backward`; and whether its backward goes by something else than what it saved. Where a
-    gradient is wrong, the element is shown at which it is furthest from finite differences.
+    For a custom Function, the check finds which gradient is wrong and how: in the wrong place, missing, or of a wrong
+    shape. It also finds tensors kept outside `save_for_backward`, and a backward that depends on more than its saved
+    tensors. For a wrong gradient it shows the element that differs most from finite differences.
 
     Args:
+        graph: the graph, with its nodes.
+        task: the task or its number.
         gradients: the task's input buffer; random gradients replace missing ones.
-        known: findings about operations that made several tasks, as an LSTM; this call adds to them.
+        known: comparisons of operations that created several tasks, such as an LSTM; this call adds to them.
+
+    Returns:
+        The result.
     """
     task = graph.task(task)
     findings = _Findings()
     compared = False
     try:
         operation, inputs = _what_to_replay(graph, task, findings)
-        _compare_apart(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
+        _compare_in_thread(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
         compared = True
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
@@ -155,24 +161,24 @@ def check_task(
 
 
 def _sentence(line: str) -> str:
-    """With a capital and a full stop; a name keeps its own first letter."""
+    """Return the line with a capital letter and a full stop; a leading name keeps its case."""
     first = line.partition(" ")[0]
     return f"{line if '.' in first else line[0].upper() + line[1:]}."
 
 
 def _uncapitalized(line: str) -> str:
-    """Within another sentence; a name keeps its first letter."""
+    """Return the line for the middle of a sentence; a leading name keeps its case."""
     first = line.partition(" ")[0]
     return line if "." in first else line[0].lower() + line[1:]
 
 
 def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
-    """The operation and what it was called with. What the node itself shows is found on the way."""
+    """Return the operation and its kept inputs; faults visible on the node are added to `findings`."""
     if task.kind in _NOTHING_TO_CHECK:
         raise UncheckableError(_NOTHING_TO_CHECK[task.kind])
     if graph.is_tape:
         raise UncheckableError(
-            "its formula is HIPS autograd's and its forward is not kept: autograd.test_util.check_grads compares both"
+            "it belongs to HIPS autograd, and its forward is not kept; use autograd.test_util.check_grads"
         )
     if not graph.nodes:
         raise UncheckableError(graph.why_no_nodes)
@@ -185,21 +191,21 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
         others = [f"ctx.{name}" for name in others_kept(node, inputs)]
         if others:
             findings.notes.append(
-                f"it keeps tensors of its own as {' and '.join(others)}: they stay in memory as long as a graph does"
+                f"it keeps other tensors as {' and '.join(others)}, which stay in memory as long as the graph"
             )
     if not isinstance(operation, Operation):
-        raise UncheckableError(f"no capture saw its forward, so the forward's inputs were not kept: {_KEEPING}")
+        raise UncheckableError(f"its forward was not captured, so its inputs were not kept: {_KEEPING}")
     if isinstance(operation.function, type) and not issubclass(operation.function, Function):
         raise UncheckableError(
-            f"it was made inside a {operation.name} where captures can't look: scripted or compiled code, or a "
-            "function of torch's that calls modules"
+            f"it was created inside a {operation.name} that captures cannot see into: scripted or compiled code, or a "
+            "torch function that calls modules"
         )
     if inputs is None:
         raise UncheckableError(f"the forward's inputs were not kept: {_KEEPING}")
     return operation, inputs
 
 
-def _compare_apart(
+def _compare_in_thread(
     graph: Graph,
     task: Task,
     operation: Operation,
@@ -208,7 +214,10 @@ def _compare_apart(
     findings: _Findings,
     known: dict[Operation, Compared],
 ) -> None:
-    """Compares in a thread of its own. A custom Function may run a backward inside: what that adds to .grad goes."""
+    """Run the comparison in a separate thread.
+
+    A custom Function may run a backward inside; what that adds to .grad is removed.
+    """
     leaves = [(leaf, leaf.grad) for leaf in graph.leaves.values()] if task.kind is Kind.FUNCTION else []
 
     def compare() -> None:
@@ -240,7 +249,7 @@ def _compare_apart(
 
 
 def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
-    """`made`: the names of the tasks that the operation made."""
+    """Compare an operation with finite differences; `made` are the names of the tasks it created."""
     findings, reason = _Findings(), None
     comparison = _Comparison(replay, findings)
     try:
@@ -274,25 +283,26 @@ def _say_what_was_replayed(replay: OperationReplay, made: Sequence[str], finding
     operation = replay.operation
     if len(made) > 1:
         findings.notes.append(
-            f"{operation.name} made {len(made)} tasks ({', '.join(made[:5])}{', ...' if len(made) > 5 else ''}); what "
-            "is compared with finite differences is the derivative of it all"
+            f"{operation.name} created {len(made)} tasks ({', '.join(made[:5])}{', ...' if len(made) > 5 else ''}); "
+            "their combined derivative is compared with finite differences"
         )
     if replay.random:
         findings.notes.append("it draws random numbers, which are the same in each replay")
     if replay.written:
         unmarked = _written_unmarked(replay)
         findings.warnings += [
-            f"its forward writes into {name} without ctx.mark_dirty({name}): nodes that use {name}, and what they "
-            "saved of it, know nothing of that"
+            f"its forward modifies {name} in place without ctx.mark_dirty({name}): other nodes that saved {name} do "
+            "not "
+            "detect that"
             for name in unmarked
         ]
         findings.notes.append(
-            f"it wrote into {' and '.join(replay.written)} itself, so it is replayed on what it left there"
+            f"it modified {' and '.join(replay.written)} in place, so it is replayed on the modified values"
         )
 
 
 def _written_unmarked(replay: OperationReplay) -> list[str]:
-    """The inputs into which a custom Function's forward wrote and of which it made no result."""
+    """Return the inputs that a custom Function's forward wrote to without returning them."""
     if not replay.is_function:
         return []
     outcome = replay.run(replay.points)
@@ -303,11 +313,11 @@ def _written_unmarked(replay: OperationReplay) -> list[str]:
 
 
 class _Comparison:
-    """One operation's derivative against finite differences.
+    """The comparison of one operation's derivative with finite differences.
 
     Attributes:
-        at_kink: whether the operation has none where it is.
-        ctx_changes: what a custom Function's backward changes on its ctx.
+        at_kink: whether the operation has no derivative at its inputs.
+        ctx_changes: the attributes a custom Function's backward changes on its ctx.
     """
 
     def __init__(self, replay: OperationReplay, findings: _Findings) -> None:
@@ -322,7 +332,7 @@ class _Comparison:
         self._subject = f"{name}.backward{where}" if replay.is_function else f"the backward of {name}"
 
     def compare(self) -> None:
-        """Looks for faults."""
+        """Compare, and add the faults to the findings."""
         here = FiniteDifferences(self._replay, self._replay.points)
         gradients, returned = self._gradients(here)
         if returned is not None and self._is_bad_on_its_own(here, returned):
@@ -335,10 +345,10 @@ class _Comparison:
             symmetric = FiniteDifferences(self._replay, self._replay.points, symmetric=True)
             off = _apart(symmetric, gradients)
             if all(each <= ALLOWED for each in off):
-                self._findings.notes.append("it takes its input for symmetric, and so does its derivative")
+                self._findings.notes.append("it assumes a symmetric input, and so does its derivative")
                 self._is_right(symmetric, max(off), " in symmetric directions")
                 return
-        for number in range(_ATTEMPTS):  # among many elements some are close to a kink, so the steps get smaller
+        for number in range(_ATTEMPTS):  # among many elements some may be close to a kink, so try smaller steps
             nearby = FiniteDifferences(self._replay, here.nearby(number), step=STEP / 10**number)
             near_gradients, near_returned = self._gradients(nearby)
             near_off = _apart(nearby, near_gradients)
@@ -351,10 +361,10 @@ class _Comparison:
             return
         counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
         bad = " and ".join(f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count)
-        raise UncheckableError(f"finite differences of it are NaN or infinite at these inputs{bad and f': {bad}'}")
+        raise UncheckableError(f"its finite differences are NaN or infinite at these inputs{bad and f': {bad}'}")
 
     def _gradients(self, at: FiniteDifferences) -> tuple[list[Tensor | None], Returned | None]:
-        """What the backward gives for each varied input; and as a custom Function returned it."""
+        """Return the backward's gradient of each varied input, and the raw values a custom Function returned."""
         leaves = [each.detach().requires_grad_() for each in at.points]
         outcome = self._replay.run_on(leaves)
         try:
@@ -368,30 +378,31 @@ class _Comparison:
         return [None if each is None else dense(each) for each in found], None
 
     def _is_bad_on_its_own(self, at: FiniteDifferences, returned: Returned) -> bool:
-        """Whether what a custom Function's backward returned can't be compared as it is, which is then said."""
+        """Return whether a custom Function's returned values are faulty in themselves, and add the faults."""
         faults = [f"{self._subject} {fault}" for fault in wrong_form(returned, self._replay.run(at.points).args)]
         again = self._asked_after_another_forward(at)
         if again is not None and not same_values(*again):
             faults.append(
-                f"{self._subject} returns something else when another forward has run in between: it goes by something "
-                "that is not on its ctx (a global or an attribute of the class), or by random numbers"
+                f"{self._subject} returns other values if another forward runs in between: it depends on state that "
+                "is not "
+                "on its ctx (a global or a class attribute), or on random numbers"
             )
         elif faults:
             faults += self._named(at, gradients_for(self._replay, returned), returned)
         if self.ctx_changes:
             self._findings.warnings.append(
-                f"{self._subject} changes {' and '.join(self.ctx_changes)}: where a graph is retained, a second "
-                "backward finds it changed"
+                f"{self._subject} changes {' and '.join(self.ctx_changes)}: a second backward through a "
+                "retained graph uses the changed value"
             )
         if returned.wrote:
             self._findings.warnings.append(
-                f"{self._subject} writes into the gradient that it is given: others may use that, too"
+                f"{self._subject} modifies its incoming gradient in place: other nodes may use that tensor, too"
             )
         self._findings.faults += faults
         return bool(faults)
 
     def _asked_after_another_forward(self, at: FiniteDifferences) -> tuple[Returned, Returned] | None:
-        """What the backward returns at once, and when another forward has run."""
+        """Return the backward's values right after its forward, and after another forward in between."""
         outcome = self._replay.run(at.points)
         first = None
         if (node := outcome.node) is not None:
@@ -412,8 +423,8 @@ class _Comparison:
         if returned is not None and (unused := self._unused_outputs(at, returned)):
             these = " and ".join(f"output {number}" for number in unused.values())
             found.append(
-                f"{self._subject} ignores the gradient of {these}: another one changes nothing of what it returns, "
-                "though finite differences change"
+                f"{self._subject} ignores the gradient of {these}: its result does not depend on it, although finite "
+                "differences do"
             )
             at = at.of_cotangents(
                 [torch.zeros_like(each) if place in unused else each for place, each in enumerate(at.cotangents)]
@@ -429,7 +440,7 @@ class _Comparison:
         return found
 
     def _unused_outputs(self, at: FiniteDifferences, returned: Returned) -> dict[int, int]:
-        """The outputs whose gradients change nothing of what the backward returns, and should: place and number."""
+        """Return the outputs whose gradients the backward ignores although it should not, with their numbers."""
         outputs = self._replay.run(at.points).outputs
         unused = {}
         for place, output in enumerate(outputs if len(outputs) > 1 else []):
@@ -446,13 +457,13 @@ class _Comparison:
         return {} if len(unused) == len(outputs) else unused
 
     def _element(self, at: FiniteDifferences, place: int) -> list[str]:
-        """The element of one input where backward and finite differences are furthest apart."""
+        """Describe the element of an input for which backward and finite differences differ most."""
         ones = at.of_cotangents([torch.ones_like(each) for each in at.cotangents])
         for incoming, differences in (("1 everywhere", ones), ("random", at)):
             try:
                 gradient = self._gradients(differences)[0][place]
                 element = None if gradient is None else furthest_element(differences, place, gradient)
-            except UncheckableError:  # what is wrong is known already
+            except UncheckableError:  # the fault itself is already known
                 continue
             if element is not None:
                 self._findings.elements.append(element)
@@ -479,10 +490,10 @@ class _Comparison:
             for place in range(len(at.points)):
                 self._findings.faults += self._element(wrong_at, place)
         self._findings.notes.append(
-            f"its derivative is at most {off:.1g} away from finite differences{where}, relatively (up to {ALLOWED:g} "
-            "is allowed)"
+            f"its derivative differs from finite differences{where} by at most {off:.1g}, relatively ({ALLOWED:g} is "
+            "allowed)"
         )
-        each = "element by element, by torch.autograd.gradcheck, and " if takes_each_element else ""
+        each = "element by element with torch.autograd.gradcheck, and " if takes_each_element else ""
         self._findings.notes.append(self._how(at, each))
 
     def _is_right_but_here(
@@ -493,7 +504,8 @@ class _Comparison:
         nearby: FiniteDifferences,
         near_off: float,
     ) -> None:
-        """Right a small step away, and not here: a fault where it is smooth."""
+        """Record a result that is right a small step away but not at the inputs: a fault if the operation is smooth
+        there."""
         smooth = [
             place
             for place, each in enumerate(off)
@@ -504,9 +516,14 @@ class _Comparison:
         ]
         for place in smooth:
             name = self._replay.varied[place].name
-            what = "NaN or Inf" if isnan(off[place]) else f"a gradient {off[place]:.2g} away from finite differences"
+            given = (
+                "NaN or Inf"
+                if isnan(off[place])
+                else f"a gradient that differs from finite differences by {off[place]:.2g}"
+            )
             self._findings.faults.append(
-                f"{self._subject} gives {what} for {name} at these very inputs, though it is right a small step away"
+                f"{self._subject} gives {given} for {name} at exactly these inputs, although it is right a small "
+                "step away"
             )
             self._findings.faults += self._element(here, place)
         if not smooth:
@@ -516,28 +533,30 @@ class _Comparison:
     def _note_kink(self) -> None:
         self.at_kink = True
         self._findings.notes.append(
-            "it has no derivative at these very inputs (a kink, as relu has at 0 and max where two are equal, or the "
-            "edge of where it is defined), so it is compared a thousandth of their size away"
+            "it has no derivative at exactly these inputs (a kink, as of relu at 0 or max of equal elements, or the "
+            "edge of its domain), so it is compared at inputs shifted by a thousandth of their size"
         )
 
     def _how(self, at: FiniteDifferences, each: str) -> str:
-        left_out = f"; {at.left_out:,} of {at.count:,} outputs are NaN or infinite and left out" if at.left_out else ""
+        left_out = f"; {at.left_out:,} of {at.count:,} outputs are NaN or infinite and ignored" if at.left_out else ""
         return (
             f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
-            f"{each}along {DIRECTIONS} random directions for each{left_out}"
+            f"{each}along {DIRECTIONS} random directions per input{left_out}"
         )
 
 
 def _line_of_backward(function: type) -> Source | None:
-    """Where a custom Function's backward begins."""
+    """Return the first line of a custom Function's backward."""
     if not issubclass(function, Function):
         return None
-    backward = function.vjp if function.backward is Function.backward else function.backward  # vjp is its other name
+    backward = (
+        function.vjp if function.backward is Function.backward else function.backward
+    )  # a Function may define vjp instead of backward
     code = getattr(unwrap(backward), "__code__", None)
     if code is None:
         return None
     line, lines = code.co_firstlineno, getlines(code.co_filename)
-    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # decorators are counted in
+    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # skip decorators
         line += 1
     return Source(code.co_filename, line, code.co_name)
 

@@ -1,4 +1,4 @@
-"""Branches side by side: where their orders part, how far their gradients are apart, what memory they would take."""
+"""A comparison of branches: their orders, their gradients, and their predicted memory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .branches import Branch
 
 @dataclass(frozen=True, slots=True)
 class LeafDifference:
-    """The .grad of one leaf after its task on one branch, against the branch that is current.
+    """The .grad of one leaf after its task on one branch, compared with the current branch.
 
     Attributes:
-        task: the id of the leaf's task.
-        name: the leaf's name, or what its task is called.
-        norm: its 2-norm; None where the task has not run on the branch, or nothing was kept.
-        relative: the norm of the difference over the norm of the current branch's; 0 where they are equal to the bit.
-            None where there is nothing to compare, or it cannot be read.
+        task: id of the leaf's task.
+        name: the leaf's name, or a description of its task.
+        norm: its 2-norm; None if the task has not run on the branch, or its gradient was not kept.
+        relative: the norm of the difference divided by the norm on the current branch; 0 if they are bitwise equal.
+            None if there is nothing to compare, or a gradient cannot be read.
     """
 
     task: int
@@ -44,13 +44,13 @@ class LeafDifference:
 
 @dataclass(frozen=True, slots=True)
 class BranchRow:
-    """One branch, against the branch that is current.
+    """One branch, compared with the current branch.
 
     Attributes:
         branch: the branch.
-        parts_at: after how many tasks it runs another one than the current branch, or has ended; None: it is the same.
-        leaves: its leaves' gradients, in order of task.
-        peak_bytes: the predicted peak of a backward in its order, which its policy would complete; None: not predicted.
+        parts_at: the number of tasks after which the orders differ or one of them ends; None if they are equal.
+        leaves: the leaves' gradients, in order of task.
+        peak_bytes: predicted peak of a backward in this branch's order, completed by its policy; None if not predicted.
     """
 
     branch: Branch
@@ -60,20 +60,20 @@ class BranchRow:
 
     @property
     def different(self) -> list[LeafDifference]:
-        """The leaves whose gradients differ, the most different first."""
+        """Leaves whose gradients differ, the largest difference first."""
         found = [leaf for leaf in self.leaves if leaf.relative]
         return sorted(found, key=lambda leaf: -math.inf if math.isnan(leaf.relative or 0) else -(leaf.relative or 0))
 
 
 @dataclass(frozen=True, eq=False)
 class BranchComparison(ShownAsTable):
-    """The branches of a session. In a notebook the table shows itself.
+    """A comparison of a session's branches, shown as a table in a notebook.
 
     Attributes:
         graph: the graph, without its nodes.
-        rows: by number of the branch.
-        note: why memory was not predicted; "" where it was.
-        estimates: why the predicted peaks are estimates, in sentences.
+        rows: the branches by number.
+        note: the reason why memory was not predicted; "" if it was.
+        estimates: the reasons why the predicted peaks are estimates, in sentences.
     """
 
     graph: Graph
@@ -85,12 +85,12 @@ class BranchComparison(ShownAsTable):
 
     @property
     def current(self) -> BranchRow:
-        """The row of the branch on which the session stands."""
+        """The row of the current branch."""
         return next(row for row in self.rows if row.branch.is_current)
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table, its headings first."""
+        """The cells of the table, the headings first."""
         found = [["branch", "policy", "ran", "forked", "edits", "order", "gradients", "predicted peak"]]
         for row in self.rows:
             branch = row.branch
@@ -100,10 +100,10 @@ class BranchComparison(ShownAsTable):
                 [
                     f"{branch.number}{' (current)' if here else ''}",
                     branch.policy,
-                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} taken back)" if branch.ahead else ""),
+                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} undone)" if branch.ahead else ""),
                     forked,
                     str(len(branch.edits) or ""),
-                    "" if here else "same" if row.parts_at is None else f"parts after {row.parts_at:,}",
+                    "" if here else "same" if row.parts_at is None else f"differs after {row.parts_at:,}",
                     "" if here else _gradients(row),
                     "–" if row.peak_bytes is None else size_text(row.peak_bytes),
                 ]
@@ -112,26 +112,24 @@ class BranchComparison(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        """What the table says, the largest difference of each branch by name."""
+        """Sentences that sum up the table, with the largest difference of each branch."""
         found = []
         current = f"that of branch {self.current.branch.number}"
         for row in self.rows:
             for leaf in row.different[:1]:
                 whose = f"{row.branch.name.capitalize()}: the gradient of {leaf.name}"
                 if leaf.relative is None or not math.isfinite(leaf.relative):
-                    found.append(
-                        f"{whose} is not finite where {current} is, or the other way round, or {current} is 0."
-                    )
+                    found.append(f"{whose} is finite and {current} is not, or the other way round, or {current} is 0.")
                 else:
-                    found.append(f"{whose} is {percent_text(leaf.relative)} away from {current}.")
+                    found.append(f"{whose} differs from {current} by {percent_text(leaf.relative)}.")
         if self.note:
             found.append(f"Memory was not predicted: {self.note}")
-        elif estimate := estimate_sentence(self.estimates, "What is predicted of memory"):
+        elif estimate := estimate_sentence(self.estimates, "The predicted memory"):
             found.append(estimate)
         return found
 
     def records(self) -> list[dict[str, object]]:
-        """One row per branch and leaf, for pandas."""
+        """Return one row per branch and leaf, for pandas."""
         return [
             {
                 "branch": row.branch.number,
@@ -158,22 +156,23 @@ def compare_branches(
     footprints: Footprints | None = None,
     accumulation: Accumulation = PYTORCHS,
 ) -> BranchComparison:
-    """Compares branches with the one that is current.
+    """Compare branches with the current one.
 
     Args:
         graph: the graph, with its nodes.
         leaves: its leaves, by task.
-        needed: the tasks that run at all; None: all.
-        retain_graph: whether the backward keeps what nodes saved.
-        footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
-        accumulation: how the backward sums gradients, and when it lets them go.
+        branches: the branches, one of which is the current one.
+        needed: ids of the tasks that run; None for all.
+        retain_graph: whether the backward keeps saved tensors.
+        footprints: the memory that tasks allocate; if None, a dry run predicts it, as `ts.simulate` does.
+        accumulation: how the backward sums gradients, and when it frees them.
     """
     note = ""
     if footprints is None:
         try:
             with _grads_as_before(leaves, branches):
                 footprints = dry_run(graph)
-        except Exception as error:  # any node's own code may raise
+        except Exception as error:  # a node's own code may raise anything
             note = str(error).partition("\n")[0]
     current = next(branch for branch in branches if branch.is_current)
     grads = {branch.number: _grads(branch, leaves) for branch in branches}
@@ -202,7 +201,7 @@ def compare_branches(
 
 
 def _grads(branch: Branch, leaves: Mapping[int, HasGrad]) -> dict[int, Tensor | None]:
-    """By task the .grad of each leaf after it on this branch: of what the session shares, as it is now."""
+    """Return each leaf's .grad after its task on this branch, by task; for shared tasks, the leaf's present .grad."""
     found: dict[int, Tensor | None] = {}
     for position, task_id in enumerate(branch.order):
         if task_id in leaves:
@@ -215,7 +214,7 @@ def _grads(branch: Branch, leaves: Mapping[int, HasGrad]) -> dict[int, Tensor | 
 
 @contextmanager
 def _grads_as_before(leaves: Mapping[int, HasGrad], branches: Sequence[Branch]) -> Iterator[None]:
-    """A prediction is of a backward from the start, which finds no .grad of this one."""
+    """Set the leaves' .grad to None meanwhile, since a prediction is of a backward from the start."""
     ran = next(set(branch.order) for branch in branches if branch.is_current)
     found = [leaf for task_id, leaf in leaves.items() if task_id in ran]
     grads = [leaf.grad for leaf in found]

@@ -1,4 +1,4 @@
-"""A ready queue for each device, in PyTorch's own engine: each of its threads stands still before its next task."""
+"""A ready queue per device in PyTorch's own engine: each device's thread stops before its next task."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ from .engine_thread import HEARS_SIGNALS_S, NEXT, Abandoned, Worker
 from .native_engine import Plan, Watch
 from .native_stepping import NativeBackward
 
-_ENDS_WITHIN_S = 60.0  # what tasks under way may still take once the session is closed
-_FIRST_ERROR_S = 0.05  # after an error is told of, until the engine keeps it as the first: no more than a few lines
+_ENDS_WITHIN_S = 60.0  # time limit for running tasks once the session is closed
+# GraphTask::set_exception (engine.cpp) keeps only the first error (future_completed_.exchange(true)). A held thread
+# waits this long before it raises `Abandoned`, so that the task's own error is stored first.
+_FIRST_ERROR_S = 0.05
 
 
 @dataclass(eq=False, slots=True)
 class Lane:
-    """One device of a backward: its ready queue, and the thread which takes tasks from that.
+    """One device of a backward: its ready queue, and the engine thread that pops tasks from it.
 
     Attributes:
         device: its name.
-        thread: which takes its tasks, once one has come.
-        ready: the tasks that have got ready and have not begun.
-        held: one of them, which the thread has taken and before which it stands still.
-        running: the task that runs.
-        gradients: what the task that is held is about to get.
-        edited: what it gets instead, where somebody said so.
-        goes_on: whether the thread may go on.
+        thread: id of the thread, once it has run a task.
+        ready: the tasks that are ready and have not started.
+        held: the task that the thread has popped and before which it waits.
+        running: the task that is running.
+        gradients: the input buffer of the held task.
+        edited: the gradients that replace it, if edited.
+        goes_on: whether the thread may continue.
     """
 
     device: str
@@ -59,20 +61,21 @@ class Lane:
 
     @property
     def stands(self) -> bool:
-        """Whether nothing happens on it until somebody lets it go on, or another device brings it a task."""
+        """Whether nothing happens on this device until it is allowed to continue or another device makes one of its
+        tasks ready."""
         return self.held is not None or (self.running is None and not self.ready)
 
 
 class Lanes(Worker):
-    """The engine's run with each device's tasks in the device's own thread, and the CPU's in the worker's.
+    """The engine's run with each device's tasks in the device's own thread, and the CPU's in the worker's thread.
 
-    A hook of each thread notes the task that it holds, and waits. When a task raises while another thread is held, the
-    backward would wait for that one's task, and no hook be called: see `told_of_errors`. Then those that are held end
+    A hook in each thread records the task the thread holds, and waits. If a task raises while another thread is held,
+    the engine waits for that thread's task without calling a hook; see `told_of_errors`. The held tasks then end
     without running.
 
     Attributes:
-        lanes: by the device's name.
-        chosen: the tasks to let go on next; None: all that are held.
+        lanes: the lanes by device name.
+        chosen: the held tasks that may continue next; None for all.
         raised_in: the task that raised.
     """
 
@@ -85,8 +88,8 @@ class Lanes(Worker):
         self.raised_in: int | None = None
         self._stopped_before: int | None = None
         self._over: tuple[BaseException, ...] | None = None
-        self._changed = Condition()  # of all this, and of the lanes
-        self._asking = Lock()  # conditions of stops are asked one after the other
+        self._changed = Condition()  # guards these fields and the lanes
+        self._asking = Lock()  # one thread at a time evaluates breakpoints and watchpoints
         super().__init__(call, state, plan, recorder, stops)
 
     def lane_of(self, task_id: int) -> Lane:
@@ -98,7 +101,7 @@ class Lanes(Worker):
 
     @property
     def held(self) -> list[int]:
-        """The tasks that the engine has taken from its queues: first the one at which a run has stopped."""
+        """The tasks that the engine has popped from its queues, the one at which a run has stopped first."""
         found = [lane.held for lane in self.lanes.values() if lane.held is not None]
         return sorted(found, key=lambda task_id: (task_id != self._stopped_before, self._rank[task_id]))
 
@@ -112,12 +115,12 @@ class Lanes(Worker):
         return held + sorted(self.ready.keys() - held, key=self._rank.__getitem__)
 
     def prefer(self, task_id: int) -> None:
-        """Of the tasks that are held this one is the current one."""
+        """Make a held task the current one."""
         self._stopped_before = task_id
 
     def go_on(self) -> None:
         self.stay_last()
-        if self.pin.disturbed:  # by another backward; what waits in the queues stays as it is
+        if self.pin.disturbed:  # another backward renumbered shared leaves; queued tasks keep their places
             self.pin.take_back()
         self._start_clock()
         with self._changed:
@@ -127,7 +130,8 @@ class Lanes(Worker):
             self._changed.notify_all()
 
     def report(self) -> tuple[BaseException, ...] | None:
-        """Waits until all lanes stand still, or the run is over. Each wait is short: a signal ends none."""
+        """Wait until all lanes have stopped or the run is over. Each wait is short, because a signal does not end a
+        wait."""
         with self._changed:
             while self._over is None and not self._stands():
                 self._changed.wait(HEARS_SIGNALS_S)
@@ -136,7 +140,7 @@ class Lanes(Worker):
             return self._over
 
     def _stands(self) -> bool:
-        """Whether all threads stand still, one of them at least before a task."""
+        """Return whether all threads have stopped, at least one of them before a task."""
         if self.abandoned or self.raised_in is not None:
             return False
         lanes = self.lanes.values()
@@ -153,19 +157,19 @@ class Lanes(Worker):
         runs = self._thread is not None and self._thread.is_alive() and not self.is_current_thread
         if timeout_s is None and runs:
             running = [task_id for lane in self.lanes.values() if (task_id := lane.running) is not None]
-            what = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
-            warn(f"the session is closed, but {what} has not ended for {_ENDS_WITHIN_S:.0f} s")
+            names = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
+            warn(f"the session is closed, but {names} has not ended within {_ENDS_WITHIN_S:.0f} s")
 
     def let_go(self) -> None:
         super().let_go()
         if self._over:
-            self._over = ()  # its error holds what the threads' frames do
+            self._over = ()  # the error's traceback holds the threads' frames
         for lane in self.lanes.values():
             lane.ready.clear()
             lane.thread = lane.held = lane.gradients = lane.edited = None
 
     def _ended(self, raised: tuple[BaseException, ...]) -> None:
-        if self.raised_in is not None and not raised and not self.abandoned:  # another thread's end was the first
+        if self.raised_in is not None and not raised and not self.abandoned:  # another thread ended first
             raised = (RuntimeError(f"a task raised {self._place(None)}, and its error was lost"),)
         with self._changed:
             self._over = raised
@@ -174,13 +178,18 @@ class Lanes(Worker):
     @contextmanager
     def _queues(self, plan: Plan) -> Iterator[None]:
         with ExitStack() as stack:
+            # With multithreading, Engine::ready_queue (engine.cpp) gives each device its queue and thread. These
+            # threads belong to the process, so other backwards must not wait behind a held task.
             stack.enter_context(torch.autograd.set_multithreading_enabled(True))
             stack.enter_context(told_of_errors(self.graph.nodes, self._raised))
             stack.enter_context(holding_devices())
             yield
 
     def _raised(self, task_id: int) -> None:
-        """The task has raised. A backward inside of it, or beside this one, may share the node of a leaf."""
+        """Record that a task raised.
+
+        Another backward, inside the task or at the same time, may run the same leaf node, so the graph task is checked.
+        """
         thread = self.lane_of(task_id).thread
         elsewhere = task_id not in self.ready if thread is None else thread != get_ident()
         if elsewhere or real_graph_task_id() == self._graph_task:
@@ -213,6 +222,7 @@ class Lanes(Worker):
             if self._holds(task_id, stop):
                 lane.held, lane.gradients = task_id, gradients
                 self._changed.notify_all()
+                # The device's thread waits here in the pre-hook, after popping the task and before its node runs.
                 self._changed.wait_for(lambda: lane.goes_on or self.abandoned or self.raised_in is not None)
             edited, lane.edited = lane.edited, None
             lane.held = lane.gradients = None
@@ -241,7 +251,7 @@ class Lanes(Worker):
         return found
 
     def _holds(self, task_id: int, stop: Stop | None) -> bool:
-        """Whether the thread stands still before the task; where that is what the run goes up to, all others do."""
+        """Return whether the thread waits before this task; if the run ends here, all other threads will wait, too."""
         if self.abandoned or self.raised_in is not None:
             return False
         if task_id == self.until or (stop is not None and self.order and self.until != NEXT):
@@ -253,6 +263,7 @@ class Lanes(Worker):
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:
             return
+        # Not super(): Worker._after would evaluate watchpoints without `_asking`.
         Watch._after(self, task_id, outputs, gradients)
         if self.stops.watches and not self.graph.tasks[task_id].is_leaf:
             with self._asking:
@@ -263,7 +274,8 @@ class Lanes(Worker):
 
 
 class LanesBackward(NativeBackward):
-    """A backward whose devices are stepped each by itself: what a `NativeSession` with queues="per device" runs."""
+    """A backward whose devices are stepped independently: the backward of a `NativeSession` with queues="per
+    device"."""
 
     worker: Lanes
 
@@ -301,7 +313,7 @@ class LanesBackward(NativeBackward):
         return self.graph.tasks[held]
 
     def step(self, task: Task | None = None) -> Task:
-        """Runs the current task, or one that another device holds, and stops before that device's next."""
+        """Run the current task, or the task that another device holds, and stop before that device's next one."""
         current = self.stopped_at()
         if task is not None and task.id not in self.worker.held:
             held = self.worker.lane_of(task.id).held
@@ -316,8 +328,8 @@ class LanesBackward(NativeBackward):
     def follow(self, policy: Policy | Choice, planned: Sequence[int]) -> None:
         if self.worker.begun:
             raise NotImplementedError(
-                "several queues of PyTorch's engine can't be sorted again while they are worked through: set the "
-                'policy before the first step, or use ts.debug(..., engine="direct"), which takes another at any stop'
+                "the queues of several devices of PyTorch's engine cannot be sorted again once tasks have run; set the "
+                'policy before the first step, or use ts.debug(..., engine="direct"), which can change it at any stop'
             )
         super().follow(policy, planned)
 
@@ -331,6 +343,6 @@ class LanesBackward(NativeBackward):
 
     def _go_on(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():
-            raise RuntimeError("another session steps the devices' own queues; close it first")
-        with errors_are_told():  # while tasks run, and not while they stand still: others see it, too
+            raise RuntimeError("another session already steps the devices' queues; close it first")
+        with errors_are_told():  # only while tasks run, since this affects other backwards, too
             super()._go_on(until)

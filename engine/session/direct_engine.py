@@ -1,4 +1,4 @@
-"""A backward of the direct engine under way: a Python loop that calls one node at a time, any that is ready."""
+"""A backward of the direct engine under way: a Python loop that calls one ready node at a time."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ from .session import session_over
 
 
 class DirectBackward:
-    """The backward that a `Stepper` drives: its ready queue, its input buffers, and the running of its tasks.
+    """The backward that a `Stepper` drives: its ready queue, its input buffers, and the execution of its tasks.
 
     Args:
         runner: runs the nodes.
-        policy: picks, bound to the graph.
+        policy: the policy, bound to the graph.
         trace, accumulation, batch: as for `Stepper`.
-        make_queue: makes the ready queue, where no tasks run as one.
+        make_queue: creates the ready queue if no tasks are batched.
 
     Attributes:
-        graph: the graph; without its nodes once it is over.
-        needed: the tasks that run at all; None: all.
-        runner: as given; gone once the backward is over.
-        order: the ids of the tasks that have run.
+        graph: the graph; without its nodes once the backward is over.
+        needed: ids of the tasks that run; None for all.
+        runner: as passed; removed once the backward is over.
+        order: ids of the tasks that have run.
         buffers: the input buffers.
-        policy: the policy that picks.
-        terms: all policies that have picked, each with the position from which on.
+        policy: the current policy.
+        terms: every policy used so far, each with the position at which it took over.
         stops: the breakpoints and watchpoints.
-        recorder: records the tasks; None: nothing is recorded.
-        batches, fallbacks: the tasks that ran as one, and those that could not.
-        groups: runs several tasks as one; None: each runs alone.
-        past: the history by which tasks can be taken back; None: there is none.
-        consumed: by task its input buffer, if buffers are never released.
-        over: the reason why no step is possible any more.
+        recorder: records the tasks; None if nothing is recorded.
+        batches, fallbacks: the batches that have run, and those that could not run.
+        groups: runs several tasks as one batch; None if each task runs alone.
+        past: the history used for undo; None if none is kept.
+        consumed: input buffers by task, if buffers are never released.
+        over: the reason why no further step is possible; None while steps are possible.
         elapsed_ns: the time spent running.
     """
 
@@ -93,8 +93,8 @@ class DirectBackward:
             runner.streams.give_up()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
         self._queue = self._make_queue(self.graph, policy, self.order)
-        self._ahead: Sequence[int] | None = None  # of all tasks: those that have run by it, the queue has not heard of
-        self._looked_ahead = False
+        self._cached_order: Sequence[int] | None = None  # while tasks run by it, the queue is not updated
+        self._asked_cache = False
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
         self.stops.speak_of(self.order)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
@@ -103,7 +103,9 @@ class DirectBackward:
         self.buffers = InputBuffers(self.graph, self.needed, partial(runner.buffer, accumulate=accumulation.accumulate))
         self.past: Past | None = None
         self.consumed: dict[int, Waiting] = {}
-        self._given = runner.roots  # as long as the call of backward() would hold them
+        # THPEngine_run_backward (python_engine.cpp) holds the root gradients until the engine returns. The engine
+        # therefore never adds to them in place or steals them as a .grad: that needs use_count() == 1.
+        self._root_gradients = runner.roots
         self.elapsed_ns = 0
         self.over: str | None = None
         self._bare_records: dict[int, BareRecord] = {}  # by thread
@@ -112,15 +114,17 @@ class DirectBackward:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise for the runner of a backward that is over."""
+            """Raise the error for a session that is over if `runner` is read."""
             if name == "runner":
                 raise session_over(self.over or "closed")
             raise AttributeError(name)
 
     def start(self, create_graph: bool) -> None:
-        """Deliver the roots' gradients, which makes the first tasks ready."""
+        """Add the root gradients to the input buffers, which makes the first tasks ready."""
         backward_begins()
         with torch.set_grad_enabled(create_graph):
+            # Engine::execute (engine.cpp) fits the root gradients to the roots (validate_outputs) before anything runs.
+            # Several roots get theirs from a GraphRoot node; here each root's input buffer is filled directly.
             gradients = self.runner.fitted_roots()
             for position, root in enumerate(self.graph.roots):
                 self.deliver(Edge(root.task, position, root.task, root.input), gradients)
@@ -131,37 +135,40 @@ class DirectBackward:
     @property
     def queue(self) -> AnyQueue:
         """The ready tasks."""
-        ahead = self._ahead
+        ahead = self._cached_order
         if ahead is None:
             return self._queue
         found, ran = self.queue_under(self.policy), len(self.order)
-        if ran < len(ahead) and ahead[ran] in found and ahead[ran] not in self.buffers.by_task:  # it runs
+        if ran < len(ahead) and ahead[ran] in found and ahead[ran] not in self.buffers.by_task:  # it is running
             found.remove(ahead[ran])
         return found
 
     @queue.setter
     def queue(self, queue: AnyQueue) -> None:
-        self._queue, self._ahead = queue, None
+        self._queue, self._cached_order = queue, None
 
     def go_ahead(self) -> Sequence[int] | None:
-        """Return the remaining tasks in order, if a graph like this one has shown it, to run without the queue up to
-        `fall_in`. Only once: later calls mean that the session wants more than to run them."""
+        """Return the remaining tasks in order if the order cache has this graph, so that they run without the queue
+        until `fall_in`; otherwise None.
+
+        Only the first call asks the cache. A later call means that the session does more than run all tasks.
+        """
         order, queue = self.order, self._queue
-        if self._looked_ahead or type(queue) is not KeyedQueue:
+        if self._asked_cache or type(queue) is not KeyedQueue:
             return None
-        self._looked_ahead = True
+        self._asked_cache = True
         if self.recorder is not None and not self.recorder.knows_labels(queue.arrived):
             return None
         turns = kept_turns(self.graph, self.policy)
         if turns is None or list(turns[: len(order)]) != order:
             return None
-        self._ahead = turns
+        self._cached_order = turns
         return turns[len(order) :]
 
     def fall_in(self) -> None:
-        """Bring the queue up to date with the tasks that have run without it."""
-        if self._ahead is not None:
-            all_ran = len(self.order) == len(self._ahead)
+        """Rebuild the ready queue after tasks have run without it."""
+        if self._cached_order is not None:
+            all_ran = len(self.order) == len(self._cached_order)
             self.queue = (
                 self._make_queue(self.graph, self.policy, self.order) if all_ran else self.queue_under(self.policy)
             )
@@ -173,25 +180,28 @@ class DirectBackward:
         return None if first is None else self.graph.tasks[first]
 
     def current_meanwhile(self) -> Task | None:
-        """Return the current task while another thread runs tasks: the first ready one (a user's policy is not asked),
-        or the task that runs if none is ready."""
+        """Return the current task while another thread runs tasks: the first ready task, or the running one if none is
+        ready.
+
+        A user's own policy is not called.
+        """
         first, ran = self.queue.first(ask=False), list(self.order)
         needed = range(len(self.graph)) if self.needed is None else self.needed
         if first is None and self.over is None and len(ran) < len(needed):
             missing, gone = list(self.buffers.missing), frozenset(ran)
             running = (task_id for task_id in needed if not missing[task_id] and task_id not in gone)
-            first = next(running, ran[-1] if ran else None)  # the last one hands over what it gave
+            first = next(running, ran[-1] if ran else None)  # the last task is still delivering its outputs
         return None if first is None else self.graph.tasks[first]
 
     def upcoming(self, meanwhile: bool = False) -> list[int]:
-        """All tasks in the order in which they ran or are going to.
+        """Return all tasks in order: those that have run, then those still to run.
 
         Args:
-            meanwhile: whether another thread runs tasks: it is as of the last that has run.
+            meanwhile: whether another thread is running tasks; the order is then as of the last task that ended.
         """
         graph, queue, ran, missing = self.graph, self.queue, list(self.order), self.buffers.missing
         if isinstance(queue, HoldingQueue | HoldingChoiceQueue):
-            if meanwhile:  # the queue itself is on its way
+            if meanwhile:  # the other thread is changing the queue, so count the dependencies anew
                 missing = dependencies(graph)
                 for root in graph.roots:
                     missing[root.task] -= 1
@@ -205,12 +215,12 @@ class DirectBackward:
         return schedule(graph, self.policy, self.needed, ran)
 
     def described(self, task_id: int) -> str:
-        """Describe a task, with its place among those that ran and will run."""
+        """Describe a task, with its position in the run."""
         order = self.order if is_dynamic(self.policy) else self.upcoming()
         return self.graph.in_order(order).describe(task_id)
 
     def pick(self, task_id: int | None) -> int:
-        """Return the id of this task, if it is ready; for None the policy's choice."""
+        """Return the id of a task if it is ready, or the policy's choice for None."""
         if task_id is None:
             if not len(self.queue):
                 raise RuntimeError(f"no task is left: all {len(self.order)} have run")
@@ -220,7 +230,7 @@ class DirectBackward:
         return task_id
 
     def run_one(self, task_id: int, by_hand: bool, last: int | None = None) -> None:
-        """Run a ready task, and the tasks that run as one with it, except `last`."""
+        """Run a ready task and the tasks batched with it, except `last`."""
 
         def body() -> None:
             self.runner.retain_inputs()
@@ -230,31 +240,31 @@ class DirectBackward:
         self.inside(body, ends=True)
 
     def run_to(self, task_id: int) -> None:
-        """Runs what the policy picks before this task, or up to what stops a run."""
+        """Run tasks in the policy's order until this one is next, or until a stop."""
         if task_id in self.order or not (self.needed is None or task_id in self.needed):
             raise ValueError(f"{self.described(task_id)} {_why_not(self, task_id)}")
         self.run_until(task_id)
 
     def run_until(self, last: int | None) -> None:
-        """Runs up to this task, to what stops a run, or to the end."""
+        """Run tasks until `last` is next, a stop, or the end."""
 
         def body() -> None:
             if self.queue:
-                self.queue.choose()  # a policy that fails to do so changes nothing
+                self.queue.choose()  # if the policy raises, no state has changed yet
             self.runner.retain_inputs()
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
-            bare = watch is not None and not ask and not stops.watches
-            apart = () if self.groups is None else self.groups.tasks
-            until = frozenset(apart if last is None else (*apart, last))
-            queue, whole = self.queue, not self.order
+            fast = watch is not None and not ask and not stops.watches
+            batched = () if self.groups is None else self.groups.tasks
+            until = frozenset(batched if last is None else (*batched, last))
+            queue, from_start = self.queue, not self.order
             while queue and not stops.stop_asked:
-                if bare and watch is not None and self.is_plain:
+                if fast and watch is not None and self.is_plain:
                     self.runner.run_bare(self, until, watch)
                     queue = self.queue
                     if not queue or stops.stop_asked:
                         break
-                    if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # made meanwhile
+                    if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # added by another thread
                         stops.stopped = stop
                         return
                 task_id = queue.choose()
@@ -266,7 +276,7 @@ class DirectBackward:
                     return
             if stops.stop_asked and queue:
                 stops.stopped = stops.asked()
-            elif whole and watch is not None and type(queue) is KeyedQueue:
+            elif from_start and watch is not None and type(queue) is KeyedQueue:
                 keep_turns(self.graph, self.policy, self.order)
 
         self.stops.stopped = None
@@ -277,7 +287,7 @@ class DirectBackward:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tasks only run, and are recorded at most."""
+        """Whether the tasks can run in the fast loop: nothing is needed beyond running and recording them."""
         recorder = self.recorder
         if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
             return False
@@ -288,7 +298,7 @@ class DirectBackward:
         return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.asks
 
     def bare_record(self) -> BareRecord | None:
-        """Return the record for the tasks that run next, while it `is_plain`."""
+        """Return this thread's fast recorder for the tasks that run next; None if nothing is recorded."""
         if self.recorder is None:
             return None
         thread = get_ident()
@@ -299,7 +309,7 @@ class DirectBackward:
         return record
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """Return the stop that ends a run here; see `Verbs.stop_here`."""
+        """Return the stop that ends a run at this position; see `Verbs.stop_here`."""
         if self.over is not None:
             return None
         if not len(self.queue):
@@ -311,14 +321,18 @@ class DirectBackward:
         return self.stops.before(task_id, self.order, lambda: self.buffers.shown(task_id))
 
     def inside(self, body: Callable[[], None], ends: bool = False) -> None:
-        """Call `body` inside the backward, with its grad mode. If it `ends` with the last task, run the callbacks for
-        the end of the backward."""
+        """Call `body` inside the backward, in its grad mode.
+
+        Args:
+            body: the function to call.
+            ends: whether to run the callbacks queued for the end of the backward if no task is left afterwards.
+        """
 
         def in_backward() -> None:
             self.runner.on_outputs = self.stops.produced if self.stops.watches else None
             if self.groups is not None and (watchpoint := self.stops.first_watch) is not None:
                 self.groups.give_up_all(
-                    self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) looks at what {at} gives"
+                    self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) reads the outputs of {at}"
                 )
             body()
             if ends and not len(self.queue):
@@ -327,7 +341,7 @@ class DirectBackward:
         started_ns = time.perf_counter_ns()
         try:
             self.runner.inside(in_backward, self.upcoming)
-        except PolicyError:  # no task ran: another policy may be set
+        except PolicyError:  # no task has run, so the session stays open for another policy
             raise
         except BaseException as error:
             self.over = self.over or f"{type(error).__name__} after {len(self.order)} tasks"
@@ -337,18 +351,19 @@ class DirectBackward:
             self.elapsed_ns += time.perf_counter_ns() - started_ns
 
     def _end(self) -> None:
-        """The last task has run."""
-        if not self.order and self._given:
+        """Finish the backward after its last task."""
+        if not self.order and self._root_gradients:
             self.runner.pass_by()
         if self.runner.memory is not None:
             self.runner.memory.over()
+        # GraphTask::exec_post_processing (engine.cpp) calls the callbacks of queue_callback after the last node.
         self.runner.finish(again=self.past is not None)
-        self._let_go_at_end()
+        self._release_at_end()
 
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False, last: int | None = None) -> None:
-        """Run a task as engine.cpp's evaluate_function does, and the tasks that run as one with it, except `last`.
+        """Run a task as engine.cpp's evaluate_function does, and the tasks batched with it, except `last`.
 
-        Not looking for hooks saves most of the time.
+        Skipping the search for hooks (`hooks=False`) saves most of the time.
         """
         if self.groups is not None and task_id in self.groups:
             self.groups.execute(self, task_id, hooks, by_hand, last)
@@ -363,6 +378,8 @@ class DirectBackward:
                     memory.begin(task_id)
                 if self.accumulation.keeps and not self.graph.tasks[task_id].is_leaf:
                     self.consumed[task_id] = buffer.waiting()
+                # take() empties the buffer: a second reference would make later sums out of place (input_buffer.cpp,
+                # can_accumulate_inplace: use_count() == 1).
                 gradients = buffer.take()
                 if memory is not None:
                     memory.summed(task_id)
@@ -373,7 +390,9 @@ class DirectBackward:
                 self.order.append(task_id)
                 for edge in self.graph.out_edges[task_id]:
                     self.deliver(edge, outputs, entry)
-                outputs.reverse()  # what was added to another, or goes nowhere, lives until here; the first goes first
+                # The engine's std::vector frees its elements from the front, list.clear() from the end. The caching
+                # allocator reuses blocks in the order in which they are freed, so free the first output first.
+                outputs.reverse()
                 outputs.clear()
                 if past is not None and entry is not None:
                     past.end_task(entry)
@@ -382,7 +401,7 @@ class DirectBackward:
             raise
 
     def fail(self, error: BaseException, task_id: int) -> None:
-        """Note on the error which task raised it, and end the backward."""
+        """Add the name of the task that raised to the error, and end the backward."""
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapescope: raised in {described}")
@@ -391,7 +410,8 @@ class DirectBackward:
         self.runner.failed(self.graph.tasks[task_id])
 
     def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:
-        """Put an output into the next task's buffer. The last one makes it ready, even if all are undefined."""
+        """Add an output to the next task's input buffer; the last input makes the task ready, even if all are
+        undefined."""
         streams = self.runner.streams
         if streams is None or not streams.several:
             ready = self.buffers.add(edge, outputs, entry)
@@ -399,6 +419,8 @@ class DirectBackward:
             waits = (buffer := self.buffers.by_task.get(edge.next_task)) is not None and buffer.count(edge.input) > 0
             with on_stream(streams.hand_over(edge, outputs[edge.output], waits)):
                 ready = self.buffers.add(edge, outputs, entry)
+        # evaluate_function (engine.cpp) decrements the next node's dependencies for undefined gradients, too. A node
+        # whose inputs are all undefined still runs.
         if ready:
             key = self.queue.push(edge.next_task)
             if self.recorder is not None:
@@ -407,7 +429,7 @@ class DirectBackward:
             self.recorder.doubtful.add(edge.next_task)
 
     def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
-        """Put gradients that fit into the buffer of a ready task, and note the edit."""
+        """Replace the gradients in a ready task's input buffer by checked ones, and record the edit."""
         buffer = self.buffers.by_task[task_id]
         before, now = buffer.shown(), tuple(after)
         if self.recorder is not None:
@@ -420,7 +442,7 @@ class DirectBackward:
             self.runner.streams.given(task_id, now)
 
     def follow(self, policy: Policy | Choice) -> None:
-        """Let this policy pick from now on."""
+        """Switch to another policy for the remaining tasks."""
         queue = self.queue_under(policy)
         position = len(self.order)
         if self.terms[-1][0] == position:
@@ -431,7 +453,7 @@ class DirectBackward:
             self.recorder.switch(policy)
 
     def queue_under(self, policy: Policy | Choice) -> AnyQueue:
-        """Return the queue of this policy after the tasks that have run."""
+        """Return the ready queue of a policy after the tasks that have run."""
         return queue_after(self.graph, policy, self.order, self.needed, self._make_queue, self.buffers.missing)
 
     def close(self) -> None:
@@ -440,36 +462,40 @@ class DirectBackward:
         self.stops.stop_asked = True
 
     def let_go(self) -> None:
-        """Release the input buffers and the graph's nodes, once it is over. An interrupt may come in between: it may be
-        called again."""
+        """Release the input buffers and the graph's nodes of a backward that is over.
+
+        An interrupt may end this at any line, so it can be called again.
+        """
         if "runner" not in vars(self):
             return
-        past, self.past = self.past, None  # the traces of its branches have the graph with its nodes
+        past, self.past = self.past, None  # its branches' traces hold the graph and its nodes
         try:
             if past is not None:
                 self.runner.inside(past.free_ran, tuple)
         finally:
             self.stops.let_go()
             self.buffers.let_go()
-            self._let_go_at_end()
+            self._release_at_end()
+            # The user may keep the session. Without its nodes, the graph does not keep the forward's saved tensors
+            # alive.
             self.graph = replace(self.graph, nodes=())
             self.groups = None
             self._make_queue = ready_queue
             self.queue = ready_queue(self.graph, self.policy, self.order)
             if self.recorder is not None:
                 self.recorder.graph = self.graph
-            vars(self).pop("runner", None)  # at last: until then not all is gone
+            vars(self).pop("runner", None)  # last, since its absence means that everything is released
 
-    def _let_go_at_end(self) -> None:
-        """Release what lives until the end of the backward."""
-        for task_id in list(self.consumed):  # in the order in which they ran
+    def _release_at_end(self) -> None:
+        """Release the references that live until the end of the backward."""
+        for task_id in list(self.consumed):  # in the order in which the tasks ran
             del self.consumed[task_id]
-        self._given.clear()
+        self._root_gradients.clear()
 
 
 def _why_not(backward: DirectBackward, task_id: int) -> str:
     if backward.needed is not None and task_id not in backward.needed:
-        return "is not going to run: no path leads from it to inputs="
+        return "does not run: no path leads from it to inputs="
     if missing := backward.buffers.missing[task_id]:
         return f"waits for {counted(missing, 'more gradient')}"
     return "has run"

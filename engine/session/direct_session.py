@@ -43,52 +43,54 @@ if TYPE_CHECKING:
 
 @verbs_end_where_called
 class Stepper(Verbs):
-    """A backward that runs one task at a time, when told to. `ts.debug(loss)` makes one.
+    """A backward that runs one task at a time, on request. `ts.debug(loss)` creates one.
 
-    Reproduces PyTorch's engine (its source is named where a rule comes from): the summing of broadcast gradients, casts
-    and their errors, accumulation in place and without copies, hooks on tensors, nodes, leaves and several tensors,
-    callbacks for the end, checkpoints, custom Functions, compiled regions as one task, `inputs=`, graphs of the
-    backward, anomaly mode, and the release of what nodes saved. Under "heap" the gradients are equal bit for bit; other
-    orders add in another order. Everything runs in the thread that calls `step`, with its modes and defaults; only the
-    grad mode is the backward's own.
+    It reproduces PyTorch's engine: summing of broadcast gradients, casts and their errors, accumulation in place and
+    without copies, hooks on tensors, nodes, leaves and several tensors, callbacks at the end of the backward,
+    checkpoints, custom Functions, compiled regions as one task, `inputs=`, double backward, anomaly mode, and freeing
+    of saved tensors. The source of each rule is named where it is implemented. Under "heap" the gradients are bitwise
+    equal to PyTorch's; other orders add in another order. Everything runs in the thread that calls `step`, with its
+    modes and defaults; only the grad mode is the backward's own.
 
-    Known limitations. Refused, with a sentence: any backward in a process where torch.distributed is initialised (the
-    C++ hooks of DistributedDataParallel can't be seen), compiled autograd, gradients that are nested tensors. Different
-    from PyTorch: the hooks of a non-leaf tensor whose node gets no gradient at all are not called with None; a backward
-    inside another, thousands deep, reaches Python's recursion limit. What a node keeps but hides from Python
-    (CopySlices, C++ Functions of extensions, and what `saved_tensors_hooks` packed, checkpoints among them) is freed
-    after its task only if no tensor or node in the process has Python hooks, and else with the node itself. Hooks
-    registered from C++ are not seen. Of a forward on several CUDA streams that no capture saw, all runs on the current
-    one, which waits for the device (`TaskStreams`). An interrupt (Ctrl-C) ends the session, as an exception of the
-    user's does.
+    Known limitations: a backward is refused, with a message, in a process with initialised torch.distributed (the C++
+    hooks of DistributedDataParallel are not visible), under compiled autograd, and if gradients are nested tensors.
+    Hooks registered from C++ are not seen. Hooks of a non-leaf tensor whose node receives no gradient at all are not
+    called with None, unlike in PyTorch. Nested backwards, thousands deep, reach Python's recursion limit.
+
+    Saved tensors that a node hides from Python (in CopySlices, in C++ Functions of extensions, or packed by
+    `saved_tensors_hooks`, as checkpoints do) are freed after the task only if no tensor or node in the process has
+    Python hooks; otherwise they are freed with the node. If the forward used several CUDA streams and was not captured,
+    everything runs on the current stream, which waits for the device (`TaskStreams`). An interrupt (Ctrl-C) ends the
+    session, as an exception in the user's code does.
 
     Args:
-        tensors: the outputs where the backward starts, or a tape; or all its arguments, as a `BackwardCall`.
-        policy: a name, a `Policy` or a callable (ready tasks, state) -> task; it picks when `step` is not told.
-        trace: how much of the gradients' statistics is recorded: "off", "cheap" or "full". None records nothing.
-        history: whether tasks can be taken back (`back`), or how many bytes of gradients may be kept for that,
+        tensors: the outputs where the backward starts, or a tape; or all arguments of a backward, as a `BackwardCall`.
+        policy: a name, a `Policy` or a callable (ready tasks, state) -> task. It picks the task unless `step` is passed
+            one.
+        trace: the gradient statistics to record: "off", "cheap" or "full". None records nothing.
+        history: whether tasks can be undone (`back`), or the number of bytes of gradients that may be kept for that, as
             a number or "2GiB".
-        accumulation: how gradients are summed, and when they are let go. Other rules than PyTorch's give the same sums,
-            added in the same order, and take other memory.
-        batch: "auto" runs products of several tasks as one where `ts.find_batches` finds that they can, by its rules or
-            by those given. One step then runs all tasks of a stack (`together`). Gradients are equal within rounding,
-            and those that were made together are parts of one storage. Where hooks, watchpoints, breakpoints or a
-            history want the single tasks, these run by themselves, and `batches` says why.
-        queues: "one" ready queue for all devices, in the policy's total order; or one "per device", which the policy
-            sorts each by itself, and which are worked through side by side as in PyTorch's engine. Tasks then still run
-            one at a time, in the order in which the devices would start them by `Problem.durations`. That order is
-            certain, where on real devices it depends on how long tasks take, and an idle device takes the first task
-            that comes; `step(device=)` lets a device go ahead. None, the default, is what PyTorch's engine does: a
-            queue for each device on which tasks run, so one for a graph on the CPU, or on one accelerator alone; with
-            `batch=`, whose tasks leave a queue together, one.
-        measuring: begins to measure the memory, before anything of the backward is made: see `Measurement.begin`.
+        accumulation: how gradients are summed, and when they are freed. Rules other than PyTorch's give the same sums,
+            added in the same order, and need other memory.
+        batch: "auto" runs products of several tasks as one batch where `ts.find_batches` allows it, by its rules or by
+            those passed. One step then runs all tasks of a batch (`together`). Gradients are equal within rounding, and
+            gradients of one batch share a storage. If hooks, watchpoints, breakpoints or a history need the single
+            tasks, these run alone, and `batches` says why.
+        queues: "one" ready queue for all devices, in the policy's total order, or one "per device", each sorted by the
+            policy, with devices working side by side as in PyTorch's engine. Tasks still run one at a time, in the
+            order in which the devices would start them according to `Problem.durations`. This order is deterministic.
+            On real devices it depends on how long tasks run, and an idle device starts the first task that arrives;
+            `step(device=)` lets a device run ahead. None, the default, follows PyTorch's engine: a queue for each
+            device on which tasks run, so one for a graph on the CPU or on a single accelerator. With `batch=` the
+            default is one queue, because the tasks of a batch leave it together.
+        measuring: starts the memory measurement before the backward allocates anything; see `Measurement.begin`.
 
     Attributes:
-        graph: the graph that is run.
-        accumulation: as given.
+        graph: the graph.
+        accumulation: as passed.
 
     Raises:
-        NotImplementedError: what is refused, before anything has run.
+        NotImplementedError: the backward is not supported; nothing has run.
     """
 
     _backward: DirectBackward
@@ -112,14 +114,14 @@ class Stepper(Verbs):
             expect_choice(trace, get_args(Level), "trace")
         expect(accumulation, Accumulation, "accumulation", "a ts.types.Accumulation")
         if measuring is not None:
-            expect_callable(measuring, 5, "measuring", "what begins to measure memory")
+            expect_callable(measuring, 5, "measuring", "a callable that starts the memory measurement")
         check_batch(batch)
         if queues is not None:
             expect_choice(queues, get_args(Queues), "queues")
         call = BackwardCall.of(tensors)
         runner: Runner
         if isinstance(call.tensors, HipsTape):
-            from .hips.runner import HipsRunner  # which needs the package autograd
+            from .hips.runner import HipsRunner  # imports the package autograd
 
             runner = HipsRunner.of(call, call.tensors, measuring)
         else:
@@ -130,8 +132,7 @@ class Stepper(Verbs):
         several = len(runner.graph.devices) > 1 and queues != "one"
         if several and batch is not None and queues is not None:
             raise NotImplementedError(
-                'batch= takes several tasks from one ready queue at once, and queues="per device" has several; use one '
-                "of the two"
+                'batch= needs one ready queue, and queues="per device" uses several; pass only one of the two'
             )
         self._queues: Queues = "per device" if several and batch is None else "one"
         make_queue = queue_maker(problem, self._queues)
@@ -148,38 +149,40 @@ class Stepper(Verbs):
     def __repr__(self) -> str:
         state, ran = self.over or f"{len(self._backward.queue)} ready", len(self.order)
         if len(together := self.together) > 1:
-            state = f"{state}, the next step runs {len(together)} as one"
+            state = f"{state}, the next step runs a batch of {len(together)}"
         return f"<Stepper under {self.policy}: {ran} of {ran + self.left} tasks have run, {state}>"
 
     @property
     def ready(self) -> list[ReadyTask]:
-        """The ready queue, in the order in which it would pop; under a user's own policy in order of arrival. With a
-        queue per device all of them, in the order in which the devices would start the tasks."""
+        """The ready queue, in the order in which it pops; in order of arrival under a user's own policy.
+
+        With a queue per device it lists all of them, in the order in which the devices would start the tasks.
+        """
         return self._backward.queue.entries()
 
     @property
     def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run.
+        """The task that `step()` runs next; None if all have run.
 
-        While another thread runs tasks: the next ready task, without asking a user's own policy, or the running task if
-        none is ready.
+        While another thread runs tasks, this is the next ready task (a user's own policy is not called), or the running
+        task if none is ready.
         """
         current = None if self._turn.is_elsewhere else self._backward.current
-        # Another thread may have begun a task after `is_elsewhere` was read: no task is ready, but some are left.
+        # Another thread may have started a task after `is_elsewhere` was read: no task is ready, but some are left.
         return self._backward.current_meanwhile() if current is None else current
 
     @property
     def planned(self) -> list[int]:
-        """All tasks in the order in which they ran and are going to, unless something is done by hand.
+        """All tasks in order: those that have run, then those to run if nothing is chosen by hand.
 
         Raises:
-            PolicyError: a policy of the user's own fails to choose.
+            PolicyError: a user's own policy fails to choose.
         """
         return self._backward.upcoming(meanwhile=self._turn.is_elsewhere)
 
     @property
     def together(self) -> list[Task]:
-        """The tasks that `step()` would run now: the current one, and those that run as one with it."""
+        """The tasks that `step()` runs next: the current task and those batched with it."""
         queue = self._backward.queue
         if queue and isinstance(queue, HoldingQueue | HoldingChoiceQueue):
             return [self.graph.tasks[task_id] for task_id in queue.next_step(ask=not self._turn.is_elsewhere)]
@@ -187,14 +190,14 @@ class Stepper(Verbs):
 
     @property
     def batches(self) -> Batches | None:
-        """What ran as one so far, and what did not and why; None without `batch=`."""
+        """The batches that have run, and those that could not with the reason; None without `batch=`."""
         backward = self._backward
         return None if self._batch is None else Batches(tuple(backward.batches), tuple(backward.fallbacks))
 
     @property
     @one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`.
+        """The current task's input buffer: one gradient per input, with the shapes in `current.inputs`.
 
         Raises:
             RuntimeError: no task is left, or the session is over.
@@ -205,25 +208,26 @@ class Stepper(Verbs):
         self._backward.follow(self._bound(policy, self.order))
 
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
-        nothing has come yet.
+        """Return the gradients in a task's input buffer, one per input, with the shapes in `task.inputs`; None for an
+        input that has not arrived.
 
-        They are the engine's own tensors, not copies. Whoever keeps one makes the engine add out of place to it. Of a
-        list it is the sum as it stands, which is computed for this call and not kept.
+        The tensors are the engine's own, not copies. Keeping a reference to one makes the engine add to it out of
+        place. If an input buffer is a list, its current sum is computed for this call and not kept.
         """
         return self._backward.buffers.shown(self._task(task).id)
 
     @one_at_a_time
     def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
-        """Puts other gradients into the input buffer of a ready task, of the current one if none is given.
+        """Replace the gradients in the input buffer of a ready task.
 
         Args:
-            gradients: one per input number, of the same shape, dtype and device as what is there.
+            gradients: one per input, with the shape, dtype and device of the gradient it replaces.
+            task: the task; None for the current one.
 
         Raises:
-            ValueError: the task is not ready; or the gradients' number, shape, dtype, device or layout differs, or one
-                is given where none came.
-            TypeError: one is no tensor.
+            ValueError: the task is not ready; or the gradients' number, shape, dtype, device or layout differs, or an
+                input that received no gradient would get one.
+            TypeError: a gradient is not a tensor.
         """
         task_id, after = self._picked(task), as_gradients(gradients)
         check_edit(self.graph, self.graph.tasks[task_id], self._backward.buffers.shown(task_id), after)
@@ -252,7 +256,7 @@ class Stepper(Verbs):
         return self.order[ran:]
 
     def result(self) -> Run:
-        """What has run so far."""
+        """Return a `Run` of the tasks run so far."""
         policy, order = self.picks, tuple(self.order)
         return Run(
             self.graph,
@@ -269,86 +273,93 @@ class Stepper(Verbs):
 
     @property
     def history(self) -> History | None:
-        """What going back takes (`nbytes`), and how far one can go (`reach`); None where no history is kept."""
+        """The undo history: the bytes it holds (`nbytes`) and the earliest position it can return to (`reach`); None if
+        none is kept."""
         return self._rewinder.history
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """The ways in which the session went, the current one included. Empty without a history."""
+        """The session's branches, including the current one; empty without a history."""
         return self._rewinder.branches
 
     @one_at_a_time
     def keep_history(self, budget_bytes: int | str = BUDGET_BYTES) -> None:
-        """From here on tasks can be taken back. Does nothing where they can already.
+        """Start recording a history, so that tasks can be undone; does nothing if one is recorded already.
 
         Args:
-            budget_bytes: for gradients, a number or "2GiB": beyond it the oldest are computed again when needed.
+            budget_bytes: the limit for kept gradients, a number or "2GiB". Beyond it the oldest gradients are dropped,
+                and recomputed when needed.
         """
         self._rewinder.keep(budget_bytes)
 
     @one_at_a_time
     def forget(self) -> None:
-        """Lets go all that is kept for going back: from here on one can go back to here. Branches go, too."""
+        """Discard the history and all branches; undo can then return to this position at the earliest."""
         self._rewinder.forget()
 
     @one_at_a_time
     def back(self, count: int = 1) -> Task | None:
-        """Takes so many tasks back. Returns the current task.
+        """Undo the last `count` tasks and return the current task.
 
-        Gradients, .grad of leaves, the queue, the policy, the trace and torch's random numbers are then as they were,
-        and so is what hooks and custom Functions keep in Python (`HookState`), and the buffers that a checkpointed
-        region writes when it is computed again: each call of a hook finds what it found before. What was edited before
-        the task that is now the current one stays edited (`restore` undoes that); later edits are undone. Callbacks for
-        the end of the backward run at each end.
+        This restores the gradients, the .grad of leaves, the queue, the policy, the trace and torch's random number
+        generators. It also restores the Python state of hooks and custom Functions (`HookState`), and the buffers that
+        a recomputed checkpoint writes, so that each hook finds the state it found before. Edits made before the task
+        that is now current stay (`restore` undoes them); later edits are undone. The callbacks for the end of the
+        backward run at each end.
 
-        Known limitations. What hooks and custom Functions did besides (printed, wrote) stays done, and is done again
-        when their tasks run again.
+        Known limitations: other side effects of hooks and custom Functions (output, files) are not undone, and happen
+        again when their tasks run again.
 
         Raises:
-            ValueError: not so many tasks can be taken back.
-            RuntimeError: a .grad was changed by something else since, which would be lost; no history is kept, or the
+            ValueError: fewer than `count` tasks can be undone.
+            RuntimeError: a .grad was modified by other code since, which undo would lose; no history is kept, or the
                 session is over.
         """
         return self._rewinder.back(count)
 
     @one_at_a_time
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
-        """Goes to the moment before a task, back or on; or to the end of a branch, whose tasks run again from where it
-        parted. Returns the current task. What was taken back of the current branch is kept until something else runs.
+        """Undo or run tasks until a task is the next one, or go to the end of a branch; return the current task.
+
+        Going to a branch undoes the tasks since it forked and runs its tasks again. The undone tasks of the current
+        branch are kept until another task runs.
 
         Raises:
-            ValueError: the task can't be reached: it is not going to run, or ran before the history begins; there is no
-                such branch.
+            ValueError: the task cannot be reached because it does not run or ran before the history begins; or the
+                branch does not exist.
             RuntimeError: no history is kept, or the session is over.
         """
         if branch is not None:
             self._rewinder.go_to_branch(branch)
             return self._backward.current
         if task is None:
-            raise ValueError("goto() where? Give a task, or branch=")
+            raise ValueError("goto() needs a task or branch=")
         return self._rewinder.go_to(self._task(task).id)
 
     @one_at_a_time
     def restore(self, task: AnyTask | None = None) -> None:
-        """Puts the gradients that came to a task into its buffer again, the current task if none is given.
+        """Undo the edits of a task's input buffer.
+
+        Args:
+            task: the task; None for the current one.
 
         Raises:
-            ValueError: they were not edited.
+            ValueError: the task's gradients were not edited.
             RuntimeError: no history is kept, or the session is over.
         """
         self._rewinder.restore(None if task is None else self._task(task).id)
 
     @one_at_a_time
     def compare_branches(self, footprints: Footprints | None = None) -> BranchComparison:
-        """How the branches differ: in order, in the gradients of leaves, and in the memory that they would take.
+        """Compare the branches: their orders, the gradients of their leaves, and their predicted memory.
 
         Args:
-            footprints: what tasks allocate, where that is known; else each is asked, as `ts.simulate` does.
+            footprints: the memory that tasks allocate; if None, a dry run predicts it, as `ts.simulate` does.
         """
         return self._rewinder.compare(footprints)
 
     def close(self) -> None:
-        """Ends the session; lets the waiting gradients and the graph's nodes go. Does nothing a second time.
+        """End the session and release its input buffers and the graph's nodes; a second call does nothing.
 
         Called from a hook or another thread while a task runs, it ends the session after that task.
         """
@@ -371,9 +382,9 @@ def run_measured(
     batch: AnyBatch = None,
     queues: Queues = "one",
 ) -> Run:
-    """A whole backward whose memory is measured.
+    """Run a complete backward and measure its memory.
 
-    What tasks did as one says nothing about another order: such a run has no footprints.
+    A run with batches has no footprints: the memory of a batch does not predict another order.
     """
     measuring = partial(measurement.begin_stepped, accumulation)
     with Stepper(

@@ -39,21 +39,23 @@ from .native_engine import Plan, Watch, one_queue
 
 
 def has_to_end(graph: Graph) -> bool:
-    """Whether it is a backward of `fully_shard` (FSDP2), FullyShardedDataParallel or DistributedDataParallel.
+    """Return whether this is a backward of `fully_shard` (FSDP2), FullyShardedDataParallel or DistributedDataParallel.
 
-    These end their step in callbacks at the end of the backward, which the engine calls if nothing is raised. Else
-    parameters stay gathered, so that later steps reduce nothing, and a reducer waits for the rest of its buckets.
+    These finish their step in callbacks that the engine calls only if nothing has raised. Without them parameters stay
+    gathered, so that later steps reduce nothing, and a reducer waits for its remaining buckets.
     """
     return is_sharded(graph) or (is_reduced() and bool(buckets_of(graph)))
 
 
 class Numbering:
-    """The sequence numbers of each thread count by themselves, and PyTorch's engine runs the later node first: in the
-    graph of the backward it would take nodes of our thread for older than the forward's, and second derivatives would
-    be added in another order.
+    """Renumbers the graph of a double backward, as if its nodes were created in the caller's thread.
+
+    Sequence numbers are counted per thread (function.h: at::sequence_number::get_and_increment), and PyTorch's engine
+    runs the highest number first. With this thread's numbers, nodes of the backward would seem older than the
+    forward's, and second derivatives would be summed in another order.
 
     Attributes:
-        begin, end: what our thread's numbers were when it last went on, and when it stopped.
+        begin, end: this thread's next number when it last continued, and when it stopped.
     """
 
     def __init__(self) -> None:
@@ -61,15 +63,17 @@ class Numbering:
         self._spans: list[tuple[int, int, int]] = []
 
     def went_on(self, caller: int) -> None:
-        """In the caller's thread, whose number was `caller`: ours has stopped. Its numbers are the caller's next."""
+        """Advance the numbers of the caller's thread by those this thread has used; `caller` is the caller's number
+        before. Called in the caller's thread."""
         self._spans.append((self.begin, self.end, caller))
         make_numbers(max(0, caller + self.end - self.begin - sequence_nr()))
 
     def number(self, graph: Graph, given: Iterable[Tensor | None]) -> None:
-        """The backward has ended: numbers what it made, as far as the gradients of leaves lead there.
+        """Renumber the nodes created by the backward, as far as they are reachable from the leaves' gradients.
 
         Args:
-            given: the gradients with which it began, whose graph is the caller's.
+            graph: the graph of the backward.
+            given: the root gradients, whose graph belongs to the caller.
         """
         known = set(graph.nodes)
         stack = [each.grad_fn for each in given if each is not None]
@@ -95,30 +99,30 @@ class Numbering:
         return number
 
 
-NEVER = -1  # where to stop: nowhere
-NEXT = -2  # before whichever task comes next
+NEVER = -1  # do not stop
+NEXT = -2  # stop before the next task
 HEARS_SIGNALS_S = 0.2
-"""How long the main thread waits at most before it looks whether a signal has come."""
+"""The longest wait of the main thread between two checks for signals."""
 
-_TO_THE_END_S = 60.0  # what a backward that nobody looks at any more may take
+_TO_THE_END_S = 60.0  # time limit for the end of a backward whose session was freed
 
 
 class Abandoned(BaseException):
-    """Ends the engine's run from within. Nobody but the session sees it: it is raised in a hook which C++ calls."""
+    """Ends the engine's run from inside a hook that C++ calls; only the session sees it."""
 
 
 class Worker(Watch):
-    """The engine's run in a thread of its own. Refers to nothing of the session, which may be let go at any time.
+    """The engine's run in a separate thread. It holds no reference to the session, which may be freed at any time.
 
     Attributes:
         stops: the breakpoints and watchpoints.
-        stopped: at a stop what made it, where it was one of these.
-        until: the task before which it stops, or NEXT or NEVER.
-        begun: whether its thread was seen to run.
-        gradients: at a stop the input buffer of the task to come, after the hooks that run before it.
-        reports: None at each stop; at the end a tuple with what was raised, or nothing.
-        numbering: numbers what it makes, with create_graph.
-        has_to_end: whether it runs to its end even if it is abandoned, once begun.
+        stopped: the breakpoint's or watchpoint's stop, at a stop caused by one.
+        until: the task before which to stop, or NEXT or NEVER.
+        begun: whether the thread has started to run.
+        gradients: at a stop, the next task's input buffer after the hooks that run before it.
+        reports: receives None at each stop, and at the end a tuple with the exception raised, or an empty one.
+        numbering: renumbers the nodes created with create_graph.
+        has_to_end: whether the run continues to its end even if abandoned.
     """
 
     def __init__(
@@ -134,15 +138,16 @@ class Worker(Watch):
         self.gradients: Gradients | None = None
         self.sort_again = False
         self.reports: SimpleQueue[tuple[BaseException, ...] | None] = SimpleQueue()
-        self._clock: tuple[int, int | None] = (0, None)  # how long it ran until it last stood still, and since when
+        self._clock: tuple[int, int | None] = (0, None)  # time run before the last stop, and start of the present run
         self._call: BackwardCall | None = call
         self._state = state
         self._edited: tuple[Tensor | None, ...] | None = None
         self.abandoned = False
         self.has_to_end = has_to_end(plan.graph)
         self._go: SimpleQueue[None] = SimpleQueue()
+        # A new thread has an empty context, but hooks must see the caller's context variables.
         self._context = contextvars.copy_context()
-        self._thread: DaemonThread | None = None  # before it runs it would hold this
+        self._thread: DaemonThread | None = None  # created by `start`: until it runs, a thread object holds this worker
 
     def start(self) -> None:
         self._thread = DaemonThread(partial(self._context.run, self._main), "tapescope backward")
@@ -155,7 +160,7 @@ class Worker(Watch):
 
     @property
     def elapsed_ns(self) -> int:
-        """The time it has run up to now, stops left out. May be asked for from anywhere."""
+        """Time it has run up to now, without stops; any thread may read it."""
         ran_ns, since_ns = self._clock
         return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
 
@@ -170,45 +175,46 @@ class Worker(Watch):
         self._clock = (self.elapsed_ns, None)
 
     def go_on(self) -> None:
-        """At a stop: lets the engine run until the next one."""
+        """Let the engine run from a stop to the next one."""
         self._go.put(None)
 
     def edit(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """At a stop: the task to come gets these."""
+        """Replace the next task's gradients at a stop."""
         self._edited = self.gradients = gradients
 
     def abandon(self) -> None:
-        """Ends the run before the next task, at the latest, or lets it run to its end if it has to.
+        """End the run before the next task, or let it run to its end if it has to.
 
-        Does not wait; may be called from anywhere.
+        This does not wait, and may be called from anywhere.
         """
         self.abandoned = True
         self.until = NEXT
         self._go.put(None)
 
     def forget(self) -> None:
-        """The same for a session that was let go. What has to end is waited for: the next step needs what it frees."""
+        """Abandon the run of a session that was freed; wait for it if it has to end, since the next step needs what it
+        frees."""
         self.abandon()
         if self.has_to_end:
             self.join(_TO_THE_END_S)
 
     def report(self) -> tuple[BaseException, ...] | None:
-        """Waits for the next report.
+        """Wait for the next report.
 
-        A signal which comes just before a wait, or to another thread, does not end it: Ctrl-C would do nothing. So the
-        wait is short, and begun again.
+        A signal that arrives just before a wait, or in another thread, does not end the wait, and Ctrl-C would have no
+        effect. So each wait is short and repeated.
         """
         while True:
             with suppress(Empty):
                 return self.reports.get(timeout=HEARS_SIGNALS_S)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Waits for the thread. One that was not seen to run, after an interrupt of its start, ends by itself."""
+        """Wait for the thread. One that has not started, after an interrupt during `start`, ends on its own."""
         if self.begun and self._thread is not None and not self.is_current_thread:
             self._thread.join(timeout_s)
 
     def let_go(self) -> None:
-        """After the run: holds nothing of the graph any more, nor what waited."""
+        """Release the graph and the gradients after the run."""
         self.graph = replace(self.graph, nodes=())
         self.stops.let_go()
         self.ready.clear()
@@ -226,6 +232,8 @@ class Worker(Watch):
         try:
             if not self.abandoned:
                 self._run()
+        # After an error the thread's ready queue keeps the remaining tasks, with their gradients, until its next
+        # backward.
         except Abandoned:
             empty_queue()
         except BaseException as error:
@@ -238,14 +246,14 @@ class Worker(Watch):
                 self.let_go()
             _running.discard(self)
             self._ended(raised)
-            raised = ()  # an error would hold itself through this frame, and the graph through others
+            raised = ()  # the error's traceback holds this frame, which must not hold the error
 
     def _ended(self, raised: tuple[BaseException, ...]) -> None:
-        """The run is over."""
+        """Report the end of the run."""
         self.reports.put(raised)
 
     def _queues(self, plan: Plan) -> AbstractContextManager[object]:
-        """What the engine has for queues meanwhile."""
+        """Return the context in which the engine runs: one queue for all devices."""
         return one_queue(plan.devices != {"cpu"})
 
     def _run(self) -> None:
@@ -260,6 +268,8 @@ class Worker(Watch):
                     self.explain(error)
                     raise
 
+        # GraphTask (graph_task.h) captures the thread-local state of the thread that calls Engine::execute, which is
+        # this one. So the caller's modes are entered here.
         with self._state.entered(), self._queues(plan):
             self.pin.during(run)
 
@@ -276,12 +286,14 @@ class Worker(Watch):
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
-        if stops.watches and self.graph.tasks[task_id].is_leaf:  # .grad takes it, and hooks may change it there
+        if (
+            stops.watches and self.graph.tasks[task_id].is_leaf
+        ):  # before AccumulateGrad steals it and hooks modify it as .grad
             stops.produced(task_id, gradients if edited is None else edited, ())
         return edited
 
     def _passes(self, task_id: int) -> bool:
-        """Whether it runs on: a run never stops before the task at which it begins."""
+        """Return whether the run continues past this task. A run never stops before its own first task."""
         asked = self.stops.stop_asked or self.until in (NEXT, task_id)
         return not asked and (self.stopped is None or not self.order)
 
@@ -296,6 +308,8 @@ class Worker(Watch):
             return self._abandoned_before(gradients)
         self.take(task_id)
         self.gradients = gradients
+        # call_function (engine.cpp) calls pre-hooks in the thread that popped the task, before the node runs. Waiting
+        # in this pre-hook therefore stops the engine; get() releases the GIL.
         self._stop_clock()
         self.reports.put(None)
         self._go.get()
@@ -304,15 +318,19 @@ class Worker(Watch):
         if self.abandoned:
             return self._abandoned_before(gradients)
         self.stay_last()
-        if self.pin.disturbed:  # by another backward, while this one stood still
+        if self.pin.disturbed:  # another backward renumbered shared leaves during the stop
             self.pin.take_back()
             self.sort_again = True
         if self.sort_again:
             self.sort_again = False
+            # The engine's heap compares tasks only on push and pop (engine.h, CompareNodeTaskTime). Tasks of a nested
+            # backward have a higher reentrant depth and pop first, which sorts the waiting tasks by their new numbers.
+            # The current task is not among them, because ReadyQueue::pop has removed it.
             sort_queue_again(len(self.ready) - 1)
         return gradients
 
     def _abandoned_before(self, gradients: Gradients) -> Gradients:
+        # python_hook.cpp rethrows the exception in C++, which ends the graph task before the node runs.
         if not self.has_to_end:
             raise Abandoned
         return gradients
@@ -323,7 +341,7 @@ _running: set[Worker] = set()
 
 @atexit.register
 def _end_all() -> None:
-    """A thread must not be in the engine when the interpreter goes."""
+    """End all runs: a thread must not be inside the engine when the interpreter exits."""
     for worker in list(_running):
         worker.abandon()
     for worker in list(_running):

@@ -1,4 +1,4 @@
-"""A forward operation, run again in float64 on what a capture kept of its inputs."""
+"""Replay of a forward operation in float64 on the inputs that a capture kept."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ...inspector.torch_private.operators import in_float64
 from ...inspector.torch_private.random_states import same_random_states, seed
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 
-_MOST_ELEMENTS = 2**26  # of all inputs: with what is computed of them in float64, some gigabytes
+_MOST_ELEMENTS = 2**26  # of all inputs; with the float64 results this takes a few gigabytes
 _MOST_NAMED = 4
-_PHASES = "eigenvectors are free up to factors, so finite differences of them are no derivative"
+_PHASES = "eigenvectors are unique only up to factors, so finite differences do not approximate a derivative"
 _BY_CONVENTION = {
-    "ctc_loss": "PyTorch's gradient of ctc_loss is right behind a log_softmax alone, not by itself",
-    "normal": "PyTorch gives zeros for the parameters of random numbers",
-    "as_strided": "it looks at the memory below its input, of which nothing is kept",
-    "as_strided_scatter": "it looks at the memory below its input, of which nothing is kept",
+    "ctc_loss": "PyTorch's gradient of ctc_loss is right only behind a log_softmax",
+    "normal": "PyTorch returns zeros for the parameters of random numbers",
+    "as_strided": "it reads memory outside its input, which is not kept",
+    "as_strided_scatter": "it reads memory outside its input, which is not kept",
     "eig": _PHASES,
     "svd": _PHASES,
 }
@@ -36,18 +36,18 @@ T = TypeVar("T")
 
 
 class UncheckableError(Exception):
-    """Why something can't be checked: a sentence."""
+    """The reason why a derivative cannot be checked, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one replay gave.
+    """The result of one replay.
 
     Attributes:
         outputs: the tensors that have a derivative.
         start: the sequence number before the operation.
-        args: what it was called with by place.
-        result: what it returned.
+        args: its positional arguments.
+        result: its return value.
     """
 
     outputs: list[Tensor]
@@ -57,22 +57,22 @@ class Outcome:
 
     @property
     def node(self) -> Node | None:
-        """The node of the first output. None where that is an input, just passed on."""
+        """The first output's node; None if that output is an input passed on."""
         return self.outputs[0].grad_fn
 
 
 class OperationReplay:
-    """Runs an operation again, with the same random numbers each time. To be used `InFloat64`, in a clean thread.
+    """Runs an operation again, with the same random numbers each time. Must be used `InFloat64`, in a clean thread.
 
     Attributes:
-        operation: what is replayed.
-        varied: the inputs that its derivative is about.
+        operation: the operation.
+        varied: the inputs that require a gradient.
         points: their values, in float64.
         random: whether it draws random numbers.
         unused: places of the outputs that get no gradient: a backward that refuses one is called without it.
 
     Raises:
-        UncheckableError: it can't be replayed.
+        UncheckableError: the operation cannot be replayed.
     """
 
     def __init__(self, operation: Operation, inputs: KeptInputs) -> None:
@@ -81,24 +81,24 @@ class OperationReplay:
         if (reason := _BY_CONVENTION.get(operation.name.rpartition(".")[2])) is not None:
             raise UncheckableError(reason)
         if inputs.subclassed:
-            raise UncheckableError(f"its {inputs.subclassed[0]}, and derivatives are checked of plain tensors alone")
+            raise UncheckableError(f"its {inputs.subclassed[0]}, and only derivatives of plain tensors are checked")
         for kept in inputs.tensors:
             if kept.tensor.is_meta:
-                raise UncheckableError(f"its {kept.name} is on the meta device, and has no values")
+                raise UncheckableError(f"its {kept.name} is on the meta device and has no values")
             if kept.tensor.layout is not torch.strided or kept.tensor.is_quantized:
                 raise UncheckableError(
-                    f"its {kept.name} is not a dense tensor, and derivatives are checked of these alone"
+                    f"its {kept.name} is not a dense tensor, and only derivatives of these are checked"
                 )
             if kept.modified:
                 raise UncheckableError(
-                    f"its {kept.name} was modified in place since the forward, so what it was called with is gone"
+                    f"its {kept.name} was modified in place since the forward, so its original value is lost"
                 )
         self.varied = [each for each in inputs.tensors if each.requires_grad]
         if not self.varied:
-            raise UncheckableError("none of the tensors that it was called with requires grad")
+            raise UncheckableError("none of its input tensors requires grad")
         if (count := sum(each.tensor.numel() for each in inputs.tensors)) > _MOST_ELEMENTS:
             raise UncheckableError(
-                f"its inputs have {count:,} elements, and more than {_MOST_ELEMENTS:,} are not copied in float64; "
+                f"its inputs have {count:,} elements, and at most {_MOST_ELEMENTS:,} are copied to float64; "
                 "capture a forward of a smaller batch or model"
             )
         self._values = {id(each): in_float64(each.tensor) for each in inputs.tensors}
@@ -106,12 +106,14 @@ class OperationReplay:
         self._devices = accelerators_of(inputs)
         self.unused: frozenset[int] = frozenset()
         self._seed = 0
-        self._places: list[int] | None = None  # of the outputs with a derivative, among all tensors of the result
+        self._places: list[int] | None = (
+            None  # indices of the outputs with a derivative, among all tensors of the result
+        )
         first, again = self.run(self.points).outputs, self.run(self.points).outputs
         if not _same(first, again):
             raise UncheckableError(
-                "its forward gives another result each time, with torch's random numbers the same: it depends on "
-                "something besides its inputs"
+                "its forward returns another result each time, although torch's random numbers are the same: it "
+                "depends on more than its inputs"
             )
         self._seed = 1
         self.random = not _same(first, self.run(self.points).outputs)
@@ -123,7 +125,7 @@ class OperationReplay:
 
     @property
     def described_inputs(self) -> str:
-        """`input (32×64) and weight (16×64)`."""
+        """A description of the inputs, `input (32×64) and weight (16×64)`."""
         named = [
             f"{each.name} ({'×'.join(map(str, each.tensor.shape)) or 'scalar'})" for each in self.varied[:_MOST_NAMED]
         ]
@@ -133,16 +135,16 @@ class OperationReplay:
 
     @property
     def written(self) -> list[str]:
-        """The names of the inputs into which the operation itself wrote, and of which there is no copy from before."""
+        """Names of the inputs that the operation modified in place, of which no earlier copy exists."""
         return [each.name for each in self._inputs.tensors if each.written]
 
     def run(self, points: Sequence[Tensor]) -> Outcome:
-        """Runs it with these values of the varied inputs, which become leaves of the graph that it makes."""
+        """Run it on these values of the varied inputs, which become leaves of a new graph."""
         leaves = [each.detach().requires_grad_() for each in points]
         return self.run_on(leaves)
 
     def run_on(self, leaves: Sequence[Tensor]) -> Outcome:
-        """The same, on tensors that have a graph or are leaves already."""
+        """Run it on tensors that have a graph or are leaves already."""
         values = dict(zip(map(id, self.varied), leaves, strict=True))
 
         def value_of(kept: KeptTensor) -> Tensor:
@@ -168,13 +170,15 @@ class OperationReplay:
             self._places = [place for place, each in enumerate(found) if _has_derivative(each)]
         outputs = [found[place] for place in self._places if place < len(found)]
         if not outputs or not all(map(_has_derivative, outputs)):
-            raise UncheckableError("its replay gives nothing that has a derivative")
+            raise UncheckableError("its replay returns no tensor with a derivative")
         if any(each.layout is not torch.strided for each in outputs):
-            raise UncheckableError("it gives a tensor that is not dense, and derivatives are checked of these alone")
+            raise UncheckableError(
+                "it returns a tensor that is not dense, and only derivatives of dense tensors are checked"
+            )
         return Outcome(outputs, start, args, result)
 
     def draw_from(self, number: int) -> None:
-        """Random numbers come from here on, until the next run."""
+        """Seed the random number generators until the next run."""
         if _asked.to_stop.is_set():
             raise _StoppedError
         for device in (torch.device("cpu"), *self._devices):
@@ -182,16 +186,16 @@ class OperationReplay:
 
 
 def accelerators_of(inputs: KeptInputs) -> set[torch.device]:
-    """The devices of an operation's inputs, the CPU left out."""
+    """Return the devices of an operation's inputs, except the CPU."""
     return {each.tensor.device for each in inputs.tensors if each.tensor.device.type not in ("cpu", "meta")}
 
 
 def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
-    """Do the work in a thread of its own, and return or raise its outcome.
+    """Do the work in a separate thread, and return or raise its result.
 
-    Such a thread has none of the caller's modes, autocast, `saved_tensors_hooks`, transforms or graph task under way,
-    and counts sequence numbers of its own. Random numbers are as before, afterwards. Where the caller is interrupted,
-    the thread stops before the next replay, and is waited for: it must not put generators back under what comes next.
+    Such a thread has none of the caller's modes, autocast, `saved_tensors_hooks`, transforms or graph task, and counts
+    its own sequence numbers. Random number generators are restored afterwards. If the caller is interrupted, the thread
+    stops before its next replay and is waited for, because it must not restore generators that later code uses.
     """
     to_stop = Event()
     done: list[T] = []
@@ -209,6 +213,7 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
         except BaseException as error:
             raised.append(error)
 
+    # The new thread starts on the default stream, which does not wait for the caller's.
     for device in devices:
         torch.accelerator.synchronize(device)
     thread = DaemonThread(main, "tapescope check")
@@ -217,7 +222,7 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
         thread.join()
     except BaseException:
         to_stop.set()
-        if thread.begun.is_set():  # else it finds that it is to stop
+        if thread.begun.is_set():  # otherwise it sees `to_stop` when it starts
             thread.join_in_any_case()
         raise
     for error in raised:
@@ -226,11 +231,11 @@ def in_a_clean_thread(work: Callable[[], T], devices: set[torch.device]) -> T:
 
 
 class _StoppedError(BaseException):
-    """Raised in the thread when its caller was interrupted; no Exception, so that the user's code does not catch it."""
+    """Raised in the thread when its caller was interrupted; not an Exception, so that user code does not catch it."""
 
 
 class _Asked(local):
-    """The event that asks this thread to stop."""
+    """The event that tells this thread to stop."""
 
     def __init__(self) -> None:
         self.to_stop = Event()

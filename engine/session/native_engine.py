@@ -51,23 +51,23 @@ if TYPE_CHECKING:
 
 
 class LiveNumbers:
-    """The ready tasks by key, each with a number such that the engine pops the one with the least key first.
+    """The ready tasks by key, each with a sequence number such that the engine pops the lowest key first.
 
-    A new key gets a number between those of its neighbours. Where there is no room left, all waiting tasks are numbered
-    anew: their relative order stays, so that the engine's heap remains one.
+    A new key gets a number between those of its neighbours. If there is no room between them, all ready tasks are
+    renumbered; their relative order stays, so that the engine's heap stays valid.
 
     Args:
-        number: gives a task its sequence number.
+        number: sets a task's sequence number.
     """
 
     def __init__(self, number: Callable[[int, int], None]) -> None:
         self._number = number
-        self._keys: list[Key] = []  # ascending, all different
-        self._tasks: list[int] = []  # of each key
-        self._numbers: list[int] = []  # falling
+        self._keys: list[Key] = []  # ascending and distinct
+        self._tasks: list[int] = []  # the task of each key
+        self._numbers: list[int] = []  # descending
 
     def add(self, task_id: int, key: Key) -> None:
-        """The task got ready. Must be called before it is put into the engine's queue."""
+        """Add a task that became ready. Must be called before the engine pushes it."""
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
         self._tasks.insert(place, task_id)
@@ -83,20 +83,22 @@ class LiveNumbers:
             self._number(task_id, number)
 
     def remove(self, task_id: int) -> None:
-        """The engine took the task: as a rule the first."""
+        """Remove a task that the engine has popped, usually the first."""
         place = self._tasks.index(task_id)
         del self._keys[place], self._tasks[place], self._numbers[place]
 
     def first(self) -> int | None:
-        """The ready task that runs next if no other comes; None where none is ready."""
+        """Return the ready task that runs next if no other arrives; None if none is ready."""
         return next(iter(self._tasks[:1]), None)
 
     def order(self) -> list[int]:
-        """The ready tasks in the order in which they run if no other comes."""
+        """Return the ready tasks in the order in which they run if no other arrives."""
         return list(self._tasks)
 
     def number_all(self) -> None:
-        """Numbers all waiting tasks anew, evenly."""
+        """Renumber all ready tasks evenly."""
+        # Every task keeps its place relative to the others, so the engine's heap stays valid although the numbers in it
+        # change.
         numbers = falling_numbers(len(self._tasks), {})
         assert numbers is not None, "there are more numbers than tasks"
         self._numbers = numbers
@@ -109,14 +111,14 @@ _FREED = FREED.partition(" (")[0]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is known before a backward runs.
+    """The graph, policy and order of a backward before it runs.
 
     Attributes:
         graph: the graph.
-        policy: what picks the next task.
-        needed: the tasks that run at all; None: all.
-        order: all of them in the policy's order; empty where it is dynamic.
-        devices: those that have a queue of their own.
+        policy: the policy.
+        needed: ids of the tasks that run; None for all.
+        order: their ids in the policy's order; empty for a dynamic policy.
+        devices: the devices with tasks, each of which may have its own queue.
     """
 
     graph: Graph
@@ -132,22 +134,24 @@ class Plan:
         if first_freed(graph.nodes) is None and not any(map(is_spent, graph.nodes)):
             policy = bound(policy, Problem(graph, None, needed, keep_graph=call.keep_graph, names_hooks=False))
         elif not isinstance(policy, Policy) or policy.plan is not None:
-            policy = POLICIES["heap"]  # for PyTorch's own error
+            policy = POLICIES["heap"]  # so that PyTorch raises its own error
         order = [] if is_dynamic(policy) else schedule(graph, policy, needed)
         return Plan(graph, policy, needed, order, frozenset(map(str, graph.devices)))
 
     def agreed(self) -> Plan:
-        """The plan, if all ranks of the process group run this order, or there are no others; else PyTorch's order.
+        """Return this plan if all ranks of the process group run its order, or there are no others; otherwise PyTorch's
+        order.
 
         Raises:
-            RuntimeError: what the other ranks run is not known.
+            RuntimeError: the other ranks' orders are unknown.
         """
         if self.policy is POLICIES["heap"] or not in_group():
             return self
         own = schedule(self.graph, "heap", self.needed)
         if is_dynamic(self.policy):
+            # Tell the other ranks, which would otherwise wait for this one's answer until the time limit.
             why_not(self.graph, self.needed, None)
-            why: str | None = "it picks as the backward runs, so that ranks can't agree on its order before"
+            why: str | None = "it chooses tasks while the backward runs, so ranks cannot agree on its order in advance"
         else:
             why = why_not(self.graph, self.needed, None if self.order == own else self.order)
         if why is None or self.order == own:
@@ -167,11 +171,10 @@ def run_native(
     queues: Queues = "one",
     measurement: Measurement | None = None,
 ) -> Run:
-    """Runs `call` as planned.
+    """Run `call` as planned.
 
-    Nothing is hooked into the graph unless a trace or a measurement of memory is wanted, or the order can't be known
-    without looking: under a dynamic policy, and with one queue per device. Where devices' tasks overlap and memory is
-    measured, their order is that in which they started.
+    Hooks are registered only for a trace or a memory measurement, under a dynamic policy, or with a queue per device.
+    If tasks of several devices overlap and memory is measured, the order is that of their starts.
     """
     since = backward_begins()
     plan = plan.agreed()
@@ -179,7 +182,7 @@ def run_native(
     dynamic = is_dynamic(policy)
     several = queues == "per device" and len(plan.devices) > 1
     if several and dynamic:
-        raise ValueError(f"policy {policy_name(policy)} is dynamic, which needs one queue for all devices")
+        raise ValueError(f'policy {policy_name(policy)} is dynamic and needs queues="one"')
     if measurement is not None:
         measurement.settle(graph, threads=queues == "per device" and plan.devices != {"cpu"})
     watch = pin = None
@@ -229,58 +232,63 @@ def run_native(
 
 
 DISTURBED = (
-    "meanwhile another backward renumbered leaves that both share, in an order of its own; where they waited in the "
-    'queue, the order of this one may differ from the plan. trace="off" records what really runs'
+    "another backward ran at the same time and renumbered leaves that both share, so the order of this one may differ "
+    'from its plan; trace="off" records the actual order'
 )
 
 
 def is_engines_own(policy: Policy | Choice) -> bool:
-    """Whether the engine follows this policy by itself. Elsewhere its order of equal numbers is not known."""
+    """Return whether the engine follows this policy without pinned numbers; on other platforms its order of equal
+    numbers is unknown."""
     key = policy.key if isinstance(policy, Policy) and policy.plan is None else None
+    # Nodes with equal numbers pop in the order of the C++ library's heap; only libstdc++'s is known (binary_heap.py).
     return key is POLICIES["heap"].key and sys.platform == "linux" and not pins_open()
 
 
 def one_queue(has_several: bool) -> AbstractContextManager[object]:
-    """With accelerators each device has a queue and a thread of its own; for one total order they must be one."""
+    """Return a context with one ready queue for all devices, needed for a total order; accelerators otherwise have a
+    queue and thread each."""
+    # Engine::ready_queue (engine.cpp) returns the calling thread's queue for all devices if multithreading is off.
     return torch.autograd.set_multithreading_enabled(False) if has_several else nullcontext()
 
 
 def explain(error: Exception, graph: Graph, freed: Node | None, since: int | None) -> None:
-    """Says which task raised, where that is certain although nobody watched. `since`: see `backward_begins`."""
+    """Add the name of the task that raised to the error, if it is certain without a `Watch`. For `since` see
+    `backward_begins`."""
     node = running_function(error)
     if freed is not None and str(error).startswith(_FREED) and (is_spent(freed) or called_by_engine(error) is None):
         node = freed  # the first task that can raise this
     if node in graph.nodes:
         error.add_note(f"tapescope: raised in {graph.describe(graph.nodes.index(node))}")
     else:
-        error.add_note('tapescope: run it again on a fresh forward with trace="off" to be told in which task')
-    nothing_ran = freed is not None and not is_spent(freed)  # that would have complained before
+        error.add_note('tapescope: run it again on a fresh forward with trace="off" to see which task raised')
+    nothing_ran = freed is not None and not is_spent(freed)  # assumes that the freed node raised before any other ran
     explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
     explain_out_of_memory(error, graph)
 
 
 def _all_hooks(handle: RemovableHandle) -> dict[int, Any]:
-    """The hooks among which a handle's stands, in running order."""
+    """Return all hooks of the dict that contains a handle's hook, in running order."""
     hooks: dict[int, Any] | None = handle.hooks_dict_ref()
-    assert hooks is not None, "the node, which holds them, lives"
+    assert hooks is not None, "the node is alive and holds its hooks"
     return hooks
 
 
 class Watch:
     """Follows one run of the engine through a hook before and one after each task, registered while it is open.
 
-    Tasks are told from those of another thread's backward and of one inside a hook or a reentrant checkpoint, which may
-    run the same leaves. Hooks of devices with a queue of their own come from several threads.
+    Tasks of another thread's backward, of a nested backward in a hook or of a reentrant checkpoint may run the same
+    leaves; they are ignored. With a queue per device, hooks run in several threads.
 
     Attributes:
-        tasks: those that run at all, as `inputs=` leaves them.
-        order: the ids of the tasks that have ended.
-        ready: the tasks that wait in the engine's queue, with their arrivals.
-        taken: one of them which the engine has taken out, and which has not started.
-        pin: gives the order to the engine. To be opened before.
-        live: under a dynamic policy what numbers the tasks as they get ready.
-        recorder: what takes the run down, if anything.
-        memory: what measures it, if anything.
+        tasks: ids of the tasks that run.
+        order: ids of the tasks that have ended.
+        ready: the tasks in the engine's queue, with their arrivals.
+        taken: the task that the engine has popped but not started.
+        pin: sets the order in the engine; must be opened before the run.
+        live: under a dynamic policy, numbers the tasks as they become ready.
+        recorder: records the run, if set.
+        memory: measures the memory, if set.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder | None) -> None:
@@ -298,18 +306,22 @@ class Watch:
         self._pending = Pending(graph, plan.needed)
         self._arrived = 0
         self._graph_task: int | None = None
-        self._inside: dict[int, int] = {}  # by thread: the task that runs in it
+        self._inside: dict[int, int] = {}  # the running task by thread
         self._lock = Lock()
-        self._starting = Lock()  # so that trace and memory have tasks in one order
-        self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # by task: before and after it
+        self._starting = Lock()  # trace and memory must see tasks in the same order
+        self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # pre- and post-hook by task
         self._handles_seen = 0
         self.follow(plan.policy, plan.order)
         self._arrive(self._pending.start())
 
     def follow(self, policy: Policy | Choice, planned: Sequence[int]) -> None:
-        """Goes by this policy from now on. `planned`: all tasks in the order in which they ran and will run, if known.
+        """Switch to a policy.
 
-        While the engine runs this may only be called from a hook, or at a stop in one.
+        While the engine runs, this may only be called from a hook, or at a stop in one.
+
+        Args:
+            policy: the policy.
+            planned: all tasks in order, those that have run and those still to run, if known.
         """
         self.policy = policy
         self._label = label_of(policy)
@@ -328,14 +340,14 @@ class Watch:
             self.pin = Pin([nodes[task_id] for task_id in planned], self.ready.__len__)
 
     def upcoming(self) -> list[int]:
-        """The ready tasks in the order in which they run if no other comes."""
+        """Return the ready tasks in the order in which they run if no other arrives."""
         taken = [] if self.taken is None else [self.taken]
         if self.live is not None:
             return taken + self.live.order()
         return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
 
     def first(self) -> int | None:
-        """Return the first of `upcoming`, or the running task if there is none. Any thread may call this."""
+        """Return the first of `upcoming`, or the running task if none is ready. Any thread may call this."""
         taken = self.taken
         if taken is not None or not self.ready:
             return next(iter(list(self._inside.values())), None) if taken is None else taken
@@ -345,17 +357,17 @@ class Watch:
         return self._planned[place] if place < len(self._planned) else None
 
     def take(self, task_id: int) -> None:
-        """The engine has taken the task from its queue."""
+        """Record that the engine has popped a task."""
         self.taken = task_id
         if self.live is not None:
             self.live.remove(task_id)
 
     def label(self, task_id: int) -> str:
-        """The key of a ready task as people read it."""
+        """Return the key of a ready task as text."""
         return self._label(self.graph.tasks[task_id], self.ready[task_id])
 
     def __enter__(self) -> Watch:
-        """Registers the hooks; after the pin has been opened."""
+        """Register the hooks; the pin must be open."""
         try:
             with collector_paused():
                 for task_id in self.tasks:
@@ -377,19 +389,21 @@ class Watch:
             before.remove()
             after.remove()
         self._handles.clear()
-        self._tensor_hooks = None  # it has the nodes
+        self._tensor_hooks = None  # it holds the nodes
 
     def stay_last(self) -> None:
-        """Lets our hooks run after those which users have registered since, so that they see what these made."""
+        """Move these hooks behind those that users have registered since, so that they see the users' results."""
         if RemovableHandle.next_id != self._handles_seen:
             for handles in self._handles.values():
                 for handle in handles:
                     hooks = _all_hooks(handle)
-                    hooks[handle.id] = hooks.pop(handle.id)  # the engine does not see what move_to_end does
+                    # python_hook.cpp reads PyDict_Values(dict), the insertion order of the C dict. An OrderedDict keeps
+                    # its own links, so move_to_end() would have no effect there.
+                    hooks[handle.id] = hooks.pop(handle.id)
             self._handles_seen = RemovableHandle.next_id
 
     def explain(self, error: BaseException) -> None:
-        """Notes on the error in which task it was raised."""
+        """Add to the error in which task it was raised."""
         error.add_note(f"tapescope: raised {self._place(error)}")
         explain_spoiled_graph(error, self.graph, self.order)
         explain_out_of_memory(error, self.graph)
@@ -411,13 +425,16 @@ class Watch:
         return None
 
     def owns(self, task_id: int) -> bool:
-        """Whether the engine, which calls a hook of this task, is in the run that is watched."""
+        """Return whether the engine calls this task's hook for the observed run."""
         graph_task = real_graph_task_id()
+        # Hooks stay on nodes that other backwards share, such as leaves, and are called for those, too. The first graph
+        # task that runs a root is the observed one.
         if self._graph_task is None and task_id in self._roots:
             self._graph_task = graph_task
         return graph_task == self._graph_task
 
     def _begin(self, task_id: int, gradients: Gradients) -> None:
+        # Threads of several devices call hooks at the same time.
         with self._lock:
             if task_id != self.taken:
                 self.take(task_id)
@@ -449,7 +466,7 @@ class Watch:
             self._arrive(self._pending.run(task_id))
 
     def _note_before(self, task_id: int, tensor_hooks: LateTensorHooks) -> None:
-        """Tells the recorder of the user's hooks that run before the task."""
+        """Record the user's hooks that run before the task."""
         assert self.recorder is not None
         for hook in tensor_hooks.of(task_id):
             self.recorder.hook(*hook)
@@ -458,9 +475,9 @@ class Watch:
         self._note("pre", _all_hooks(self._handles[task_id][0]).values())
 
     def _note(self, kind: str, hooks: Collection[Any]) -> None:
-        """Tells the recorder of the user's hooks."""
+        """Record the user's hooks."""
         assert self.recorder is not None
-        if len(hooks) == 1 and kind in ("pre", "post"):  # ours
+        if len(hooks) == 1 and kind in ("pre", "post"):  # only this object's hook
             return
         for hook in hooks:
             if getattr(hook, "func", None) not in (self._before, self._after):

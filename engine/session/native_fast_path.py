@@ -1,4 +1,4 @@
-"""Backwards of PyTorch's engine whose graph is not read: in its own order, and in one that was planned before."""
+"""Backwards of PyTorch's engine that do not read their graph: in its own order, or in a cached one."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ from ..schedule.policy import Choice, Policy, following
 from .native_engine import DISTURBED, Plan, explain, is_engines_own, one_queue, run_native
 from .rank_agreement import in_group
 
-_LOOKED_AT = 50  # nodes, among which the first that saved something is looked for
+_MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usually the root
 _Edges = list[tuple[Node, int]]
 
 
 def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
-    """Runs it, if its graph need not be read for that; None if it must be. `Run.graph` reads it when it is asked for.
+    """Run a backward without reading its graph, if possible; otherwise return None. `Run.graph` reads the graph on
+    first access.
 
-    It must be read where `inputs=` leaves tasks out, where a capture told something of them, where devices have queues
-    of their own, whose order nobody knows before, and for a policy of the user's own, which may look at anything.
+    The graph must be read if `inputs=` excludes tasks, if a capture has information about it, if devices have queues of
+    their own (their order is not known in advance), and for a user's own policy, which may look at anything.
     """
     if call.limits is not None or queues != "one":
         return None
@@ -68,7 +69,7 @@ def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> R
     static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
     if not static or len(call.outputs) > 1 or in_group() or pins_open():
         return None
-    if torch.is_anomaly_enabled():  # which would speak of the start that found no order as of an error
+    if torch.is_anomaly_enabled():  # anomaly mode would report `_NotKept` as an error of the backward
         return None
     assert isinstance(policy, Policy)
     return _as_kept(call, policy)
@@ -91,18 +92,22 @@ def _in_own_order(call: BackwardCall) -> Run:
 
 
 def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
-    """In the order that was planned for such a graph. Plans it, the first time."""
+    """Run in the order cached for such a graph; plan and cache it the first time."""
     roots = root_edges(call.outputs)
     gradients = root_gradients(call.outputs, call.grad_tensors)
-    if current_number(roots[0][0]) == UNNUMBERED:  # a leaf
+    # A leaf as root: it and the added start node would both have number UINT64_MAX, and which of two equal numbers pops
+    # first is unspecified (engine.h, CompareNodeTaskTime).
+    if current_number(roots[0][0]) == UNNUMBERED:
         return None
     reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
         try:
             with reading, one_queue(torch.accelerator.is_available()):
-                reading.enter_context(collector_paused())  # torch is about to make an object of each node
+                reading.enter_context(collector_paused())  # torch creates a Python object for each node
                 started_ns = time.perf_counter_ns()
+                # Only inside a graph task does the engine tell its own order (_current_graph_task_execution_order). The
+                # start finds the cached order by it, before the first node runs.
                 backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
                 elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
         except _NotKept:
@@ -114,7 +119,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
             if start.pin is not None:
                 start.pin.close()
                 settle_queue()
-    finally:  # for an interrupt in the first
+    finally:  # again, since an interrupt may end the inner `finally`
         if start.pin is not None:
             start.pin.close()
     if start.pin is not None and start.pin.disturbed:
@@ -126,7 +131,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
-    """Reads the graph, plans, runs, and keeps the order."""
+    """Read the graph, plan an order, run it, and cache it."""
     plan = Plan.of(call, policy)
     nodes = start.ordered
     facts = facts_of_each(nodes)
@@ -141,25 +146,25 @@ def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
 
 
 class _NotKept(BaseException):
-    """The order of such a graph is not known; nothing has run."""
+    """Raised if the order of such a graph is not cached; nothing has run."""
 
 
 class _Start:
-    """What is done before the first task: finds the order by the engine's own, and pins it.
-
-    Attributes:
-        key: what the graph looked like; None where other backwards had pinned nodes, so that it can't be told.
-        ordered: the nodes in the order in which they are to run; where none was kept, in the engine's own.
-        kept: what was found.
-        pin: holds the nodes in that order; None where it is the engine's own.
-        freed: the first node that a backward has freed, if it may be the first to complain.
-        took_ns: how long this took.
+    """The start of a backward before its first task: finds the cached order by the engine's own order, and pins it.
 
     Args:
-        policy: whose order is wanted.
-        keep_graph: whether what nodes saved is kept.
-        root: the root.
-        done: called at its end.
+        policy: the policy.
+        keep_graph: whether saved tensors are kept.
+        root: the root node.
+        done: called when the start has ended.
+
+    Attributes:
+        key: the cache key of the graph; None if other backwards have pinned nodes, which hides the engine's order.
+        ordered: the nodes in the order in which they run; in the engine's own order if none is cached.
+        kept: the cached order.
+        pin: pins the nodes in that order; None for the engine's own order.
+        freed: the first freed node, which may be the first to raise.
+        took_ns: the time the start took.
     """
 
     def __init__(self, policy: Policy, keep_graph: bool, root: Node, done: Callable[[], None]) -> None:
@@ -175,8 +180,10 @@ class _Start:
         self.took_ns = 0
 
     def begin(self, nodes: list[Node]) -> None:
-        """`nodes`: all of them, in the engine's own order."""
+        """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
         try:
+            # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
+            # graph.
             if len(nodes) >= DEEP:
                 free_one_by_one(self._root, [node for node in nodes if node is not self._root])
             self._find(nodes)
@@ -222,36 +229,38 @@ def _late(
         return graph
 
     run = Run.late(read, order, policy, elapsed_ns, note)
-    forget = partial(_let_go, ref(run), roots, call.keep_graph)
+    forget = partial(_release, ref(run), roots, call.keep_graph)
     tensors += [ref(each, forget) for each in call.outputs if isinstance(each, Tensor)]
     if len(tensors) < len(roots):
         tensors.clear()
     return run
 
 
-def _let_go(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> None:
-    """Reads the run's graph, which the run then keeps without its nodes."""
+def _release(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> None:
+    """Read the run's graph; the run then keeps it without its nodes."""
     if (found := run()) is not None and (is_retained or outlive_backward([node for node, _ in roots])):
         _ = found.graph
 
 
-keep_compiler_out(_let_go)  # runs where the loss dies, which may be in compiled code
+keep_compiler_out(_release)  # runs when the loss is freed, possibly in compiled code
 
 
 def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
-    """The order in which the engine runs nodes that are numbered so: of those that are ready the first. It is another
-    than theirs where the graph only looked like the one that was planned for, and its edges don't allow it."""
+    """Return the order in which the engine runs nodes with these sequence numbers.
+
+    It differs from the numbering if the graph only resembles the planned one, and its edges do not allow that order.
+    """
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
     return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
 
 
 def _spent_or_freed(nodes: Sequence[Node]) -> Node | None:
-    """The first of some nodes that a backward has spent or freed, where this can be told: which is to complain."""
-    return first_freed(nodes) or next(filter(is_spent, nodes[:_LOOKED_AT]), None)
+    """Return the first node that a backward has run or freed, which would raise; None if none is known."""
+    return first_freed(nodes) or next(filter(is_spent, nodes[:_MOST_CHECKED]), None)
 
 
 def _first_of(roots: _Edges) -> list[Node]:
-    """The first nodes in the engine's order, where all were made in one thread."""
+    """Return the first nodes in the engine's order, if all were created in one thread."""
     heap: list[tuple[int, int, Node]] = []
     seen: set[Node] = set()
 
@@ -263,7 +272,7 @@ def _first_of(roots: _Edges) -> list[Node]:
 
     add(node for node, _ in roots)
     found: list[Node] = []
-    while heap and len(found) < _LOOKED_AT:
+    while heap and len(found) < _MOST_CHECKED:
         found.append(heappop(heap)[2])
         add(child for child, _ in found[-1].next_functions)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, get_args
+from typing import Never, get_args
 from weakref import finalize
 
 from torch import Tensor
@@ -31,48 +31,45 @@ from .rank_agreement import in_group
 from .session import SessionTurn, one_at_a_time
 from .verbs import Verbs, as_gradients, check_edit
 
-if TYPE_CHECKING:
-    pass
-
-NO_HISTORY = "PyTorch's engine can't take back a task that has run, so it has no history; use engine=\"direct\""
+NO_HISTORY = 'PyTorch\'s engine cannot undo a task that has run, so it has no history; use engine="direct"'
 
 
 @verbs_end_where_called
 class NativeSession(Verbs):
-    """A backward of PyTorch's own engine which runs one task at a time, when told to.
+    """A backward of PyTorch's own engine that runs one task at a time, on request.
 
-    The engine runs in a thread of the session's own and waits in a hook before each task at which it is to stop. All is
-    as in training: hooks from C++, freeing, DistributedDataParallel. The engine has then taken the task that comes from
-    its queue, and called the hooks that run before it: so the next task can't be chosen by hand, and no step taken back
-    (engine="direct" can do both). Where nothing stops, nothing is handed over between threads.
+    The engine runs in a thread of the session, and waits in a hook before each task at which it stops. Everything
+    happens as in training: hooks from C++, freeing, DistributedDataParallel. At a stop, the engine has already popped
+    the next task and called the hooks that run before it. So the next task cannot be chosen by hand, and no step can be
+    undone (engine="direct" can do both). Without stops, the threads do not have to wait for each other.
 
-    The session's thread has the caller's grad mode, inference mode, autocast, `saved_tensors_hooks`, modes of functions
-    and dispatch, default device, context variables, and accelerators' streams, all as of the session's making. On
-    accelerators all tasks share one queue and run in that thread, unless `queues` says otherwise.
+    The session's thread has the grad mode, inference mode, autocast, `saved_tensors_hooks`, function and dispatch
+    modes, default device, context variables, and accelerator streams that the caller had when the session was created.
+    On accelerators all tasks share one queue and run in that thread, unless `queues` says otherwise.
 
-    Known limitations. A profiler of the calling thread would not see the backward: refused. A `threading.local` of the
-    user's is the session's thread's own in hooks. Warnings point to that thread. After a session that was closed before
-    its end, gradients which have been accumulated stay, and callbacks for the end of the backward have not run; but
-    `close` says what runs to its end.
+    Known limitations: a profiler of the calling thread would not see the backward, so it is refused. In hooks, a
+    `threading.local` has the values of the session's thread. Warnings point to that thread. After a session is closed
+    early, accumulated gradients stay, and callbacks for the end of the backward have not run; see `close` for backwards
+    that always run to their end.
 
     Args:
-        tensors: the outputs where the backward starts, or all its arguments, as a `BackwardCall`.
+        tensors: the outputs where the backward starts, or all arguments of a backward, as a `BackwardCall`.
         policy: a name, a `Policy` or a callable (ready tasks, state) -> task.
-        trace: what is recorded of each task, as for `ts.backward`; None: nothing.
-        queues: "one" ready queue for all devices, in the policy's total order, or one "per device", worked through in
-            that device's own thread, as in training. Each thread then stands still before a task that it has
-            taken: `step` lets one of them go on, `step(device=)` that device's, `run` all at once. `current` is the one
-            that comes first where `Problem.durations` say how long tasks take. What a device takes is PyTorch's affair:
-            the policy's choice among what has arrived; but one that stands idle takes what is pushed first, in the
-            order of the edges of the task that pushes. So no order is certain, and `planned` is made again where
-            another task is taken. Once tasks have begun the policy stays. Meanwhile every other backward of the
-            process, one inside of a task, too, runs in the thread that calls it, with one queue, or it would wait for
-            the devices' threads; one that C++ begins without Python, or that was under way, does wait. An error ends
-            the session: what other devices hold does not run. A process in which Python has run in devices' threads may
-            abort at its exit (PyTorch's issue #38228).
+        trace: the level of recording, as for `ts.backward`; None records nothing.
+        queues: "one" ready queue for all devices, in the policy's total order, or one "per device", each in the
+            device's own thread, as in training. With several, each thread stops before the task it has popped: `step`
+            continues one of them, `step(device=)` the one of that device, `run` all at once. `current` is the task that
+            comes first according to `Problem.durations`. A busy device takes the policy's choice among the tasks that
+            have arrived; an idle one takes the first task pushed, in the order of the pushing task's edges. So no order
+            is certain, and `planned` is recomputed when another task is taken. Once tasks have run, the policy cannot
+            change. Meanwhile every other backward of the process, including nested ones, runs in its calling thread
+            with one queue, because it would have to wait for the devices' threads otherwise; a backward that C++ starts
+            without Python, or that had started before, does wait. An error ends the session, and tasks held by other
+            devices do not run. A process in which Python has run in devices' threads may abort at exit (PyTorch's issue
+            #38228).
 
     Attributes:
-        graph: the graph that is run; without its nodes once the session is closed, or over after an error.
+        graph: the graph; without its nodes once the session is closed, or over after an error.
     """
 
     _backward: NativeBackward
@@ -96,7 +93,7 @@ class NativeSession(Verbs):
             state = ThreadState()
         except NotImplementedError as error:
             raise NotImplementedError(
-                f"a native session runs in a thread of its own, which can't be given {error}; use "
+                f"a native session runs in a separate thread, which cannot adopt {error}; use "
                 'ts.debug(..., engine="direct") or ts.backward'
             ) from None
         plan = Plan.of(call, chosen).agreed()
@@ -110,7 +107,7 @@ class NativeSession(Verbs):
         self._turn = SessionTurn()
         self._finalizer = finalize(self, self._worker.forget)
         begins(self)
-        self._finalizer.atexit = False  # all that run are ended then, and waited for
+        self._finalizer.atexit = False  # at exit `_end_all` ends all runs and waits for them
 
     def __repr__(self) -> str:
         state = self.over or f"{len(self._worker.ready)} ready"
@@ -119,12 +116,12 @@ class NativeSession(Verbs):
 
     @property
     def planned(self) -> Sequence[int]:
-        """All tasks in the order in which they ran and are going to; empty under a dynamic policy."""
+        """All tasks in order, those that have run and those still to run; empty under a dynamic policy."""
         return self._backward.planned
 
     @property
     def runs_in_this_thread(self) -> bool:
-        """Whether the calling thread is the one in which the engine runs: that of hooks, which must not wait for it."""
+        """Whether the calling thread is the engine's, as in a hook; it must not wait for the engine."""
         return self._worker.is_current_thread
 
     @property
@@ -136,62 +133,65 @@ class NativeSession(Verbs):
 
     @property
     def ready(self) -> list[ReadyTask]:
-        """The ready queue, in the order in which it pops if no other task comes. The first is the current task."""
+        """The ready queue, in the order in which it pops if no other task arrives, starting with the current task."""
         worker = self._worker
         upcoming, arrivals, label = worker.upcoming(), dict(worker.ready), label_of(worker.policy)
         return [
             ReadyTask(task := self.graph.tasks[task_id], at := arrivals[task_id], label(task, at))
             for task_id in upcoming
-            if task_id in arrivals  # else it has begun meanwhile
+            if task_id in arrivals  # otherwise the task has started since
         ]
 
     @property
     def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run."""
+        """The task that `step()` runs next; None if all have run."""
         return self._backward.current
 
     @property
     @one_at_a_time
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """What the current task is about to get, one per input number, of the shapes in `current.inputs`: its input
-        buffer after tensor and pre-hooks.
+        """The current task's input buffer after tensor hooks and pre-hooks, one per input, with the shapes in
+        `current.inputs`.
 
-        While somebody holds one of them, the engine does not add to it in place, nor take it for a leaf's .grad.
+        While you hold a reference to one of them, the engine neither adds to it in place nor steals it as a leaf's
+        .grad.
         """
         self._backward.stopped_at()
         return self._backward.gradients
 
     @one_at_a_time
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients of the current task, of the shapes in `task.inputs`.
+        """Return the current task's gradients, with the shapes in `task.inputs`.
 
         Raises:
-            NotImplementedError: for any other task. The engine shows an input buffer only as its task starts.
+            NotImplementedError: `task` is not the current task; the engine shows an input buffer only when its task
+                starts.
         """
         about = self._task(task)
         gradients = self._backward.taken(about)
         if gradients is None:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that "
+                f"PyTorch's engine does not show the input buffer of {self._described(about)} until that "
                 'task is the current one; ts.debug(..., engine="direct") shows all input buffers'
             )
         return gradients
 
     @one_at_a_time
     def replace(self, gradients: Gradients | Tensor | None, task: AnyTask | None = None) -> None:
-        """Gives the current task these gradients instead of `gradients`, one per input number.
+        """Replace the current task's gradients, one per input.
 
         Raises:
-            NotImplementedError: `task` is another than the current one.
-            ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
-            TypeError: one is no tensor.
+            NotImplementedError: `task` is not the current task.
+            ValueError: the gradients' number, shape, dtype, device or layout differs, or an input that received no
+                gradient would get one.
+            TypeError: a gradient is not a tensor.
         """
         backward = self._backward
         about = backward.stopped_at() if task is None else self._task(task)
         before = backward.taken(about)
         if before is None:
             raise NotImplementedError(
-                f"PyTorch's engine keeps to itself what waits for {self._described(about)} until that task is the "
+                f"PyTorch's engine does not show the input buffer of {self._described(about)} until that task is the "
                 'current one; ts.debug(..., engine="direct") can edit the input buffer of any ready task'
             )
         after = as_gradients(gradients)
@@ -202,7 +202,7 @@ class NativeSession(Verbs):
 
     @one_at_a_time
     def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
-        """Runs the current task and stops before the next."""
+        """Run the current task and stop before the next one."""
         return self._backward.step(None if task is None else self._task(task))
 
     @one_at_a_time
@@ -210,7 +210,7 @@ class NativeSession(Verbs):
         return self._backward.next_on(device)
 
     def result(self) -> Run:
-        """What has run so far."""
+        """Return a `Run` of the tasks run so far."""
         worker = self._worker
         order = tuple(worker.order)
         planned = tuple(self.planned) or order
@@ -225,62 +225,62 @@ class NativeSession(Verbs):
         planned = [] if is_dynamic(chosen) else schedule(self.graph, chosen, self.needed, ran, queues=self.queues)
         if planned != self.planned and in_group():
             raise PolicyError(
-                f"policy {policy_name(chosen)} can't take over here: in a process group all ranks run one order, on "
-                "which they agree before it begins; open the session under this policy, on every rank"
+                f"policy {policy_name(chosen)} cannot take over here: in a process group all ranks agree on one order "
+                "before the backward starts; create the session with this policy on every rank"
             )
         self._backward.follow(chosen, planned)
 
     @property
     def history(self) -> Never:
-        """Raises NotImplementedError, as all that goes back."""
+        """Raise NotImplementedError, as all undo verbs do."""
         raise NotImplementedError(NO_HISTORY)
 
     @property
     def branches(self) -> tuple[()]:
-        """None, as where a `Stepper` keeps no history."""
+        """An empty tuple, as for a `Stepper` without a history."""
         return ()
 
     def keep_history(self, budget_bytes: int | str = 0) -> Never:
-        """Refused: PyTorch's own engine takes no task back. Raises NotImplementedError."""
+        """Raise NotImplementedError: PyTorch's own engine cannot undo tasks."""
         raise NotImplementedError(NO_HISTORY)
 
     def forget(self) -> Never:
-        """Refused, as `keep_history`."""
+        """Raise NotImplementedError, as `keep_history` does."""
         raise NotImplementedError(NO_HISTORY)
 
     def back(self, count: int = 1) -> Never:
-        """Refused, as `keep_history`."""
+        """Raise NotImplementedError, as `keep_history` does."""
         raise NotImplementedError(NO_HISTORY)
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
-        """Goes on to the moment before a task, as `run_to` does. Returns the current task.
+        """Run until a task is next, as `run_to` does; return the current task.
 
         Raises:
-            NotImplementedError: the task has run, or it is a branch.
-            ValueError: the task is not going to run.
+            NotImplementedError: the task has run already, or a branch was passed.
+            ValueError: the task does not run.
         """
         if branch is None and task is None:
-            raise ValueError("goto() where? Give a task")
+            raise ValueError("goto() needs a task")
         if branch is not None or task is None or self._task(task).id in self.order:
             raise NotImplementedError(NO_HISTORY)
         return self.run_to(task)
 
     def restore(self, task: AnyTask | None = None) -> Never:
-        """Refused: PyTorch's own engine keeps no gradients that were replaced. Raises NotImplementedError."""
+        """Raise NotImplementedError: PyTorch's own engine does not keep replaced gradients."""
         raise NotImplementedError(
-            "PyTorch's engine keeps no gradients that were replaced, so they can't be restored; use engine=\"direct\""
+            'PyTorch\'s engine does not keep replaced gradients, so they cannot be restored; use engine="direct"'
         )
 
     def compare_branches(self) -> Never:
-        """Refused, as `keep_history`."""
+        """Raise NotImplementedError, as `keep_history` does."""
         raise NotImplementedError(NO_HISTORY)
 
     def close(self) -> None:
-        """Ends the session: the task that runs is the last. Lets the graph's nodes go. Does nothing a second time.
+        """End the session after the running task, and release the graph's nodes; a second call does nothing.
 
-        Under fully_shard (FSDP2), FullyShardedDataParallel and DistributedDataParallel a backward that has begun runs
-        to its end: the other ranks wait for it, and later steps for what happens there. From a hook it does not wait
-        for the end.
+        Under fully_shard (FSDP2), FullyShardedDataParallel and DistributedDataParallel, a backward that has started
+        runs to its end, because the other ranks wait for it and later steps need its callbacks. Called from a hook, it
+        does not wait for the end.
         """
         self._backward.close()
 
@@ -290,20 +290,20 @@ class NativeSession(Verbs):
 
 
 def _with_several_queues(plan: Plan, call: BackwardCall) -> Plan:
-    """The plan, in the order in which devices with a queue each would start its tasks.
+    """Return the plan in the order in which devices with separate queues would start its tasks.
 
     Raises:
-        NotImplementedError: what several queues can't be stepped with.
+        NotImplementedError: the backward cannot be stepped with several queues.
     """
     if is_dynamic(plan.policy):
-        why = f"policy {policy_name(plan.policy)} picks as the backward runs, which needs one queue for all devices"
+        why = f"policy {policy_name(plan.policy)} chooses during the backward, which needs one queue for all devices"
     elif call.create_graph:
-        why = "create_graph=True numbers the graph of the backward in one thread, which needs one queue for all devices"
+        why = "create_graph=True numbers the nodes of the backward in one thread, which needs one queue for all devices"
     elif in_group():
         why = "in a process group all ranks run one order, which needs one queue for all devices"
     elif in_backward():
-        why = "this is called inside of a backward, which may have the thread of a device"
+        why = "the session was created inside another backward, which may occupy the thread of a device"
     else:
         order = schedule(plan.graph, plan.policy, plan.needed, queues="per device")
         return replace(plan, order=order)
-    raise NotImplementedError(f'{why}: a session of PyTorch\'s engine takes queues="one" there')
+    raise NotImplementedError(f'{why}; use queues="one"')

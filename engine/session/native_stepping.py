@@ -1,4 +1,4 @@
-"""A backward of PyTorch's own engine under way, which stops where it is told to."""
+"""A backward of PyTorch's own engine under way, which stops on request."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .session import session_over
 
 
 class NativeBackward:
-    """What a `NativeSession` runs: lets the engine's thread go on, and waits until it stops or ends.
+    """The backward of a `NativeSession`: lets the engine's thread run, and waits until it stops or ends.
 
     Args:
-        call: the backward.
-        plan: in which order.
-        state: what the thread has of its maker's.
+        call: the arguments of the backward.
+        plan: its graph, policy and order.
+        state: the caller's thread state, which the engine's thread adopts.
         trace: as for `NativeSession`.
-        given: the gradients of the roots that number the graph of the backward.
+        given: the root gradients, which lead to the caller's part of a double backward graph.
 
     Attributes:
-        graph: the graph; without its nodes once it is over.
-        needed: the ids of the tasks that run at all; None: all.
+        graph: the graph; without its nodes once the backward is over.
+        needed: ids of the tasks that run; None for all.
         stops: the breakpoints and watchpoints.
-        recorder: records the tasks; None: nothing is recorded.
-        worker: the thread.
-        over: why no step is possible any more.
+        recorder: records the tasks; None if nothing is recorded.
+        worker: the engine's thread.
+        over: the reason why no further step is possible; None while steps are possible.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class NativeBackward:
         self.worker = self._worker(call, state, plan, recorder)
         self.stops.speak_of(self.worker.order)
         self.over: str | None = None
-        self._given = given
+        self._root_gradients = given
         self._ended = False
 
     def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
@@ -60,32 +60,32 @@ class NativeBackward:
 
     @property
     def planned(self) -> Sequence[int]:
-        """All tasks in the order in which they ran and are going to; empty under a dynamic policy."""
+        """All tasks in order, those that have run and those still to run; empty under a dynamic policy."""
         return self._planned
 
     def described(self, task_id: int) -> str:
-        """A task in words, with its place among those that ran and are going to, where that is known."""
+        """Describe a task, with its position in the run if known."""
         return self.graph.in_order(self.planned or self.worker.order).describe(task_id)
 
     @property
     def policy(self) -> Policy | Choice:
-        """The policy that picks."""
+        """The current policy."""
         return self.worker.policy
 
     @property
     def order(self) -> list[int]:
-        """The ids of the tasks that have run."""
+        """Ids of the tasks that have run."""
         return list(self.worker.order)
 
     @property
     def current(self) -> Task | None:
-        """The task that runs next; None when all have run."""
+        """The task that runs next; None if all have run."""
         first = self.worker.first()
         return None if first is None else self.graph.tasks[first]
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """At a stop the input buffer of the task to come."""
+        """The next task's input buffer, at a stop."""
         return tuple(self.worker.gradients or ())
 
     def check_open(self) -> None:
@@ -93,7 +93,7 @@ class NativeBackward:
             raise session_over(self.over)
 
     def stopped_at(self) -> Task:
-        """The current task, before which the engine has stopped."""
+        """Start the engine if needed, and return the task before which it has stopped."""
         if not self.worker.begun:
             self._go_on(NEXT)
             self.check_open()
@@ -103,7 +103,7 @@ class NativeBackward:
         return current
 
     def stop_here(self, wait: bool) -> Stop | None:
-        """What stops a run here; see `Verbs.stop_here`."""
+        """Return the stop that ends a run at this position; see `Verbs.stop_here`."""
         if self.current is None:
             return self.stops.at_end(self.worker.order)
         found = self.stops.found(wait)
@@ -113,32 +113,32 @@ class NativeBackward:
         return self.stops.before(waiting.id, self.worker.order, lambda: gradients)
 
     def taken(self, task: Task) -> tuple[Tensor | None, ...] | None:
-        """What a task is about to get, if the engine has taken it from its queue and stands before it."""
+        """Return a task's input buffer if the engine has popped the task and stopped before it; otherwise None."""
         if task is not self.current:
             return None
         self.stopped_at()
         return self.gradients
 
     def edit(self, task: Task, gradients: tuple[Tensor | None, ...]) -> None:
-        """A task that is `taken` gets these."""
+        """Replace the gradients of a task that is `taken`."""
         self.worker.edit(gradients)
 
     def next_on(self, device: str) -> Task:
-        """The task that this device runs next."""
+        """Return the task that a device runs next."""
         current = self.current
         if current is None or str(current.device) != device:
             described = "none" if current is None else self.described(current.id)
             raise NotImplementedError(
-                f"the next task is {described}, and this session has one queue for all devices, so {device} has to "
-                'wait; queues="per device" gives each its own'
+                f"the next task is {described}. All devices share one queue in this session, so {device} has to wait; "
+                'with queues="per device" each has its own'
             )
         return current
 
     def step(self, task: Task | None = None) -> Task:
-        """Runs the current task and stops before the next.
+        """Run the current task and stop before the next one.
 
         Raises:
-            NotImplementedError: this task is another.
+            NotImplementedError: `task` is not the current task.
         """
         if task is not None and task is not self.current:
             current = self.current
@@ -149,14 +149,16 @@ class NativeBackward:
         self.stopped_at()
         ran = len(self.worker.order)
         self._go_on(NEXT)
-        if len(self.worker.order) == ran:  # closed meanwhile
+        if len(self.worker.order) == ran:  # another thread has closed the session
             self.check_open()
         return self.graph.tasks[self.worker.order[ran]]
 
     def follow(self, policy: Policy | Choice, planned: Sequence[int]) -> None:
-        """From here on this one picks, which plans this order."""
+        """Switch to another policy, with its order of the remaining tasks."""
         worker = self.worker
         waiting = worker.upcoming()
+        # A task already in the engine's heap is not moved when its number changes (engine.h, CompareNodeTaskTime is
+        # only evaluated on push and pop), so the queue has to be sorted again if the order of the ready tasks changes.
         worker.follow(policy, planned)
         if worker.recorder is not None:
             worker.recorder.switch(policy, worker.taken)
@@ -164,25 +166,26 @@ class NativeBackward:
         worker.sort_again |= worker.upcoming() != waiting
 
     def close(self) -> None:
-        """Ends it: the task that runs is the last. From a hook it does not wait for the end."""
+        """End the backward after the running task; from a hook, without waiting for the end."""
         self.over = self.over or "closed"
         self.worker.abandon()
         self.worker.join()
         self.graph = replace(self.graph, nodes=())
-        self._given = ()
+        self._root_gradients = ()
+        # In a hook the engine still runs in this thread and uses the nodes; `Worker._main` releases them afterwards.
         if not self.worker.is_current_thread:
             self.worker.let_go()
 
     def run_to(self, task_id: int) -> None:
-        """Runs what comes before this task, or up to what stops a run."""
+        """Run until this task is next, or until a stop."""
         if task_id in self.worker.order:
             raise ValueError(f"{self.described(task_id)} has run already")
         if self.needed is not None and task_id not in self.needed:
-            raise ValueError(f"{self.described(task_id)} is not going to run: inputs= makes it needless")
+            raise ValueError(f"{self.described(task_id)} does not run: no path leads from it to inputs=")
         self.run_until(task_id)
 
     def run_until(self, last: int | None) -> None:
-        """Runs up to this task, to what stops a run, or to the end."""
+        """Run until `last` is next, a stop, or the end."""
         worker, stops = self.worker, self.stops
         stops.stopped = None
         try:
@@ -200,7 +203,7 @@ class NativeBackward:
             stops.stop_asked = False
 
     def _go_on(self, until: int) -> None:
-        """Lets the engine run until it stops, or ends."""
+        """Let the engine run until it stops or ends."""
         worker = self.worker
         worker.until, worker.stopped = until, None
         before = sequence_nr()
@@ -213,8 +216,8 @@ class NativeBackward:
             if report is not None:
                 self._ended = True
                 worker.join()
-        except BaseException as interrupt:  # of the one who waits
-            self.over = f"{type(interrupt).__name__} while it ran"
+        except BaseException as interrupt:  # of the waiting thread
+            self.over = f"{type(interrupt).__name__} while the backward ran"
             self.close()
             raise
         if worker.numbering is not None:
@@ -222,7 +225,7 @@ class NativeBackward:
         if report is None:
             return
         if worker.numbering is not None and not report and not worker.abandoned:
-            worker.numbering.number(self.graph, self._given)
+            worker.numbering.number(self.graph, self._root_gradients)
         if worker.abandoned:
             self.close()
         if report:
@@ -231,4 +234,4 @@ class NativeBackward:
             try:
                 raise report[0]
             finally:
-                del report  # else the error would hold itself through this frame
+                del report  # the error's traceback holds this frame, which must not hold the error

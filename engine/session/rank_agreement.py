@@ -1,20 +1,21 @@
-"""An order that all ranks of a process group run, or none does: agreed on through the group's store, within a limit.
+"""An order that either all ranks of a process group run, or none: agreed on through the group's store, within a time
+limit.
 
-Collectives of a backward pair up by the order in which each rank begins them. Ranks that run different orders would
-sum other tensors than they mean to, without an error. So a rank leaves PyTorch's own order only if all have said that
-they run the same one.
+Collectives of a backward are matched by the order in which each rank starts them. Ranks with different orders would
+silently sum the wrong tensors. So a rank runs an order other than PyTorch's own only if every rank has confirmed the
+same one.
 
-How it is decided. Each question has one key for the verdict, which is set once (`compare_set`): "yes" by the rank whose
-answer was the last that was missing; why not, by the first rank which sees that another answer is there, which has
-nothing to agree on, or which has waited long enough. All ranks read that one verdict before they act: who has given up
-waiting has decided for all, and who doesn't ask leaves its answer out, so that there is no "yes". What can fail is the
-store. As long as this rank has not answered nobody can have a "yes", and PyTorch's own order is safe; afterwards
-somebody may, and the backward is refused before anything of it runs.
+How it is decided: each question has one key for the verdict, which is set only once (`compare_set`). The last rank to
+answer sets it to "yes". A rank sets it to a reason against if it sees a different answer, has no order of its own, or
+has reached the time limit. All ranks read this verdict before they act. So a rank that stops waiting has decided for
+all, and a rank that does not ask prevents a "yes" because its answer is missing. The store itself may fail. Before this
+rank has answered, no rank can have read "yes", so PyTorch's own order is safe. After that another rank may have, so the
+backward is refused before any of it runs.
 
-What is asked. Of a graph in which nothing is seen that could communicate, once for each kind of graph and order; the
-answer is kept. Of any other, before each backward: while one rank is at a graph of this kind, another may be at another
-kind. The ranks then also compare how many collectives each has begun, so that they mean the same backward. Nothing here
-is a collective, and inside of a backward nobody is asked.
+What is asked: for a graph that cannot communicate, once per kind of graph and order, and the answer is cached. For any
+other graph, before each backward, because ranks may be at different kinds of graphs at the same time. The ranks then
+also compare the number of collectives each has started, to be sure that they mean the same backward. Nothing here is a
+collective, and no rank asks while it is inside a backward.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ...inspector.torch_private.saved_variables import hides_saved, is_packed
 from ...inspector.torch_private.tensors import computes_itself
 from ..execution.find_hooks import no_hooks
 
-_MOST_KINDS = 256  # of graphs and orders that are asked for: the store keeps some 100 bytes of each for every rank
+_MOST_KINDS = 256  # kinds of graphs and orders; the store keeps about 100 bytes of each for every rank
 _YES = "yes"
 _FIRST_POLL_S, _LAST_POLL_S = 0.0002, 0.02
 _QUIET = frozenset((Kind.CPP, Kind.ACCUMULATE_GRAD))
@@ -46,62 +47,65 @@ _limit_s = 10.0
 
 
 def wait_for_ranks(seconds: float) -> None:
-    """How long a backward waits at most until all ranks of the process group have said that they run the same order.
+    """Set the time limit for agreeing with the other ranks on the order of a backward.
 
-    Where `torch.distributed` has several ranks, an order other than PyTorch's own is run only if all ranks run it: each
-    has to ask for it, as by `ts.policy("bfs")` in every process. They tell each other through the store of the default
-    group. A rank that doesn't answer in time, or has another graph or order, means PyTorch's own order for all of them;
-    `Run.policy` and `Run.note` say so. After a rank did not answer, nobody asks for anything new.
+    If `torch.distributed` has several ranks, an order other than PyTorch's own runs only if all ranks request it, for
+    example with `ts.policy("bfs")` in every process. They communicate through the store of the default group. If a rank
+    does not answer in time, or has another graph or order, all ranks run PyTorch's own order; `Run.policy` and
+    `Run.note` say so. After a rank has not answered, nothing new is asked.
 
     Args:
-        seconds: 10 unless this was called. 0: nobody is asked, and each order is PyTorch's own.
+        seconds: the limit, 10 by default. With 0 nothing is asked, and every order is PyTorch's own.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: `seconds` is not a finite number of at least 0.
     """
     global _limit_s
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
-        raise ValueError(f"ranks are waited for for some seconds, a number from 0 on, not {seconds!r}")
+        raise ValueError(f"seconds must be a finite number of at least 0, got {seconds!r}")
     _limit_s = float(seconds)
 
 
 def in_group() -> bool:
-    """Whether there are other ranks, with which orders have to be agreed on."""
+    """Return whether there are other ranks to agree with on orders."""
     return world() is not None
 
 
 def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] | None) -> str | None:
-    """Why PyTorch's own order is to be run in place of this one; None: all ranks run this one, or there are no others.
+    """Return the reason why PyTorch's own order must run instead of this one; None if all ranks run this one or there
+    are no others.
 
     Args:
         graph: the graph of the backward that is about to run.
-        needed: its tasks that run; None: all.
-        order: all of them; None: this rank is going to run PyTorch's own order in any case, and tells the others.
+        needed: ids of the tasks that run; None for all.
+        order: their ids in order; None if this rank runs PyTorch's own order in any case, which it tells the others.
 
     Raises:
-        RuntimeError: the store can't be reached any more, so that what the other ranks run is not known.
+        RuntimeError: the store is no longer reachable, so the other ranks' orders are unknown.
     """
     group = world()
     if group is None:
         return None
     if in_backward():
-        return "it is inside of another backward, where no other rank is waited for"
+        return "it runs inside another backward, where ranks do not wait for each other"
     if not _limit_s:
-        return "no other rank is asked (ts.wait_for_ranks(0))"
+        return "ts.wait_for_ranks(0) turns off agreement between ranks"
+    # Other threads' backwards wait here, up to 2 * _limit_s + 1 seconds: one question at a time keeps the numbers of
+    # the keys equal on all ranks.
     with _lock:
         asking = _asking_in(group)
         found = asking.ask(graph, needed, order)
         if found is not None and order is not None and not asking.warned:
             asking.warned = True
             warn(
-                f"a backward runs in PyTorch's own order: {found}. In a process group another order is run only if all "
-                "ranks run it. This is said once; Run.note says it of each backward"
+                f"a backward runs in PyTorch's own order: {found}. In a process group another order runs only if "
+                "all ranks run it. This warning appears once; Run.note has the reason for each backward"
             )
     return found
 
 
 class _Asking:
-    """What one rank has asked in one process group, and the keys under which it asks next."""
+    """The questions one rank has asked in a process group, and the keys of the next ones."""
 
     def __init__(self, group: Any) -> None:
         self.group = ref(group)
@@ -109,12 +113,12 @@ class _Asking:
         self.warned = False
         self._store: Any = None
         self._kept: dict[tuple[str, str], str | None] = {}  # by kind and order
-        self._rounds: dict[str, int] = {}  # by kind, how many orders were asked for
-        self._turn = 0  # how many backwards were
-        self._over: str | None = None  # why nothing is asked any more
+        self._rounds: dict[str, int] = {}  # number of orders asked for, by kind
+        self._turn = 0  # number of backwards asked for
+        self._over: str | None = None  # the reason why nothing more is asked
 
     def ask(self, graph: Graph, needed: Collection[int] | None, order: Sequence[int] | None) -> str | None:
-        """As `why_not`."""
+        """Return the reason against an order; see `why_not`."""
         kind, planned = _kind(graph, needed), "" if order is None else sha256(array("q", order)).hexdigest()
         if may_communicate(graph):
             if self._over is not None:
@@ -128,15 +132,16 @@ class _Asking:
             if self._over is not None:
                 return self._over
             number = self._rounds[kind] = self._rounds.get(kind, 0) + 1
-            self._kept[kind, planned] = "the other ranks were asked, and the answer was not waited for"
+            # Set before waiting: after an interrupt the same question must not be asked again under another key.
+            self._kept[kind, planned] = "the wait for the other ranks' answer was interrupted"
             self._kept[kind, planned] = self._decide(f"kind/{kind}/{number}", planned or None)
         return self._kept[kind, planned]
 
     def _decide(self, key: str, answer: str | None) -> str | None:
-        """The verdict: None for "yes", else why not.
+        """Return None for the verdict "yes", otherwise the reason against.
 
-        The store's own calls may wait for half an hour where a network is gone. So they are a thread's, which is left
-        to itself then: what it has said stays said, and a key is never used twice.
+        The store's calls may block for half an hour if the network is gone. They run in a thread that is abandoned
+        after the time limit; its answer stays valid, and a key is never used twice.
         """
         question = _Question(self, key, answer)
         thread = Thread(target=question.run, name="tapescope asks the other ranks", daemon=True)
@@ -144,64 +149,65 @@ class _Asking:
         thread.join(2 * _limit_s + 1)
         if question.verdict is None:
             problem = question.error or "it does not answer"
-            self._over = f"the store of the process group can't be reached ({problem})"
+            self._over = f"the store of the process group cannot be reached ({problem})"
             if question.answered:
                 raise RuntimeError(
-                    f"{self._over}, so it is not known in which order the other ranks run this backward, and nothing "
-                    "of it has run; begin again without a policy, or with ts.wait_for_ranks(0)"
+                    f"{self._over}, so the order on the other ranks is unknown, and the backward has not started; "
+                    "run it without a policy, or call ts.wait_for_ranks(0) first"
                 )
             return self._over
-        if question.in_vain:
+        if question.timed_out:
             self._over = question.verdict
         return None if question.verdict == _YES else question.verdict
 
     def store(self) -> Any:
-        """The part of the group's store in which this is asked.
+        """Return the part of the group's store used for these questions.
 
-        Stores may outlive a group: one that is made anew finds the keys of the one before. So they have the number of
-        this rank's groups in them. Where ranks asked in different ones of these, no answers meet.
+        A store may outlive its group, and a new group would find the previous group's keys. The keys therefore contain
+        the number of this rank's groups. If ranks disagree on that number, their answers never meet.
         """
         if self._store is None:
             store = world_store()
             if store is None:
-                raise RuntimeError("its backend has none")
+                raise RuntimeError("its backend does not have one")
             ours = part_of(store, f"tapescope/{self.size}")
             self._store = part_of(ours, str(ours.add(f"groups of {self.rank}", 1)))
         return self._store
 
 
 class _Question:
-    """One question, and its verdict.
+    """One question to the other ranks, and its verdict.
 
     Attributes:
-        answered: whether the others may know of this rank's answer.
-        in_vain: this rank has waited as long as it may.
-        error: what the store raised.
+        answered: whether other ranks may have read this rank's answer.
+        timed_out: whether this rank reached the time limit.
+        error: the exception raised by the store.
     """
 
     def __init__(self, asking: _Asking, key: str, answer: str | None) -> None:
         self._asking, self._key, self._answer = asking, key, answer
         self._limit_s = _limit_s
-        self.answered = self.in_vain = False
+        self.answered = self.timed_out = False
         self.error: Exception | None = None
         self.verdict: str | None = None
 
     def run(self) -> None:
         try:
             self.verdict = self._find()
-        except Exception as error:  # of the store, which has classes of its own
+        except Exception as error:  # stores raise exception classes of their own
             self.error = error
 
     def _find(self) -> str:
         ends = time.monotonic() + self._limit_s
         asking, rank = self._asking, self._asking.rank
-        store = self._asked = asking.store()
+        store = self._group_store = asking.store()
         if self._answer is None:
             return self._say(f"rank {rank} runs PyTorch's own order")
         self.answered = True
+        # compare_set writes only if the key is empty, so all ranks compare their answer with that of the first.
         first, by = store.compare_set(self._name("answer"), "", f"{self._answer} {rank}").decode().split()
         if first != self._answer:
-            return self._say(f"ranks {by} and {rank} are at other graphs, or have planned other orders")
+            return self._say(f"ranks {by} and {rank} have different graphs, or planned different orders")
         if store.add(self._name("count"), 1) == asking.size:
             return self._say(_YES)
         pause = _FIRST_POLL_S
@@ -211,17 +217,17 @@ class _Question:
             time.sleep(pause)
             pause = min(2 * pause, _LAST_POLL_S)
         count = store.add(self._name("count"), 0)
-        said = f"{count} of {asking.size} ranks asked for this order within {self._limit_s:g} s (ts.wait_for_ranks)"
+        said = f"{count} of {asking.size} ranks requested this order within {self._limit_s:g} s (ts.wait_for_ranks)"
         verdict = self._say(said)
-        self.in_vain = verdict == said
+        self.timed_out = verdict == said
         return verdict
 
     def _say(self, verdict: str) -> str:
-        """Sets the verdict, unless there is one. Returns what is set."""
-        return str(self._asked.compare_set(self._name("verdict"), "", verdict).decode())
+        """Set the verdict unless there is one, and return the one that is set."""
+        return str(self._group_store.compare_set(self._name("verdict"), "", verdict).decode())
 
-    def _name(self, of: str) -> str:
-        return f"{self._key}/{of}"
+    def _name(self, part: str) -> str:
+        return f"{self._key}/{part}"
 
 
 _lock = Lock()
@@ -236,10 +242,10 @@ def _asking_in(group: Any) -> _Asking:
 
 
 def may_communicate(graph: Graph) -> bool:
-    """Whether anything of the graph could: what Python or an extension does in it, hooks, tensors such as DTensor.
+    """Return whether part of the graph may communicate: Python or extension code, hooks, or tensors such as DTensor.
 
-    The C++ hooks of DistributedDataParallel are not meant: its buckets start in one order, whichever is full first.
-    Hooks of tensors are listed nowhere, so any hook counts that is in the process, but those of modules.
+    The C++ hooks of DistributedDataParallel do not count: its buckets are reduced in a fixed order, whichever is full
+    first. There is no list of tensor hooks, so any hook in the process counts, except hooks of modules.
     """
     return (
         not no_hooks(look=True)
@@ -250,7 +256,7 @@ def may_communicate(graph: Graph) -> bool:
 
 
 def _kind(graph: Graph, needed: Collection[int] | None) -> str:
-    """A graph and what runs of it, equal in all processes for equal ones; ranks may have devices of other numbers."""
+    """Return a digest of a graph and its needed tasks, equal in all processes even if device indices differ."""
     digest = sha256()
     for task in graph.tasks:
         metas = [(meta.shape, meta.dtype, meta.device.type) for meta in task.inputs]

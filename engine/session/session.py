@@ -1,4 +1,4 @@
-"""What the sessions of both engines have in common: a backward under way, its stops, and an end."""
+"""The base class of both engines' sessions: a backward under way, its stops, and its end."""
 
 from __future__ import annotations
 
@@ -33,44 +33,46 @@ Session = TypeVar("Session", bound="SessionBase")
 _ELSEWHERE = {
     **dict.fromkeys(
         ("save_html", "save_perfetto"),
-        "session.result().{name}(path) writes what has run so far, ts.profile(make_loss).{name}(path) a whole backward "
-        "with its memory, and ts.deck(loss) is a deck anywhere, which has {name}",
+        "session.result().{name}(path) writes the tasks run so far, ts.profile(make_loss).{name}(path) a complete "
+        "backward with its memory, and a deck, ts.deck(loss), has {name} outside of notebooks, too",
     ),
-    "save_picture": "ts.deck(loss).save_picture(path) does that anywhere, and ts.graph(loss).save_svg(path) draws the "
-    "graph",
-    "save": "session.save_trace(path) writes what has run so far",
+    "save_picture": "ts.deck(loss).save_picture(path) saves one outside of notebooks, too, and "
+    "ts.graph(loss).save_svg(path) draws the graph",
+    "save": "session.save_trace(path) writes the tasks run so far",
     "compare": "ts.plan_order(loss) predicts the memory of several policies, ts.compare(make_loss) measures it",
-    "predict_memory": "ts.plan_order(loss) and ts.simulate(ts.graph(loss)) predict it",
+    "predict_memory": "ts.plan_order(loss) and ts.simulate(ts.graph(loss)) predict the memory",
     "switch": 'set session.policy = "bfs", at any stop',
-    "position": "len(session.order) says how many tasks have run",
+    "position": "len(session.order) is the number of tasks that have run",
     "current_task": "session.current is the task that runs next",
-    "selection": "it shows no task; ts.deck(loss) is a deck anywhere, on whose page one can be selected",
-    "status": "session.current is None when all have run, session.over says why no step is possible any more",
+    "selection": "a session displays no tasks; a task can be selected on the page of a deck, ts.deck(loss)",
+    "status": "session.current is None when all tasks have run, session.over says why no further step is possible",
     "why_stopped": "session.stopped says why the last run ended",
-    "breakpoints": "session.stops has them, and the watchpoints",
+    "breakpoints": "session.stops lists the breakpoints and watchpoints",
     **dict.fromkeys(
         ("engine", "elapsed_ns", "longest_queue", "queue_lengths", "to_pandas", "deck", "note", "late", "elsewhere"),
-        "session.result() is a Run of what has run so far, which has {name}",
+        "session.result() is a Run of the tasks run so far, which has {name}",
     ),
     **dict.fromkeys(
         ("peak", "peak_bytes", "timeline", "timelines", "footprints_by_device", "with_memory"),
-        "a session measures no memory; ts.profile(make_loss) does, and its Run has {name}",
+        "a session does not measure memory; ts.profile(make_loss) does, and its Run has {name}",
     ),
-    **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "session.step() runs one task, session.run() all"),
-    "backward": "session.run() runs all that is left of it",
+    **dict.fromkeys(
+        ("next", "continue_", "cont", "resume", "play"), "session.step() runs one task, session.run() all of them"
+    ),
+    "backward": "session.run() runs the remaining tasks",
 }
-"""What users look for in a session that a deck or a run has, or that is called otherwise here, and where that is."""
+"""Hints for attributes that decks or runs have but sessions do not, or that have another name in a session."""
 
 
 class Backward(Protocol):
-    """A backward under way, whichever engine runs it.
+    """A backward under way in either engine.
 
     Attributes:
-        graph: the graph that is run; without its nodes once it is over.
-        needed: the ids of the tasks that run at all; None: all.
-        over: why no step is possible any more.
+        graph: the graph; without its nodes once the backward is over.
+        needed: ids of the tasks that run; None for all.
+        over: the reason why no further step is possible; None while steps are possible.
         stops: the breakpoints and watchpoints.
-        recorder: records the tasks; None: nothing is recorded.
+        recorder: records the tasks; None if nothing is recorded.
     """
 
     graph: Graph
@@ -97,11 +99,11 @@ class Backward(Protocol):
 
 
 class SessionTurn(ExclusiveUse):
-    """The exclusive use of a session by the one verb under way.
+    """The lock that gives one verb at a time the use of a session.
 
     Attributes:
-        unfinished: the verb that has begun to change the session and has neither returned nor raised; a list of one
-            text, or empty.
+        unfinished: the verb that has begun to change the session and has neither returned nor raised, as a list of one
+            name; empty if there is none.
     """
 
     def __init__(self) -> None:
@@ -110,7 +112,7 @@ class SessionTurn(ExclusiveUse):
 
     @property
     def interrupted(self) -> str | None:
-        """The verb that an interrupt has ended half-way; None where none is."""
+        """The message for a verb that an interrupt ended half-way; None if no verb was interrupted."""
         unfinished = self.unfinished
         if not unfinished or self.holder is not None or self.unfinished is not unfinished:
             return None
@@ -118,20 +120,20 @@ class SessionTurn(ExclusiveUse):
 
 
 class SessionBase(ABC):
-    """A session that `with` closes: it has a backward, and runs it as it is told.
+    """Base class of sessions: runs a backward step by step, and closes it at the end of a `with` block.
 
     Attributes:
-        footprints: what its tasks allocate, if that is known: policies that plan by memory go by it. A dry run finds it
-            out, but not once tasks have run.
+        footprints: the memory that its tasks allocate, used by policies that plan by memory; None until known. A dry
+            run computes it, but only before the first task.
     """
 
     footprints: Footprints | None = None
     _backward: Backward
     _turn: SessionTurn
     _queues: Queues
-    _keep_graph: bool | None = None  # None: as a backward does that is told nothing
+    _keep_graph: bool | None = None  # None: the default of `backward`
 
-    if not TYPE_CHECKING:  # a name that is not there would be of any type
+    if not TYPE_CHECKING:  # otherwise type checkers accept any attribute name
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
@@ -147,7 +149,7 @@ class SessionBase(ABC):
 
     @property
     def graph(self) -> Graph:
-        """The graph that is run; without its nodes once the session is over."""
+        """The graph; without its nodes once the session is over."""
         return self._backward.graph
 
     @property
@@ -157,17 +159,17 @@ class SessionBase(ABC):
 
     @property
     def stopped(self) -> Stop | None:
-        """Why the last run ended before its end; None if it did not."""
+        """The reason why the last run ended before its end; None if it reached the end."""
         return self.stops.stopped
 
     @property
     def over(self) -> str | None:
-        """Why no step is possible any more; None where one is, or all tasks have run."""
+        """The reason why no further step is possible; None if one is, or if all tasks have run."""
         return self._backward.over or self._turn.interrupted
 
     @property
     def needed(self) -> Collection[int] | None:
-        """The ids of the tasks that `inputs=` leaves to run; None: all of the graph."""
+        """Ids of the tasks that run with `inputs=`; None for all tasks of the graph."""
         return self._backward.needed
 
     @property
@@ -177,49 +179,53 @@ class SessionBase(ABC):
 
     @property
     def left(self) -> int:
-        """How many tasks have not run."""
+        """The number of tasks that have not run."""
         return (len(self.graph) if self.needed is None else len(self.needed)) - len(self.order)
 
     @property
     @abstractmethod
     def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run."""
+        """The task that `step()` runs next; None if all have run."""
 
     @abstractmethod
     def result(self) -> Run:
-        """What has run so far."""
+        """Return a `Run` of the tasks run so far."""
 
     @abstractmethod
     def waiting(self, task: AnyTask) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, of the shapes in `task.inputs`."""
+        """Return the gradients in a task's input buffer, with the shapes in `task.inputs`."""
 
     @abstractmethod
     def replace(self, gradients: Any, task: AnyTask | None = None) -> None:
-        """Puts other gradients into the input buffer of a task."""
+        """Replace the gradients in a task's input buffer."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     @property
     def queues(self) -> Queues:
-        """Whether all devices share "one" ready queue, or there is one "per device"."""
+        """ "one" if all devices share a ready queue, "per device" if each has its own."""
         return self._queues
 
     @abstractmethod
     def _step(self, task: AnyTask | None = None, before: int | None = None) -> Task:
-        """Runs one task, by default the policy's choice, and what runs as one with it but for the task of the id
-        `before`. Returns it."""
+        """Run one task, by default the policy's choice, and the tasks batched with it; return the task.
+
+        Args:
+            task: the task to run; None for the policy's choice.
+            before: id of a task of the same batch that is not run with it.
+        """
 
     @abstractmethod
     def _follow(self, policy: Policy | Choice) -> None:
-        """Lets this policy pick from now on."""
+        """Switch to another policy for the remaining tasks."""
 
     @abstractmethod
     def _next_on(self, device: str) -> Task:
-        """The policy's choice among the ready tasks of this device."""
+        """Return the policy's choice among the ready tasks of a device."""
 
     def _step_on(self) -> Sequence[int]:
-        """Runs one step. Gives the ids of the tasks that it ran."""
+        """Run one step and return the ids of the tasks it ran."""
         return (self._step().id,)
 
     def _check_open(self) -> None:
@@ -228,15 +234,15 @@ class SessionBase(ABC):
 
     @property
     def _is_inside(self) -> bool:
-        """Whether the calling thread is the one in which a verb runs tasks: that of hooks."""
+        """Whether the calling thread is running a verb's tasks, as the thread of a hook is."""
         return (holder := self._turn.holder) is not None and holder.thread == get_ident()
 
     @abstractmethod
     def _let_go(self) -> None:
-        """Release all that the session holds, once it is over. Does nothing a second time."""
+        """Release everything the session holds once it is over; a second call does nothing."""
 
     def _let_go_if_over(self) -> None:
-        """Release what a session that is over holds, unless a verb is under way: that one does so when it ends."""
+        """Release the memory of a session that is over, unless a verb is running; that verb does it when it ends."""
         if self.over is None:
             return
         caller = Caller("session.close()")
@@ -250,26 +256,26 @@ class SessionBase(ABC):
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task)
 
     def _described(self, task: Task) -> str:
-        """The task in words, with its place in this run."""
+        """Describe a task, with its position in the run."""
         return self._backward.described(task.id)
 
     def _bound(self, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
-        """The policy as it picks here after these tasks."""
+        """Return the policy bound to this graph, after the tasks in `ran`."""
         problem = Problem(self.graph, self.footprints, self.needed, keep_graph=self._keep_graph, may_ask=not ran)
         return self._bound_to(problem, policy, ran)
 
     def _bound_to(self, problem: Problem, policy: Policy | Choice, ran: Sequence[int] = ()) -> Policy | Choice:
         chosen = bound(policy, problem, ran)
-        if problem.knows_memory and not problem.graph.is_tape:  # of which a deck knows more
+        if problem.knows_memory and not problem.graph.is_tape:  # a deck has better footprints of a tape
             self.footprints = problem.footprints
         return chosen
 
 
 def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Decorator for verbs that change a session or need it at rest: they refuse to run while another one does, in any
-    thread, and inside of one, from a hook.
+    """Decorate a verb that changes a session or needs it at rest, so that only one such verb runs at a time.
 
-    An interrupt in the middle ends the session. However the session ended, its memory is released here.
+    The verb raises if another verb is running in any thread, or if a hook of the backward calls it. An interrupt in the
+    middle ends the session. However the session ends, its memory is released here.
     """
     called = f"session.{verb.__name__.lstrip('_')}{'' if verb.__name__ in ('gradients', 'policy') else '()'}"
 
@@ -278,27 +284,31 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
         session._check_open()
         turn, caller = session._turn, Caller(called)
         try:
+            # `take` is atomic (dict.setdefault under the GIL). Testing and then setting a flag would let two threads'
+            # verbs run at once, which loses gradients.
             if (other := turn.take(caller)) is not None:
                 raise _under_way(called, other, session._is_inside)
             try:
-                session._check_open()  # again: another thread may have closed it
+                session._check_open()  # again, since another thread may have closed the session before `take`
                 turn.unfinished = [called]
                 found = verb(session, *args, **kwargs)
                 turn.unfinished = []
                 return found
             except Exception as error:
-                turn.unfinished = []  # the verb has dealt with it
+                turn.unfinished = []  # the verb ended by an error, not by an interrupt
                 caller.ended = True
                 try:
                     session._let_go_if_over()
                 except Exception as failed:
-                    error.add_note(f"tapescope: as the session let its memory go: {type(failed).__name__}: {failed}")
+                    error.add_note(
+                        f"tapescope: releasing the session's memory also failed: {type(failed).__name__}: {failed}"
+                    )
                 raise
             finally:
                 caller.ended = True
                 session._let_go_if_over()
         finally:
-            caller.ended = True  # again: an interrupt may come at any line
+            caller.ended = True  # again, since an interrupt may end the inner `finally` at any line
 
     return alone
 
@@ -306,16 +316,15 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
 def _under_way(called: str, other: Caller, inside: bool) -> RuntimeError:
     if inside:
         return RuntimeError(
-            f"{called} was called from inside the backward that the session runs: {other.verb} is under way; only "
-            "stop() and close() may be called from a hook, a policy or a signal's handler: go on from outside when it "
-            "has returned"
+            f"{called} was called from inside the backward that the session runs, while {other.verb} is running; "
+            "a hook, a policy or a signal handler may call only stop() and close(). Call it after the verb has returned"
         )
     return RuntimeError(
-        f"{called} was called while {other.verb} is under way, in another thread; only stop() and close() may be "
-        "called meanwhile"
+        f"{called} was called while another thread runs {other.verb}; only stop() and close() may be called at the "
+        "same time"
     )
 
 
 def session_over(why: str) -> RuntimeError:
-    """What is raised where no step is possible any more."""
+    """Return the error for a verb of a session that is over."""
     return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

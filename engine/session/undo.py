@@ -1,4 +1,5 @@
-"""Going back: a backward of the direct engine takes tasks back, goes on in another way, and keeps both."""
+"""Undo: a backward of the direct engine returns to an earlier position, may continue differently, and keeps both
+branches."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from .direct_engine import DirectBackward
 
 
 class Rewinder:
-    """Takes the tasks of a backward back, by what its `Past` has noted, and knows its branches. `Stepper` says what
-    its verbs do.
+    """Undoes the tasks of a backward with the records of its `Past`, and knows its branches. The verbs are documented
+    in `Stepper`.
 
-    A task is taken back by undoing what it did: its input buffer, the sums to which it added, the .grad of its leaf.
-    Where gradients that waited are gone, those of before are computed again, from where the history begins.
+    Undoing a task restores its input buffer, the sums to which it added, and the .grad of its leaf. Gradients that are
+    no longer available are recomputed from the beginning of the history.
     """
 
     def __init__(self, backward: DirectBackward) -> None:
@@ -40,13 +41,13 @@ class Rewinder:
         return tuple(sorted([*past.branches.kept.values(), self._now(past)], key=lambda branch: branch.number))
 
     def keep(self, budget_bytes: int | str) -> None:
-        """From here on tasks can be taken back."""
+        """Start recording a history, so that tasks can be undone."""
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
         if (groups := backward.groups) is not None:
-            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history takes back {at} alone"))
+            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history undoes {at} alone"))
         if backward.past is None:
-            why = f"a history was asked for {self._after_so_many()}" if backward.order else ""
+            why = f"the history was started {self._position()}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:
                 streams.give_up(
                     gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
@@ -54,26 +55,30 @@ class Rewinder:
             backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
 
     def forget(self) -> None:
-        """Lets go all that is kept: from here on one can go back to here."""
+        """Discard the history; undo can then return to this position at the earliest."""
         backward = self._backward
         if (past := backward.past) is not None:
-            backward.inside(lambda: past.forget(f"forget() was called {self._after_so_many()}"))
+            backward.inside(lambda: past.forget(f"forget() was called {self._position()}"))
 
     def back(self, count: int) -> Task | None:
-        """Takes so many tasks back."""
+        """Undo the last `count` tasks."""
         past, order = self._past(), self._backward.order
         if count < 1:
-            raise ValueError(f"back({count}): the number of tasks to take back must be at least 1")
+            raise ValueError(f"back({count}): count must be at least 1")
         can = len(order) - past.history.reach
         if count > can:
-            tasks = counted(can, "task") if can else "no tasks"
+            tasks = counted(can, "task")
             why = f": {past.begins}" if past.begins and len(order) >= count else ""
-            raise ValueError(f"back({count}): {tasks} can be taken back{why}")
+            raise ValueError(
+                f"back({count}): only {tasks} can be undone{why}"
+                if can
+                else f"back({count}): no task can be undone{why}"
+            )
         self._rewind(len(order) - count)
         return self._backward.current
 
     def go_to(self, task_id: int) -> Task | None:
-        """Goes to the moment before a task, back or on."""
+        """Undo or run tasks until this one is next."""
         order = self._backward.order
         if task_id in order:
             return self.back(len(order) - order.index(task_id))
@@ -81,14 +86,14 @@ class Rewinder:
         return self._backward.current
 
     def restore(self, task_id: int | None) -> None:
-        """Puts the gradients that came to a task into its buffer again."""
+        """Undo the edits of a task's input buffer."""
         backward, history = self._backward, self._past().history
         about = backward.pick(None) if task_id is None else task_id
         edits = [edit for edit in history.edits if edit.task == about]
         if not edits or about in backward.order:
             raise ValueError(f"the gradients of {backward.described(about)} were not edited")
         position = len(backward.order)
-        if any(edit.position != position for edit in edits):  # an edit before tasks that have run: going back finds it
+        if any(edit.position != position for edit in edits):  # undoing the tasks since must find the edit
             backward.put(about, edits[0].before)
             return
         history.edits = [edit for edit in history.edits if edit.task != about]
@@ -97,7 +102,7 @@ class Rewinder:
             backward.recorder.forget_edits(about)
 
     def compare(self, footprints: Footprints | None) -> BranchComparison:
-        """How the branches differ."""
+        """Compare the branches."""
         self._past()
         backward = self._backward
         return compare_branches(
@@ -114,48 +119,47 @@ class Rewinder:
         past = self._backward.past
         if past is None:
             raise RuntimeError(
-                "this session keeps no history to go back in: start it with ts.debug(loss, history=True), or call "
-                "keep_history() before what is to be taken back"
+                "this session keeps no history; start it with ts.debug(loss, history=True), or call keep_history() "
+                "before the tasks that are to be undone"
             )
         return past
 
-    def _after_so_many(self) -> str:
+    def _position(self) -> str:
         return f"after {counted(len(self._backward.order), 'task')}"
 
     def _rewind(self, position: int) -> None:
-        """Takes back all tasks from this position on."""
+        """Undo all tasks from this position on."""
         past, backward = self._past(), self._backward
-        lost = self._check_way(position, past.history)
+        lost = self._needs_recomputation(position, past.history)
         try:
             trace = None if backward.recorder is None else backward.recorder.trace
             past.branches.leave(lambda: replace(self._now(past), trace=None if trace is None else trace()))
             self._rewind_to(position, past, lost)
-        except BaseException as error:  # an interrupt: half of it is done
+        except BaseException as error:  # an interrupt leaves the state half undone, so the session ends
             if backward.over is None:
-                backward.over = f"{type(error).__name__} on the way back"
+                backward.over = f"{type(error).__name__} during undo"
             raise
 
-    def _check_way(self, position: int, history: History) -> bool:
-        """Whether gradients that waited on the way back to a position are lost, and have to be computed again.
+    def _needs_recomputation(self, position: int, history: History) -> bool:
+        """Return whether gradients needed to undo to this position are lost and have to be recomputed.
 
         Raises:
-            RuntimeError: something stands in the way. Nothing is undone yet.
+            RuntimeError: undo is not possible; nothing has been undone yet.
         """
         if why := self._backward.runner.changes.why_end_stays:
-            raise RuntimeError(f"the end of the backward can't be taken back: it {why}")
+            raise RuntimeError(f"the end of the backward cannot be undone: it {why}")
         undone = history.ran[position - history.reach :]
         for entry in undone:
             if any(grad.is_anothers for grad in entry.grads):
                 raise RuntimeError(
-                    f"the .grad of {self._backward.described(entry.task)} was changed after its task, by another "
-                    "backward, an optimizer or your code, and going back would lose that; set it to None if it may be "
-                    "lost"
+                    f"the .grad of {self._backward.described(entry.task)} was modified after its task, by another "
+                    "backward, an optimizer or your code, and undo would lose that; set it to None to discard it"
                 )
         lost = any(kept is None or not kept.intact for entry in undone for kept in (entry.gradients, entry.sums))
         if lost and not all(gradients.intact for gradients in history.first_waiting.values()):
             raise RuntimeError(
-                "what is needed to go back there can't be computed again: the gradient with which the history begins "
-                "was modified in place, by a hook or your code"
+                "the gradients at that position cannot be recomputed: a gradient at the beginning of the history was "
+                "modified in place, by a hook or your code"
             )
         return lost
 
@@ -163,6 +167,7 @@ class Rewinder:
         backward, runner = self._backward, self._backward.runner
         packed = False
         backward.stops.taken_back(backward.order[position:])
+        # The callbacks at the end ran after the last task, so they are undone first.
         runner.changes.undo_end()
         callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
@@ -173,21 +178,24 @@ class Rewinder:
             if not lost:
                 backward.buffers.take_back(entry)
         again = past.history.ran if lost else ()
+        # torch.utils.checkpoint stores recomputed tensors by graph task id (checkpoint.py). A region that was unpacked
+        # needs another id, so that it is recomputed when its tasks run again.
         runner.changes.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while backward.terms[-1][0] > position:
             backward.terms.pop()
         backward.policy = backward.terms[-1][1]
         if lost:
-            self._make_again(past.history)
+            self._recompute(past.history)
         backward.queue = backward.queue_under(backward.policy)
         if backward.recorder is not None:
             backward.recorder.rewind(position)
         backward.stops.stopped = None
 
     def _take_back(self, past: Past, lost: bool) -> Ran:
-        """Takes the last task back, but for the buffers of the next ones."""
+        """Undo the last task, except for the next tasks' input buffers."""
         backward = self._backward
         position = len(backward.order) - 1
+        # Edits at this position were made after the task ran, so they are undone before it.
         for edit in past.history.take_edits(position):
             if not lost:
                 backward.buffers.by_task[edit.task].put(edit.waited)
@@ -195,6 +203,7 @@ class Rewinder:
         task = backward.graph.tasks[entry.task]
         backward.runner.unspend(task)
         past.branches.take_back(position, entry, task.is_leaf)
+        # In reverse, so that a .grad changed twice ends at its first value.
         for grad in reversed(entry.grads):
             grad.put_back()
         entry.undo_state()
@@ -203,10 +212,11 @@ class Rewinder:
         del backward.order[position]
         return entry
 
-    def _make_again(self, history: History) -> None:
-        """Computes what waits at this position from what waited where the history begins.
+    def _recompute(self, history: History) -> None:
+        """Recompute the input buffers at this position from those at the beginning of the history.
 
-        Tasks run again with the random numbers of the first time. Leaves are left out: their .grad has what they gave.
+        Tasks run again with the random numbers of their first run. Leaves are left out: their .grad already has their
+        gradients.
         """
         backward, runner = self._backward, self._backward.runner
         backward.buffers.begin_again(history.first_waiting, history.first_missing)
@@ -214,15 +224,16 @@ class Rewinder:
         history.clear()
         for entry in reversed(ran):
             entry.undo_state()
+        # The repeated tasks draw random numbers again; later tasks must not notice.
         now = random_states(backward.graph.devices)
         callbacks = runner.changes.callbacks_left
-        on_hook, runner.on_hook = runner.on_hook, None  # the trace has them
+        on_hook, runner.on_hook = runner.on_hook, None  # the trace already has these hook calls
         try:
             backward.inside(lambda: self._run_again(history, ran))
         finally:
             if backward.over is None:
                 runner.on_hook = on_hook
-                runner.changes.reopen(callbacks, another=False)  # they were left once
+                runner.changes.reopen(callbacks, another=False)  # drop the callbacks that were queued a second time
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
@@ -241,10 +252,11 @@ class Rewinder:
                 before = [(kept.tensor, kept.tensor.grad) for kept in entry.grads]
                 for kept in entry.grads:
                     kept.tensor.grad = kept.grad
+                # Saved tensors were kept because `Past` sets `runner.frees` to False; only the mark is removed here.
                 runner.unspend(task)
                 runner.changes.begin(entry)
                 outputs = runner.run(task, buffer.take(), hooks=True)
-                for tensor, grad in before:  # told to retain_grad: it would be added to a second time
+                for tensor, grad in before:  # tensors with retain_grad(): the gradient was added a second time
                     tensor.grad = grad
                 entry.edges.clear()
                 entry.counts.clear()
@@ -260,7 +272,7 @@ class Rewinder:
             self._backward.buffers.by_task[edit.task].put(alone(edit.after))
 
     def _now(self, past: Past) -> Branch:
-        """The branch on which the session stands, as far as it has come."""
+        """Return the current branch, up to the current position."""
         backward, branches = self._backward, past.branches
         parent, forked_at = branches.origins[branches.current]
         return Branch(
@@ -284,14 +296,14 @@ class Rewinder:
         found = next((branch for branch in self.branches if branch.number == number), None)
         if found is None:
             known = ", ".join(str(branch.number) for branch in self.branches)
-            raise ValueError(f"there is no branch {number}; there is {known}")
+            raise ValueError(f"unknown branch {number}; expected one of {known}")
         return found
 
     def go_to_branch(self, number: int) -> None:
-        """Goes to where a branch ended: back to where the session parted from it, and on with its tasks and edits."""
+        """Go to the end of a branch: undo to its fork, then repeat its tasks and edits."""
         past, backward, branch = self._past(), self._backward, self._branch(number)
         if branch.shared < past.history.reach:
-            raise ValueError(f"{branch.name} parted before the history begins: {past.begins}")
+            raise ValueError(f"{branch.name} forked before the history begins: {past.begins}")
         if branch.shared == len(branch.order) == len(backward.order):
             return
         self._rewind(branch.shared)

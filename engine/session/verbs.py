@@ -38,86 +38,96 @@ if TYPE_CHECKING:
 
 
 def norm_of(gradients: Sequence[Tensor | None], where: str) -> float:
-    """The 2-norm of them all. `where` says in an error whose they are.
+    """Return the 2-norm of all gradients together.
+
+    Args:
+        gradients: the gradients; None entries are skipped.
+        where: the owner of the gradients, for error messages.
 
     Raises:
-        ValueError: there is none, since an element is NaN or infinite.
+        ValueError: the norm does not exist because an element is NaN or infinite.
     """
     norm = 0.0
     for gradient in gradients:
         if gradient is None:
             continue
-        if computes_itself(gradient):  # of a DTensor this rank's part has another norm
-            raise ValueError(f"a gradient of {where} has no norm to clip: {a_kind(gradient)} computes in its own way")
+        if computes_itself(gradient):  # the local part of a DTensor has another norm
+            raise ValueError(
+                f"cannot clip a gradient of {where}: {a_kind(gradient)} defines its own operations, so its norm is "
+                "unknown"
+            )
         each_once = gradient.coalesce() if gradient.layout is torch.sparse_coo else gradient
         found = measure(each_once, "cheap").read()
         bad = found.unavailable or (found.nan_count and "NaN") or (found.inf_count and "infinite elements")
         if bad:
-            raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace() or zero() it")
+            raise ValueError(f"a gradient of {where} has no norm to clip: {bad}; replace it with replace() or zero()")
         norm = math.hypot(norm, found.norm or 0.0)
     return norm
 
 
 def as_gradients(given: object) -> tuple[Any, ...]:
-    """One gradient or several as a tuple.
+    """Return one gradient or several as a tuple.
 
     Raises:
-        TypeError: it is neither a tensor nor a sequence.
+        TypeError: `given` is neither a tensor nor a sequence.
     """
     if given is None or isinstance(given, Tensor):
         return (given,)
     if not isinstance(given, Iterable) or type(given).__module__ == "numpy":
-        raise TypeError(f"expected a gradient or a sequence of them, one per input, not {a_kind(given)}")
+        raise TypeError(f"expected a gradient or a sequence of gradients, one per input, got {a_kind(given)}")
     return tuple(given)
 
 
 def check_edit(graph: Graph, task: Task, before: Gradients, after: Gradients) -> None:
-    """Says what is wrong with gradients that are to replace those in a task's input buffer.
+    """Check gradients that are to replace those in a task's input buffer.
 
     Raises:
-        ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
-        TypeError: one is no tensor.
+        ValueError: their number, shape, dtype, device or layout differs, or an input that received no gradient would
+            get one.
+        TypeError: a gradient is not a tensor.
     """
     where = graph.describe(task)
     if len(after) != len(before):
-        raise ValueError(f"{where} takes {len(before)} gradients, not {len(after)}")
+        raise ValueError(f"{where} needs {len(before)} gradients, got {len(after)}")
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if new is None:
             continue
         if not isinstance(new, Tensor):
-            raise TypeError(f"gradient {number} of {where} must be a tensor or None, not {a_kind(new)}")
+            raise TypeError(f"gradient {number} of {where} must be a tensor or None, got {a_kind(new)}")
         if old is None:
-            raise ValueError(f"no gradient came to input {number} of {where}, so none can be replaced")
-        for what in ("shape", "dtype", "device", "layout"):
-            if getattr(new, what) != getattr(old, what):
+            raise ValueError(f"input {number} of {where} received no gradient, so there is none to replace")
+        for field in ("shape", "dtype", "device", "layout"):
+            if getattr(new, field) != getattr(old, field):
                 raise ValueError(
-                    f"gradient {number} of {where} has {what} {getattr(old, what)}; the new one has "
-                    f"{getattr(new, what)}"
+                    f"gradient {number} of {where} must have {field} {getattr(old, field)}, got {getattr(new, field)}"
                 )
 
 
 @verbs_end_where_called
 class Verbs(SessionBase):
-    """The verbs of a debugger that are the same for the sessions of both engines."""
+    """The debugger verbs that both engines' sessions share."""
 
     def step(self, task: AnyTask | None = None, *, count: int = 1, device: str | torch.device | None = None) -> Task:
-        """Runs one task, or `count`: the given one (a task, its number, an entry of `ready`), or the policy's choice;
-        with `device` its choice among the tasks of that device. Returns the last. With `batch=` a step also runs those
-        that run as one with its task.
+        """Run one task or several, and return the last one.
 
-        Several end early at what stops a run, which is then in `stopped`, and at the end of the backward. If a task
-        raises (a hook, a custom Function, a freed graph), the error says in which task, and the session is over: what
-        had been accumulated into .grad by then stays, as after an exception in `loss.backward()`.
+        With `batch=` a step also runs the tasks batched with its task. Several steps end early at a stop, which is then
+        in `stopped`, and at the end of the backward. If a task raises (a hook, a custom Function, a freed graph), the
+        error names the task, and the session is over. Gradients accumulated into .grad by then stay, as after an
+        exception in `loss.backward()`.
+
+        Args:
+            task: the task to run: a task, its number, or an entry of `ready`. None runs the policy's choice.
+            count: the number of tasks to run.
+            device: run the policy's choice among the tasks of this device.
 
         Raises:
-            ValueError: the given task is not ready, or `count` is below 1; the device stands still, or there is none
-                of that name.
-            NotImplementedError: PyTorch's engine can't run the given task next, nor one device by itself.
+            ValueError: the task is not ready; `count` is below 1; the device is unknown or has no ready task.
+            NotImplementedError: PyTorch's engine cannot run this task next, or cannot step a single device.
             RuntimeError: no task is left, or the session is over.
         """
         expect_count(count)
         if device is not None and task is not None:
-            raise ValueError("step() runs either a task or a device's next one: give one of the two")
+            raise ValueError("step() accepts a task or device=, not both")
         if device is not None:
             task = self._unless_current(self.next_on(device))
         expect_no_count(self.graph, task)
@@ -134,26 +144,28 @@ class Verbs(SessionBase):
         return last
 
     def _unless_current(self, task: Task) -> Task | None:
-        """None for what the policy chooses anyway: it is not chosen by hand."""
+        """Return None for the task the policy would choose, so that it does not count as chosen by hand."""
         return None if task is self.current else task
 
     def next_on(self, device: str | torch.device) -> Task:
-        """The task that `step(device=device)` would run now.
+        """Return the task that `step(device=device)` runs next.
 
         Raises:
-            ValueError: none of that device is ready; it says which task the device waits for.
+            ValueError: the device has no ready task; the message names the task it waits for.
         """
         expect(device, str | torch.device, "device", 'the name of a device, such as "cuda:0"')
         names = devices_in_order(list(map(str, self.graph.devices)))
         if str(device) not in names:
-            raise ValueError(f"no task of this backward runs on {device}; it runs on {joined(names, len(names))}")
+            raise ValueError(f"no task of this backward runs on {device}; expected one of {joined(names, len(names))}")
         self._check_open()
         return self._next_on(str(device))
 
     @property
     def policy(self) -> str:
-        """The policy's name. Another policy may be set at any stop: it takes over the queue, in PyTorch's own engine
-        after the current task."""
+        """The policy's name. It can be set to another policy at any stop.
+
+        The new policy takes over the queue, in PyTorch's own engine after the current task.
+        """
         return policy_name(self._backward.policy)
 
     @policy.setter
@@ -163,43 +175,44 @@ class Verbs(SessionBase):
 
     @property
     def picks(self) -> Policy | Choice:
-        """The policy itself, bound to this graph."""
+        """The policy as an object, bound to this graph."""
         return self._backward.policy
 
     @property
     def trace(self) -> Trace | None:
-        """What has been recorded so far; None with trace=None."""
+        """The records so far; None with trace=None."""
         recorder = self._backward.recorder
         return None if recorder is None else recorder.trace()
 
     @one_at_a_time
     def run(self) -> Run:
-        """Runs all tasks that are left, in the policy's order; up to a breakpoint, a watchpoint's find, or `stop`."""
+        """Run the remaining tasks in the policy's order, up to a breakpoint, a watchpoint or `stop`."""
         self._backward.run_until(None)
         return self.result()
 
     @one_at_a_time
     def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what the policy picks before a task, which is then the current one, or up to what stops a run. Returns
-        the current task.
+        """Run tasks in the policy's order until this one is next, or until a stop; return the current task.
 
         Raises:
-            ValueError: it has run, or is not going to.
+            ValueError: the task has run already, or does not run.
         """
         self._backward.run_to(self._task(task).id)
         return self.current
 
     def stop(self) -> None:
-        """Makes `run` or `run_to` return before the next task: one under way, or the next. May be called from a hook,
-        another thread or a signal's handler."""
+        """Make the current or next `run` or `run_to` return before its next task.
+
+        This may be called from a hook, another thread or a signal handler.
+        """
         self.stops.stop_asked = True
 
     def stop_here(self, wait: bool = True) -> Stop | None:
-        """Whether a run would stop where the session stands: a breakpoint before the current task, what a watchpoint
-        found in the last step, or what it found when all tasks had run.
+        """Return the stop that a run would make at this position: a breakpoint before the current task, or a watchpoint
+        that the last step or the end of the backward triggered. None if there is none.
 
         Args:
-            wait: for what is still on its way from an accelerator.
+            wait: whether to wait for values still being copied from an accelerator.
         """
         return None if self.over is not None else self._stop_here(wait)
 
@@ -208,23 +221,23 @@ class Verbs(SessionBase):
         return self._backward.stop_here(wait)
 
     def save_trace(self, path: str | Path) -> Path:
-        """Writes what has run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
+        """Write the tasks run so far as a trace file for `ts.load` and `tapescope view`; see `Run.save`."""
         return self.result().save(path)
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
-        """Makes `run` stop before a task. A run never stops before the task at which it begins.
+        """Make `run` stop before a task. A run never stops before its own first task.
 
         Args:
-            where: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
-                ("encoder.layer.3": where the backward enters a call of it); a parameter's name (before its gradient is
-                accumulated); a line ("model.py:120"). Names may be patterns ("encoder.layer.*"). What more than one of
-                these could be is the first of: task, line, kind, module, parameter; a prefix ("task:", "line:",
-                "kind:", "module:", "grad:") says which is meant. Or a function (task, gradients) -> bool.
-            hit: only at the n-th task that matches, in the order in which they run.
-            when: only where this function (task, gradients) -> bool says so.
+            where: one of: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
+                ("encoder.layer.3", where the backward enters a call of it); a parameter's name (before its gradient is
+                accumulated); a source line ("model.py:120"); a function (task, gradients) -> bool. Names may be
+                patterns ("encoder.layer.*"). An ambiguous name is resolved in the order task, line, kind, module,
+                parameter; a prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
+            hit: stop only at the n-th matching task, in the order in which they run.
+            when: stop only if this function (task, gradients) -> bool returns True.
 
         Raises:
-            ValueError: nothing is there by that name; it has the nearest ones.
+            ValueError: nothing matches the name; the message suggests close names.
         """
         return self.stops.break_at(where, hit, when)
 
@@ -234,40 +247,51 @@ class Verbs(SessionBase):
         at: str | int | None = None,
         synchronize: bool | None = None,
     ) -> Watchpoint:
-        """Makes `run` stop right after a task that gave a gradient of which one of these holds, as the next task gets
-        it; or after a leaf's that got one, where no task gave it so: a sum of several, or what a hook made.
+        """Make `run` stop right after a task that returned a gradient for which a condition holds.
 
-        "nan", "inf", "zero" (all of it); "norm>1e3", "norm<=1e-8" (the 2-norm); "ratio>100", "ratio<0.01": of the norms
-        of the gradients that leave a module's call and of those that came into it; "upcast": it is wider than what came
-        in, or is cast on its way; "shape": it is summed since the forward has broadcast something that is no leaf;
-        "missing": no gradient comes to a leaf, told when all tasks have run; or a function (gradient, task) -> bool.
-        "a and b" in one text: both. What was found is in `stopped`: for NaN and infinite gradients with the way back to
-        the value that made them.
+        The gradient is checked as the next task receives it. If no task returned such a gradient, because it is a sum
+        of several or was made by a hook, the run stops after the leaf's task that received it. Conditions are:
 
-        On the CPU a gradient is read once. On an accelerator nobody waits for each task: the run stops some tasks late,
-        and says how many.
+        * "nan", "inf", "zero": an element is NaN or infinite, or all elements are zero
+        * "norm>1e3", "norm<=1e-8": the 2-norm
+        * "ratio>100", "ratio<0.01": the norm of the gradients that leave a module's call, divided by the norm of those
+          that entered it
+        * "upcast": the gradient has a wider dtype than the gradients the task received, or is cast on its way
+        * "shape": the gradient is summed because the forward broadcast a tensor that is not a leaf
+        * "missing": no gradient arrives at a leaf; reported when all tasks have run
+        * a function (gradient, task) -> bool
+        * "a and b" in one string: both conditions
 
-        Known limitations. PyTorch's own engine shows gradients after it has summed and cast them: "upcast" doesn't see
-        those casts there, and "shape" only elementwise operations and losses. Of a DTensor this rank's part is read,
-        of other wrapper subclasses the inner tensors. Which gradients could not be read, such as those on the meta
-        device, is told when all tasks have run. What hooks do to a gradient on its way is seen in the next task's.
+        The result is in `stopped`; for NaN and infinite gradients it traces the value back to its origin.
+
+        On the CPU each gradient is read once. On an accelerator the run does not wait for each task: it stops some
+        tasks late, and says how many.
+
+        Known limitations: PyTorch's own engine shows gradients after it has summed and cast them, so there "upcast"
+        misses those casts, and "shape" sees only elementwise operations and losses. Of a DTensor only this rank's part
+        is read, of other wrapper subclasses the inner tensors. Gradients that could not be read, such as those on the
+        meta device, are listed when all tasks have run. A change made by a hook is seen in the next task's gradient.
 
         Args:
-            at: only there: a place as in `break_at`, mostly a module.
+            conditions: the conditions; any of them stops the run.
+            at: check only at this place, as in `break_at`; usually a module.
             synchronize: True waits for each task on accelerators, too; False does not wait on the CPU either.
 
         Raises:
-            ValueError: a condition is unknown, or there is no such place.
+            ValueError: a condition or the place is unknown.
         """
         return self.stops.watch(*conditions, at=at, synchronize=synchronize)
 
     def step_over(self) -> Task | None:
-        """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
-        in the outermost call, and where no capture saw one. Stops at what stops a run. Returns the current task."""
+        """Run until all tasks of the current task's innermost module call have run, nested calls included, or until a
+        stop.
+
+        In the outermost call, or if the forward was not captured, run one task. Return the current task.
+        """
         return self._leave(0)
 
     def step_out(self) -> Task | None:
-        """The same for the call around it: at the top to the end."""
+        """Run until the enclosing module call is done, as `step_over`; run to the end from the outermost call."""
         return self._leave(1)
 
     def _leave(self, out: int) -> Task | None:
@@ -281,8 +305,10 @@ class Verbs(SessionBase):
         return self.current
 
     def tasks_to_leave(self, out: int) -> set[int] | None:
-        """The tasks that run until the current one's module call is left, or the one so many `out` around it. Of the
-        outermost call, which is the whole model, the current task alone. None: all that are left.
+        """Return the tasks to run until the current task's module call is left, or the call `out` levels around it.
+
+        For the outermost call, the entire model, return the current task alone. Return None if all remaining tasks have
+        to run.
         """
         current = self._about(None)
         calls = calls_of(self.graph, current.id)
@@ -294,7 +320,7 @@ class Verbs(SessionBase):
         return left if self.needed is None else left.intersection(self.needed)
 
     def _run_all(self, tasks: set[int]) -> None:
-        """Runs until these tasks have run, or something stops it."""
+        """Run until these tasks have run, or until a stop."""
         self.stops.stopped = None
         while tasks:
             tasks.difference_update(self._step_on())
@@ -302,57 +328,59 @@ class Verbs(SessionBase):
                 return
 
     def _stops(self, wait: bool) -> bool:
-        """After a step of several: whether something ends them here, which is then in `stopped`."""
+        """Set `stopped` after one step of several and return whether the run ends here."""
         self.stops.stopped = found = self.stop_here(wait) or self.stops.asked()
         return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:
-        """Multiplies the gradients that wait for a task, by default the current one.
+        """Multiply the gradients in a task's input buffer, by default the current task's.
 
         Raises:
-            TypeError: the factor is no number.
+            TypeError: the factor is not a number.
         """
         expect_number(factor, Number | Tensor, "factor", "a number")
         self._edit(lambda gradients: [None if each is None else each * factor for each in gradients], task)
 
     def zero(self, task: AnyTask | None = None) -> None:
-        """Makes the gradients that wait for a task zero, by default for the current one."""
+        """Set the gradients in a task's input buffer to zero, by default the current task's."""
         self._edit(lambda gradients: [None if each is None else torch.zeros_like(each) for each in gradients], task)
 
     def clip(self, max_norm: float, task: AnyTask | None = None) -> None:
-        """Scales the gradients that wait for a task, by default for the current one, so that the norm of them all is at
-        most `max_norm`. Leaves them if it is.
+        """Scale the gradients in a task's input buffer, by default the current task's, to a total 2-norm of at most
+        `max_norm`.
+
+        Gradients within the limit are not changed.
 
         Raises:
-            TypeError: max_norm is no number.
-            ValueError: there is no norm, since an element is NaN or infinite; or max_norm is negative.
+            TypeError: `max_norm` is not a number.
+            ValueError: the norm does not exist because an element is NaN or infinite; or `max_norm` is negative.
         """
         expect_number(max_norm, Number | Tensor, "max_norm", "the largest norm, a number")
         if not max_norm >= 0:
-            raise ValueError(f"clip({max_norm}): the largest norm must be at least 0")
+            raise ValueError(f"max_norm must be at least 0, got {max_norm}")
         about = self._about(task)
         norm = norm_of(self.waiting(about), self._described(about))
         if norm > max_norm:
             self.scale(max_norm / norm, about)
 
     def check(self, task: AnyTask | None = None) -> Check:
-        """Compares a task's backward with finite differences of its forward operation; see `check_task`."""
+        """Compare a task's backward with finite differences of its forward operation; see `check_task`."""
         from .check_task import check_task
 
         about = self._about(task)
         try:
             gradients = self.waiting(about)
-        except NotImplementedError:  # PyTorch's engine keeps them to itself
+        except NotImplementedError:  # PyTorch's engine does not show this input buffer
             gradients = None
         return check_task(self.graph, about, gradients, self._compared)
 
     @cached_property
     def _compared(self) -> dict[Operation, Compared]:
-        """The results of `check`, by operation."""
+        """Results of `check`, by operation."""
         return {}
 
     def interact(self) -> None:
-        """A prompt for the terminal, with the same verbs."""
+        """Open a prompt in the terminal with the same verbs."""
         drawn("session at a prompt", self)
 
     def _about(self, task: AnyTask | None) -> Task:
@@ -363,26 +391,27 @@ class Verbs(SessionBase):
         return about
 
     def _edit(self, change: Callable[[Sequence[Tensor | None]], list[Tensor | None]], task: AnyTask | None) -> None:
-        about = self._about(task)  # once: another thread's step may make another task the current one meanwhile
+        about = self._about(task)  # once, since a step in another thread may change the current task
         with torch.no_grad():
             changed = change(self.waiting(about))
         self.replace(changed, about)
 
 
 def expect_count(count: int) -> None:
-    """Refuses what is no number of tasks to run."""
+    """Raise unless `count` is a positive number of tasks."""
     expect_number(count, int, "count", "how many tasks to run")
     if count < 1:
-        raise ValueError(f"step(count={count}): the number of tasks to run must be at least 1")
+        raise ValueError(f"step(count={count}): count must be at least 1")
 
 
 def expect_no_count(graph: Graph, task: AnyTask | None) -> None:
-    """Refuses a number above those of the graph's tasks: it was meant as how many to run.
+    """Raise if `task` is a number beyond the graph's tasks: a count was probably meant.
 
     Raises:
-        ValueError: it is one.
+        ValueError: the number is too large.
     """
     if isinstance(task, int) and task >= len(graph):
         raise ValueError(
-            f"there is no task {task}; this graph has tasks 0 to {len(graph) - 1}. For {task} tasks: step(count={task})"
+            f"unknown task {task}; this graph has tasks 0 to {len(graph) - 1}. To run {task} tasks, use "
+            f"step(count={task})"
         )

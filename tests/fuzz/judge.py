@@ -18,7 +18,7 @@ from tapescope.engine.schedule.ready_queue import PolicyError
 from tapescope.inspector.torch_private.sequence_numbers import pins_open
 
 REFUSALS = (NotImplementedError, PolicyError)
-NOT_BACK = "can be taken back"
+NOT_BACK = "can be undone"
 
 
 @dataclass(eq=False)

@@ -1,1 +1,1 @@
-"""Batched execution: finds matrix products that can run together, and runs them."""
+"""Matrix products that can run as one batch: finding them, and running them."""

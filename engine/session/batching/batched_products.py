@@ -1,5 +1,4 @@
-"""What the backwards of several products compute, as one product: stacked where they stay apart, put one below the
-other where they are summed."""
+"""Backwards of several products as one product: stacked if they stay separate, concatenated if they are summed."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from ....inspector.graph.matrix_products import Product
 from ....inspector.torch_private.saved_variables import saved_tensor, saved_value
 
 FUNCTIONS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
-"""Whose backwards can be made as one. "linear" is a node of Apple's MPS alone."""
+"""Functions whose backwards can be batched. "linear" is a node only on Apple's MPS."""
 
 Outputs = list[Tensor | None]
-"""What one task gives, by output number."""
+"""A task's outputs, by number."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was done: the kernels that were launched, and the bytes of copies that put operands together."""
+    """Counts the kernels launched, and the bytes of copies that put operands together."""
 
     launches: int = 0
     copied_bytes: int = 0
@@ -37,15 +36,15 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What one member of a group multiplies.
+    """The operands of one member of a group.
 
     Attributes:
-        product: what it multiplied in the forward.
-        gradient: of the result.
-        others: by output number the factor which the gradient is multiplied by to get that output.
-        by_columns: the outputs that PyTorch lays out column by column, as the factor lay (FunctionsManual.cpp,
-            mm_mat1_grad and mm_mat2_grad): the gradient of a Linear's weight is then contiguous when it gets there.
-        width: how many outputs the task has.
+        product: its product in the forward.
+        gradient: the gradient of the result.
+        others: by output number, the factor by which the gradient is multiplied.
+        by_columns: the outputs that PyTorch lays out column by column, like the factor (FunctionsManual.cpp,
+            mm_mat1_grad and mm_mat2_grad). The gradient of a Linear's weight is then contiguous when it arrives there.
+        width: the number of the task's outputs.
     """
 
     product: Product
@@ -56,8 +55,9 @@ class Operands:
 
     @classmethod
     def of(cls, product: Product, node: Node, gradient: Tensor, outputs: Collection[int]) -> Operands:
-        """What these outputs take. A factor that was modified in place since the forward raises PyTorch's error."""
-        both = (product.left.output, product.right.output)  # a convolution's one function takes both factors for either
+        """Return the operands of these outputs. Raises PyTorch's error if a factor was modified in place since the
+        forward."""
+        both = (product.left.output, product.right.output)  # convolution_backward needs both factors for either output
         taken = both if product.function == "convolution" else outputs
         others = {output: saved_tensor(node, product.other(output).slot) for output in taken}
         by_columns = frozenset(output for output in outputs if _lay_by_columns(node, product.factor(output).slot))
@@ -70,20 +70,23 @@ def _lay_by_columns(node: Node, slot: str) -> bool:
 
 
 def alone(operands: Operands, output: int) -> Tensor:
-    """This output of one task."""
+    """Return this output of one task."""
     return _product(operands, output, operands.gradient, operands.others[output], Tally())
 
 
 def stacked(
     members: Sequence[Operands], outputs: Collection[int], addend: tuple[int, ...] | None, tally: Tally
 ) -> list[Outputs]:
-    """These outputs of several tasks of one shape, one product for each output. They are slices of one tensor, and laid
-    out as PyTorch's are, but for the gradients of convolutions' inputs, whose channels lie between others'. An operand
-    that is one and the same for all is not copied.
+    """Return these outputs of several tasks of one shape, with one product per output.
+
+    The outputs are slices of one tensor, and laid out as PyTorch's, except the gradients of convolutions' inputs, whose
+    channels lie between those of others. An operand that is the same tensor for all members is not copied.
 
     Args:
-        addend: the shape of the biases of addmm, to which their gradients are summed all at once; None: they are left
-            out.
+        members: the operands of the tasks.
+        outputs: numbers of the outputs.
+        addend: the shape of the biases of addmm, whose gradients are summed all at once; None to leave them out.
+        tally: counts launches and copies.
     """
     first = members[0]
     found: list[Outputs] = [[None] * each.width for each in members]
@@ -111,8 +114,9 @@ def stacked(
 
 
 def summed(members: Sequence[Operands], output: int, tally: Tally) -> Tensor:
-    """The sum of this output over several tasks, as one product: the operands put one below the other, for a left
-    factor side by side. Where all have the other factor in common, the gradients are summed first.
+    """Return the sum of this output over several tasks, as one product of concatenated operands.
+
+    If all members share the other factor, the gradients are summed first.
     """
     last = members[-1]
     gradients, others = [each.gradient for each in members], [each.others[output] for each in members]
@@ -128,7 +132,7 @@ def summed(members: Sequence[Operands], output: int, tally: Tally) -> Tensor:
 
 
 def _product(operands: Operands, output: int, gradient: Tensor, other: Tensor, tally: Tally) -> Tensor:
-    """The gradient of a factor, of matrices or of batches of them (derivatives.yaml; alpha is conjugated there)."""
+    """Return the gradient of a factor of matrices or batches of them (derivatives.yaml; alpha is conjugated there)."""
     product, by_columns = operands.product, output in operands.by_columns
     is_left = output == product.left.output
     left, right = (gradient, other.mH) if is_left else (other.mH, gradient)
@@ -143,7 +147,7 @@ def _product(operands: Operands, output: int, gradient: Tensor, other: Tensor, t
 
 
 def _wide(left: Tensor, right: Tensor) -> Tensor:
-    """Matrices or batches of them. A batch of one and the same right factor is one product of all rows."""
+    """Multiply matrices or batches of them; a batch with one repeated right factor is one product of all rows."""
     if left.dim() == 2:
         return torch.mm(left, right)
     count, rows, _ = left.shape
@@ -153,8 +157,11 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _stack_gradients(members: Sequence[Operands], outputs: Collection[int], tally: Tally) -> Tensor:
-    """(members, rows, columns). Side by side where the columns of all are then the rows of one product with a factor
-    that all have in common, as for the weights of networks on one input."""
+    """Return the gradients as (members, rows, columns).
+
+    They are stored side by side if the columns of all are then the rows of one product with a shared factor, as for the
+    weights of networks on one input.
+    """
     gradients = [each.gradient for each in members]
     first = members[0]
     right = first.product.right.output
@@ -169,13 +176,14 @@ def _stack(tensors: Sequence[Tensor], tally: Tally) -> Tensor:
     first = tensors[0]
     if _is_one(tensors):
         return first.expand(len(tensors), *first.shape)
-    if first.stride(-1) != 1 and first.stride(-2) == 1:  # as it lies: turning each round would take longer
+    if first.stride(-1) != 1 and first.stride(-2) == 1:  # keep the layout: transposing each copy would be slower
         return tally.copied(torch.stack([each.mT for each in tensors])).mT
     return tally.copied(torch.stack(list(tensors)))
 
 
 def _is_one(tensors: Sequence[Tensor]) -> bool:
-    """Whether these are one and the same matrix. Each may be a tensor of its own: unpacking makes one."""
+    """Return whether these tensors are the same matrix; they may be different objects, because unpacking creates a new
+    one."""
     first = _place(tensors[0])
     return all(_place(each) == first for each in tensors[1:])
 
@@ -187,7 +195,7 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 def _hand_out(
     made: Tensor, sizes: Sequence[int], output: int, found: Sequence[Outputs], by_columns: bool = False
 ) -> None:
-    """Cuts into slices without a version counter in common: each is somebody else's from here on."""
+    """Split into slices without a shared version counter, because each has a different owner from here on."""
     for each, part in zip(found, torch.unsafe_split_with_sizes(made, list(sizes)), strict=True):
         each[output] = part.mT if by_columns else part
 
@@ -199,7 +207,7 @@ def _addends(
     found: Sequence[Outputs],
     tally: Tally,
 ) -> None:
-    """The gradients of biases, stacked `gradients` summed to their `shape`."""
+    """Compute the gradients of biases: the stacked `gradients` summed to their `shape`."""
     product = members[0].product
     assert product.addend is not None
     padded = (*([1] * (2 - len(shape))), *shape)
@@ -216,7 +224,7 @@ def _addends(
 def _convolutions(
     members: Sequence[Operands], outputs: Collection[int], found: Sequence[Outputs], tally: Tally
 ) -> None:
-    """As one convolution of more groups: channels side by side, kernels one below the other."""
+    """Compute them as one convolution with more groups: channels and kernels concatenated."""
     product = members[0].product
     left, right, addend = product.left.output, product.right.output, product.addend
     gradient = tally.copied(torch.cat([each.gradient for each in members], 1))
@@ -235,15 +243,16 @@ def _convolutions(
         output_mask=mask,
     )
     tally.launches += sum(mask)
-    for output, along, wanted, whole in zip((left, right, addend), (1, 0, 0), mask, made, strict=True):
+    for output, along, wanted, total in zip((left, right, addend), (1, 0, 0), mask, made, strict=True):
         if wanted and output is not None:
-            sizes = [whole.shape[along] // len(members)] * len(members)
-            for each, part in zip(found, torch.unsafe_split_with_sizes(whole, sizes, along), strict=True):
+            sizes = [total.shape[along] // len(members)] * len(members)
+            for each, part in zip(found, torch.unsafe_split_with_sizes(total, sizes, along), strict=True):
                 each[output] = part
 
 
 def addend_shape(graph: Graph, products: Sequence[Product]) -> tuple[int, ...] | None:
-    """To which shape the gradients of all addmms' biases are summed, if it is one: (columns,), mostly."""
+    """Return the shape to which the gradients of all addmms' biases are summed, usually (columns,); None if it is not
+    one shape."""
     shapes = set()
     for product in products:
         if product.addend is None or product.function != "addmm":
@@ -255,10 +264,13 @@ def addend_shape(graph: Graph, products: Sequence[Product]) -> tuple[int, ...] |
 
 
 def launches_of(product: Product, outputs: Collection[int], addend: tuple[int, ...] | None) -> int:
-    """How many kernels these outputs of one task take, and those of a stack as many once its operands are together:
-    products, the factors alpha and beta, the sum of a bias.
+    """Return the number of kernels for these outputs of one task, or of a stack without the copies of its operands.
+
+    They are products, multiplications by alpha and beta, and the sum for a bias.
 
     Args:
+        product: the product.
+        outputs: numbers of the outputs.
         addend: as in `stacked`.
     """
     launches = len(outputs) * (1 + (product.alpha != 1))

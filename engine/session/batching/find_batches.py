@@ -1,4 +1,4 @@
-"""`ts.find_batches`: finds products of matrices that can run as one."""
+"""`ts.find_batches`: finds matrix products that can run as one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .product_groups import Direction, Group, GroupRules, Groups, Refused
 
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
-    """Tasks of one key that were ready at the same moment, and so don't depend on each other.
+    """Tasks of one key that were ready at the same time, and so do not depend on each other.
 
     Attributes:
         tasks: their ids, ascending.
-        ready_since: the number of the batch before which the last of them got ready; 0 at the start.
+        ready_since: number of the batch before which the last of them became ready; 0 at the start.
     """
 
     tasks: tuple[int, ...]
@@ -38,33 +38,33 @@ class ReadyBatch:
 
 
 def levels(nexts: Sequence[Sequence[int]], waits: Sequence[int]) -> list[int]:
-    """By task the length of the longest path that leads to it, in edges."""
+    """Return, for each task, the length in edges of the longest path that leads to it."""
     return ranks_from(nexts, list(waits))[0]
 
 
 def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[int, int]) -> list[ReadyBatch]:
-    """Runs the graph in thought, and holds the tasks that have a key back until nothing else can run: then all that are
-    ready and share one key go together. The batches come in the order in which they ran.
+    """Simulate the graph, holding back tasks with a key until nothing else can run; then all ready tasks of one key
+    form a batch. Return the batches in the order in which they ran.
 
-    **Why no batch breaks the graph.** The run is an order of all tasks in which each comes after what it waits for, and
-    in which the members of a batch stand side by side. Put one task in each batch's place: the order is left, with
-    every edge still leading forward in it, so the graph of the batches, all of them at once, has no cycle. Members
-    depend on each other as little: none had run when all were ready. Any part of a batch may be taken alone.
+    **Why no batch creates a cycle.** The simulation runs all tasks in an order in which each comes after its
+    predecessors, and the members of a batch are adjacent. Replace each batch by one task: every edge still leads
+    forward in the order, so the graph with all batches merged has no cycle. Members do not depend on each other,
+    because none had run when all were ready. Any part of a batch may be used alone.
 
-    Of several keys that are ready the one goes first whose tasks, over the whole graph, are on the lowest levels on the
-    average: else the first to come would go alone, and the rest of its kind after it (Neubig, Goldberg and Dyer,
-    On-the-fly Operation Batching in Dynamic Computation Graphs, NeurIPS 2017). Tasks of one level are found together,
-    and so are members that hang at different places of a chain, as those whose losses a loop adds up.
+    If several keys are ready, the one whose tasks have the lowest average level over the entire graph runs first.
+    Otherwise the first tasks to become ready would run alone, and others of their kind after them (Neubig, Goldberg and
+    Dyer, On-the-fly Operation Batching in Dynamic Computation Graphs, NeurIPS 2017). Tasks of one level are found
+    together, and so are tasks that hang off different places of a chain, such as losses added up in a loop.
+
+    The time is O(edges + tasks log tasks).
 
     Args:
-        nexts: by task those that wait for it, once for each edge.
-        waits: by task for how many edges it waits.
-        keys: of the tasks that may go together with others of the same key.
-
-    O(edges + tasks log tasks).
+        nexts: the successors of each task, one per edge.
+        waits: the number of incoming edges of each task.
+        keys: the key of each task that may be batched with others of the same key.
     """
     missing, level = list(waits), levels(nexts, waits)
-    depths, counts = Counter[int](), Counter(keys.values())  # of each key's tasks that have not run
+    depths, counts = Counter[int](), Counter(keys.values())  # per key, of the tasks that have not run
     for task, key in keys.items():
         depths[key] += level[task]
     waiting: dict[int, list[int]] = {}
@@ -79,7 +79,7 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
                 key = keys[task]
                 if key not in waiting:
                     waiting[key] = []
-                    # While a key waits none of its tasks runs, so its place in the heap stays right.
+                    # None of a key's tasks runs while it is held back, so its place in the heap stays valid.
                     heappush(heap, (depths[key] / counts[key], key))
                 waiting[key].append(task)
                 since[key] = len(found)
@@ -103,21 +103,21 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
 
 
 _Source = tuple[int, int, tuple[Hashable, ...]]
-"""A task, the number of its input, and what lies between the product and that input."""
+"""A task, the number of its input, and the layout nodes between the product and that input."""
 
 _LAYOUT = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"})
-"""Short names of nodes that give their gradient on in another layout, and do nothing else."""
+"""Short names of nodes that only change the layout of their gradient."""
 
 _WHY = {
-    "modified": "was modified in place after the forward, so a backward is going to raise",
-    "packed": "is packed by saved_tensors_hooks (a checkpoint), so that stacking would unpack all at once",
-    "gone": "was freed by a backward; ask before it, or of a fresh forward",
-    "not saved": "is not kept by the node",
+    "modified": "was modified in place after the forward, so a backward will raise",
+    "packed": "is packed by saved_tensors_hooks (a checkpoint), and stacking would unpack all at once",
+    "gone": "was freed by a backward; call find_batches before it, or on a fresh forward",
+    "not saved": "is not saved by the node",
 }
 
 
 def search(graph: Graph, products: Mapping[int, Product], rules: GroupRules) -> tuple[list[Group], list[Refused]]:
-    """The groups of a graph's products, and what was refused. Near linear in the size of the graph."""
+    """Return the groups of a graph's products, and those refused. Nearly linear in the size of the graph."""
     trees, claimed, refused = _Trees(graph, products, rules).search()
     backward, more = _Stacks(graph, products, rules, "backward", claimed).search()
     forward, last = _Stacks(graph, products, rules, "forward", {}).search()
@@ -125,7 +125,7 @@ def search(graph: Graph, products: Mapping[int, Product], rules: GroupRules) -> 
 
 
 class _Sources:
-    """Where the gradients of factors go: what a factor was in the forward."""
+    """The destinations of factors' gradients, which identify each factor in the forward."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -133,7 +133,8 @@ class _Sources:
         self._facts: dict[int, Hashable] = {}
 
     def of(self, edge: Edge) -> _Source:
-        """Past nodes that only change the layout, where nothing else comes in. As long as the chain of them."""
+        """Return the destination of an edge, past nodes that only change the layout. Takes time linear in that
+        chain."""
         graph, between = self._graph, []
         while (facts := self._layout_facts(edge.next_task)) is not None:
             between.append(facts)
@@ -141,7 +142,7 @@ class _Sources:
         return edge.next_task, edge.input, tuple(between)
 
     def _layout_facts(self, task: int) -> Hashable:
-        """What a node does to the layout; None if it does more, or is not its giver's alone."""
+        """Return how a node changes the layout; None if it does more, or has other inputs."""
         if task not in self._facts:
             graph = self._graph
             alone = len(graph.in_edges[task]) == len(graph.out_edges[task]) == 1 and task not in self._roots
@@ -152,13 +153,13 @@ class _Sources:
 
 
 class _Trees:
-    """Products that one input buffer sums up: the gradient of a parameter which many products used.
+    """Products summed in one input buffer: the gradient of a parameter that many products used.
 
-    **Why a tree breaks no graph.** Its one product stands right before the task in whose buffer the sum is, and after
-    all its members. That task waits for each of them anyway, so nothing comes later than it has to already, but for
-    the nodes between, which only change the layout and lead nowhere else. In a graph in which groups of other outputs
-    are joined, an edge from a member to that task is one from the member's group: the order in which those run is an
-    order of the tree's product, too, put before its task.
+    **Why a tree creates no cycle.** Its one product runs after all its members and right before the task in whose
+    buffer the sum is. That task waits for each of them anyway. So nothing is delayed further, except nodes in between
+    that only change the layout and lead nowhere else. If groups of other outputs are joined, too, an edge from a member
+    to that task is an edge from the member's group; an order of those groups is also an order with the tree's product
+    placed before its task.
     """
 
     def __init__(self, graph: Graph, products: Mapping[int, Product], rules: GroupRules) -> None:
@@ -168,7 +169,7 @@ class _Trees:
         self._refused: dict[str, list[int]] = defaultdict(list)
 
     def search(self) -> tuple[list[Group], dict[int, set[int]], list[Refused]]:
-        """The trees, by task the outputs which they make, and what was refused."""
+        """Return the trees, the outputs they compute by task, and the products refused."""
         sources = _Sources(self._graph)
         summed: dict[tuple[_Source, Hashable], list[tuple[int, int]]] = defaultdict(list)
         for task, product in self._products.items():
@@ -190,7 +191,7 @@ class _Trees:
         return trees, claimed, [Refused(tuple(tasks), why) for why, tasks in self._refused.items()]
 
     def _allowed(self, tasks: list[int], output: int) -> list[int]:
-        """The tasks that may be joined; none where they are too few, or slower so."""
+        """Return the tasks that may be joined; empty if there are too few, or if joining is slower."""
         if len(tasks) < 2:
             return []
         rules, products = self._rules, [self._products[task] for task in tasks]
@@ -204,7 +205,7 @@ class _Trees:
             if rules.fast_for_reduce(rows, inner, columns):
                 return usable
             why = (
-                f"sums of {rows:,}×{inner:,} @ {inner:,}×{columns:,} are no faster as one product (fast_inner "
+                f"sums of {rows:,}×{inner:,} @ {inner:,}×{columns:,} are not faster as one product (fast_inner "
                 f"{rules.fast_inner:,}, fast_side {rules.fast_side:,})"
             )
         elif len(tasks) >= rules.min_fusion_size:
@@ -233,7 +234,7 @@ class _Trees:
             (side,) if shared else (),
             _span(tasks, ends),
             each * len(tasks) + len(tasks) - 1,
-            each + 2,  # two stackings; of a shared factor the other ones are stacked and summed up instead
+            each + 2,  # two concatenations; with a shared factor, one stacking and one sum instead
             gradients + (0 if shared else sum(other.numel for other in others) * itemsize),
             into,
             gradients + sum(distinct.values()),
@@ -241,7 +242,7 @@ class _Trees:
 
 
 class _Stacks:
-    """Products of one shape that don't depend on each other. `claimed`: by task what trees make of its outputs."""
+    """Products of one shape that do not depend on each other. `claimed` has the outputs that trees compute, by task."""
 
     def __init__(
         self,
@@ -272,7 +273,7 @@ class _Stacks:
         nexts, waits = _as_forward(self._graph) if forward else _as_backward(self._graph)
         ends = levels(nexts, waits)
         found, small = [], []
-        numbers: dict[Hashable, int] = {}  # for each key, which is long to hash
+        numbers: dict[Hashable, int] = {}  # keys are slow to hash, so number them
         keys = {task: numbers.setdefault(self._key(task), len(numbers)) for task in self._outputs}
         for number, batch in enumerate(batches(nexts, waits, keys)):
             if len(batch.tasks) < self._rules.min_fusion_size:
@@ -290,14 +291,14 @@ class _Stacks:
         return product.function, shapes, product.result, product.alpha, product.beta, product.settings
 
     def _family(self, task: int) -> Hashable:
-        """What products have in common that only their shapes keep apart."""
+        """Return a key for products that differ only in their shapes."""
         product = self._products[task]
         sides = product.left.wanted, product.right.wanted, product.addend
         meta = product.result.dtype, product.result.device, product.alpha, product.beta, product.settings
         return product.function, self._outputs[task], meta, sides if self._direction == "backward" else ()
 
     def _used(self, product: Product) -> list[tuple[Side, Factor]]:
-        """The factors that the group multiplies by."""
+        """Return the factors by which the group multiplies."""
         sides: list[tuple[Side, Factor]] = [("left", product.left), ("right", product.right)]
         if self._direction == "forward":
             return sides
@@ -305,7 +306,7 @@ class _Stacks:
         return [(side, factor) for side, factor in sides if factor in asked]
 
     def _allowed(self, tasks: tuple[int, ...]) -> tuple[int, ...]:
-        """The tasks that may be joined; none where too few are left."""
+        """Return the tasks that may be joined; empty if too few are left."""
         wrong: dict[str, list[int]] = defaultdict(list)
         for task in tasks:
             if (why := self._obstacle(self._products[task])) is not None:
@@ -321,7 +322,8 @@ class _Stacks:
         return ()
 
     def _parts(self, tasks: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Those that share a factor, if they are most of them, apart from the others: the factor need not be copied."""
+        """Separate the products that share a factor if they are the majority, because that factor need not be
+        copied."""
         rules, shares = self._rules, list[list[int]]()
         for side, _ in self._used(self._products[tasks[0]]):
             alike: dict[Hashable, list[int]] = defaultdict(list)
@@ -343,7 +345,7 @@ class _Stacks:
         if self._direction == "forward":
             operation = self._graph.tasks[product.task].operation
             if isinstance(operation, Operation) and operation.writes_in_place:
-                return f"{operation.name} writes in place"
+                return f"{operation.name} modifies its input in place"
         for _, factor in self._used(product):
             kept = factor.kept
             if kept == "modified" or (kept != "saved" and self._direction == "backward"):
@@ -360,9 +362,9 @@ class _Stacks:
         return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
 
     def _say_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
-        """Says what lay together and was too little: of equal shape, or of unequal ones.
+        """Record products that are near each other but too few, of equal or of different shapes.
 
-        Those of unequal shape were together if the last of them was ready when the first of them ran.
+        Those of different shapes were near each other if the last of them was ready when the first ran.
         """
         open_: dict[Hashable, tuple[int, list[ReadyBatch]]] = {}
         closed: list[list[ReadyBatch]] = []
@@ -389,9 +391,9 @@ class _Stacks:
         flat = all(len(product.left.shape) == 2 for product in products)
         if flat and len({product.right.shape for product in products}) == 1:
             rows = joined([f"{product.left.shape[0]:,}" for product in products], most=8)
-            return f"unequal shapes, of {rows} rows; torch.nn.functional.grouped_mm could take them"
+            return f"different shapes, of {rows} rows; torch.nn.functional.grouped_mm could run them"
         shapes = list(dict.fromkeys(map(str, products)))
-        return f"unequal shapes: {joined(shapes)}"
+        return f"different shapes: {joined(shapes)}"
 
     def _group(self, tasks: tuple[int, ...], ends: list[int]) -> Group:
         products = [self._products[task] for task in tasks]
@@ -431,8 +433,11 @@ class _Stacks:
         )
 
     def _is_shared(self, product: Product, identities: list[Hashable]) -> bool:
-        """Whether factors of products like this one need no stacking: they are one tensor. In the forward TorchScript
-        wants many of them; in the backward `batch=` copies all batches of matrices, and what convolutions take."""
+        """Return whether factors of such products are one tensor and need no stacking.
+
+        In the forward TorchScript requires many of them. In the backward `batch=` copies all batches of matrices, and
+        operands of convolutions.
+        """
         if product.function == "convolution" or not _is_one(identities):
             return False
         if self._direction == "forward":
@@ -440,7 +445,7 @@ class _Stacks:
         return len(product.result.shape or ()) < 3
 
     def _identity(self, product: Product, side: Side) -> Hashable:
-        """What is equal for factors that are one tensor; None where that is not known."""
+        """Return a value that is equal for factors that are one tensor; None if unknown."""
         factor = product.left if side == "left" else product.right
         if factor.identity is None and factor.wanted and self._direction == "forward":
             return self._sources.of(self._edge(product, factor.output))
@@ -459,24 +464,24 @@ class _Stacks:
 
 
 def _as_backward(graph: Graph) -> tuple[list[list[int]], list[int]]:
-    """By task those that wait for it in the backward, and for how many edges it waits."""
+    """Return the successors of each task in the backward, and its number of incoming edges."""
     nexts = [[edge.next_task for edge in edges] for edges in graph.out_edges]
     return nexts, list(map(len, graph.in_edges))
 
 
 def _as_forward(graph: Graph) -> tuple[list[list[int]], list[int]]:
-    """The same for the forward."""
+    """Return the successors of each task in the forward, and its number of incoming edges."""
     nexts = [[edge.task for edge in edges] for edges in graph.in_edges]
     return nexts, list(map(len, graph.out_edges))
 
 
 def _is_one(identities: list[Hashable]) -> bool:
-    """Whether the factors are one tensor."""
+    """Return whether the factors are one tensor."""
     return identities[0] is not None and len(set(identities)) == 1
 
 
 def _inner(product: Product, output: int) -> int:
-    """Over how many rows (of a left factor's gradient: columns) one member of a tree sums."""
+    """Return the number of rows over which one member of a tree sums (columns, for a left factor's gradient)."""
     shape = product.result.shape or (1, 1)
     return shape[-1] if output == product.left.output else prod(shape[:-1] if len(shape) != 3 else shape[1:2])
 
@@ -495,9 +500,9 @@ def _slot_reason(product: Product, output: int, kept: str) -> str:
 
 
 def find_batches(of: Outputs | Graph, rules: GroupRules | None = None, *, model: nn.Module | None = None) -> Groups:
-    """Finds the products of matrices that could run as one, in a backward and in its forward.
+    """Find the matrix products that could run as one, in a backward and in its forward.
 
-    Nothing runs, no hook either, and no tensor is kept.
+    Nothing runs, no hooks either, and no tensor is kept.
 
         >>> import torch, tapescope as ts
         >>> x = torch.ones(8, 4)
@@ -506,35 +511,37 @@ def find_batches(of: Outputs | Graph, rules: GroupRules | None = None, *, model:
         >>> [group.label for group in ts.find_batches(torch.stack(hidden).sum())]
         ['5 × mm → bmm', '5 × mm → bmm']
 
-    Members of a group have one shape, dtype and device, and ask for the same gradients; none depends on another, and
-    with all groups joined at once the graph still has no cycle (the search above says why). The products that one
-    parameter's gradient sums up are a "tree", and one product of what they are made of.
+    Members of a group have the same shape, dtype and device, and need the same gradients. None depends on another, and
+    with all groups joined at once the graph still has no cycle (see `batches` in the source). Products whose results
+    are summed into one parameter's gradient form a "tree", which is one product of their concatenated operands.
 
-    A forward's groups are those of the operations which a capture saw (`ts.capture`).
+    Groups of the forward consist of the operations that a capture recorded (`ts.capture`).
+
+    Known limitations: only products that a gradient passes through are found. A dependency between forward operations
+    is known only if autograd sees it, not through indices, Python numbers, or detached tensors.
 
     Args:
-        of: as `ts.graph` takes it, or a graph.
-        rules: thresholds; by default TorchScript's.
-        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
-            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
-            module that was called.
-
-    Known limitations: only products that a gradient goes through are seen. That one forward operation depends on
-    another is known only through what autograd sees: not through indices, numbers in Python, or detached tensors.
+        of: as for `ts.graph`, or a graph.
+        rules: thresholds; TorchScript's by default.
+        model: the module from which modules and parameters are named, needed if the captured forward called only parts
+            of it; pass several as one `nn.ModuleDict({"G": generator, "D": critic})`. None names them from each
+            outermost module called.
 
     Raises:
         ValueError: the graph is from a file, without its nodes.
-        TypeError: `rules` is something else.
+        TypeError: `rules` is not a GroupRules.
     """
 
     rules = GroupRules() if rules is None else rules
     if not isinstance(rules, GroupRules):
-        raise TypeError(f"rules is a ts.types.GroupRules, as ts.types.GroupRules(min_fusion_size=2), not {rules!r}")
+        raise TypeError(
+            f"rules must be a ts.types.GroupRules, such as ts.types.GroupRules(min_fusion_size=2), got {rules!r}"
+        )
     graph = graph_meant(of, model)
     if graph.is_tape:
-        raise ValueError("the products of a tape of HIPS autograd's are not looked for: its nodes hide their factors")
+        raise ValueError("find_batches does not support tapes of HIPS autograd, because their nodes hide their factors")
     if not graph.nodes:
-        raise ValueError(f"{graph.why_no_nodes}, so its factors are not known: pass the loss")
+        raise ValueError(f"{graph.why_no_nodes}, so its factors are unknown; pass the loss")
     with telling(None, "looking for groups") as tell, collector_paused():
         tell(f"products of matrices among {len(graph):,} tasks")
         products = products_of(graph)

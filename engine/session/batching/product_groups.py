@@ -1,4 +1,4 @@
-"""`ts.find_batches`: which products of matrices of a backward, and of its forward, could run as one."""
+"""Results of `ts.find_batches`: the matrix products of a backward and its forward that could run as one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ....inspector.drawing.annotations import Outline, letters
 from ....inspector.files import write_file
@@ -20,31 +20,28 @@ from ....inspector.text.sizes_and_counts import counted, size_text
 from ....inspector.validation import expect_number
 from ...recording.batch_report import GroupKind
 
-if TYPE_CHECKING:
-    pass
-
 Direction = Literal["backward", "forward"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
-_MOST_ROWS = 40  # in a table that is shown; records() has all
-_ALIKE = 3  # groups that differ in their place alone: so many make one row
-_MOST_SAID = 5  # refusals in sentences
+_MOST_ROWS = 40  # rows shown in a table; records() has all
+_ALIKE = 3  # from this many groups on, those that differ only in their place share a row
+_MOST_SAID = 5  # refusals listed in sentences
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRules:
-    """From when on products are joined. The defaults are TorchScript's (torch/csrc/jit/passes/batch_mm.cpp), the sizes
-    among them measured there on a TITAN V with float32.
+    """Thresholds for joining products. The defaults are TorchScript's (torch/csrc/jit/passes/batch_mm.cpp); the sizes
+    among them were measured there on a TITAN V in float32.
 
     Args:
         min_fusion_size: fewer products are not joined.
-        how_many_is_many: from so many on, products that share a factor are a group of their own, apart from others of
-            their shape; and products of the forward are made as one wide product of that factor and the others side by
-            side, where with fewer it is one more to be stacked. The backward, as `batch=` runs it, stacks no factor
-            that is shared, however few share it.
-        largest_side_numel: factors of more elements are not stacked: large products gain nothing (PyTorch #59905).
-        fast_inner: a tree is one product where each member sums over fewer rows than this,
-        fast_side: or where the result is smaller than this, or larger, in both directions.
+        how_many_is_many: at least this many products that share a factor form their own group, separate from others of
+            their shape. In the forward they become one wide product of that factor and the others side by side; with
+            fewer, the factor is stacked. The backward, as run by `batch=`, never stacks a shared factor.
+        largest_side_numel: factors with more elements are not stacked, because large products gain nothing (PyTorch
+            #59905).
+        fast_inner: a tree becomes one product if each member sums over fewer rows than this,
+        fast_side: or if both dimensions of the result are smaller, or both larger, than this.
     """
 
     min_fusion_size: int = 4
@@ -64,10 +61,11 @@ class GroupRules:
         for name, least in least_of.items():
             expect_number(getattr(self, name), int, name, "a whole number")
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be {least} at least")
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
     def fast_for_reduce(self, rows: int, inner: int, columns: int) -> bool:
-        """Whether a sum of products (rows, inner) @ (inner, columns) is faster as one (`shape_is_fast_for_reduce`)."""
+        """Return whether a sum of products (rows, inner) @ (inner, columns) is faster as one
+        (`shape_is_fast_for_reduce`)."""
         side = self.fast_side
         return inner < self.fast_inner or (rows < side and columns < side) or (rows > side and columns > side)
 
@@ -77,23 +75,23 @@ class Group:
     """Products that could run as one.
 
     Attributes:
-        kind: "bmm": of one shape, stacked. "grouped_conv": convolutions of one shape as one with groups. "tree": what
-            is added up anyway, sum over t of x_t^T g_t, as one product of x and g put one below the other.
+        kind: "bmm" for products of one shape, stacked; "grouped_conv" for convolutions of one shape as one with groups;
+            "tree" for a sum over t of x_t^T g_t as one product of the concatenated x and g.
         direction: "backward" or "forward".
-        tasks: the ids of the tasks whose nodes multiply, ascending. Of a forward group they were made by its products.
-        outputs: the numbers of the tasks' outputs that the group makes; of a forward group none. A tree makes one, the
-            sum: the other outputs of its tasks stay where they are, and may be another group's.
-        product: that of the first task. In a tree the others may have other numbers of rows.
-        shared: the factors that are one and the same tensor for all members and need no stacking.
-        levels: of the graph, those of the first and the last member, counted from the roots; in a forward group from
-            the inputs.
-        into: of a tree the task, and the number of its input, where PyTorch sums.
-        launches_before, launches_after: kernels one by one: products, the sums of a tree and of biases; and in the
-            group, those among them that stack. As in `Batch`.
-        stacked_bytes: of the copies that stacking makes, there beside the originals as long as the group runs. Where
-            the gradients of all members are one tensor, which only the run shows, less is copied, by one launch less.
-        held_bytes: of a tree the factors which its members keep until the last of them is ready, and which PyTorch may
-            have freed long before.
+        tasks: ids of the tasks whose nodes multiply, ascending. In a forward group, the tasks its products created.
+        outputs: numbers of the tasks' outputs that the group computes; empty for a forward group. A tree computes one,
+            the sum; the tasks' other outputs are not affected and may belong to another group.
+        product: the first task's product. In a tree, the others may have other numbers of rows.
+        shared: the factors that are one tensor for all members and need no stacking.
+        levels: levels in the graph of the first and last member, counted from the roots; for a forward group, from the
+            inputs.
+        launches_before, launches_after: number of kernels one by one (products, sums of a tree and of biases) and as a
+            group, including copies for stacking. As in `Batch`.
+        stacked_bytes: bytes of copies for stacking, which live beside the originals while the group runs. If the
+            gradients of all members are one tensor, which only the run shows, less is copied, with one launch less.
+        into: for a tree, the task and the number of its input where PyTorch sums.
+        held_bytes: for a tree, bytes of factors that its members keep until the last of them is ready; PyTorch may free
+            them much earlier.
     """
 
     kind: GroupKind
@@ -114,7 +112,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """`16 × addmm → bmm`, `50 × addmm summed → one mm`."""
+        """A short description, `16 × addmm → bmm` or `50 × addmm summed → one mm`."""
         count, function = f"{len(self.tasks):,} ×", self.product.function
         if self.kind == "tree":
             return f"{count} {function} summed → one {'bmm' if len(self.product.result.shape or ()) == 3 else 'mm'}"
@@ -127,10 +125,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Products that lie together and were not joined.
+    """Products that are near each other and were not joined.
 
     Attributes:
-        tasks: the ids of their tasks.
+        tasks: ids of their tasks.
         why: the reason, in a sentence.
         direction: "backward" or "forward".
     """
@@ -142,14 +140,14 @@ class Refused:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Groups(ShownAsFindings):
-    """The groups of a graph. In a notebook the table shows itself.
+    """The groups of a graph, shown as a table in a notebook.
 
     Attributes:
         graph: the graph, without its nodes.
-        rules: by which they were found.
-        found: backward groups first, each in the order in which they can run; trees after the others.
-        refused: what is not joined, and why.
-        products: all products of the graph, by the id of the task.
+        rules: the thresholds used.
+        found: the groups; backward groups first, in an order in which they can run, then trees, then forward groups.
+        refused: products that were not joined, with the reason.
+        products: all products of the graph, by task id.
     """
 
     graph: Graph
@@ -178,7 +176,7 @@ class Groups(ShownAsFindings):
         return self.of_direction("forward")
 
     def of_direction(self, direction: Direction) -> tuple[Group, ...]:
-        """The groups of either, in the order in which they were found."""
+        """Return the groups of a direction, in the order in which they were found."""
         return tuple(group for group in self.found if group.direction == direction)
 
     @cached_property
@@ -190,42 +188,45 @@ class Groups(ShownAsFindings):
         return groups
 
     def of(self, task: Task | int) -> tuple[Group, ...]:
-        """The groups that a task is in: one of the backward and one of the forward at most, and a tree for each output.
+        """Return the groups that contain a task: at most one of the backward, one of the forward, and a tree per
+        output.
 
         Raises:
-            ValueError: there is no such task.
+            ValueError: the task does not exist.
         """
         return tuple(self._of.get(self.graph.task(task).id, ()))
 
     def where(self, group: Group) -> str:
-        """The modules of a group in one phrase, `*` for what differs: `members.*.layers.0`; of a tree its parameter."""
+        """Return a group's modules in one phrase, with `*` for what differs (`members.*.layers.0`); for a tree, its
+        parameter."""
         if group.into is not None and (name := self.graph.tasks[group.into[0]].parameter):
             return name
         return modules_of(self.graph, group.tasks)
 
     def refused_title(self, refused: Refused) -> str:
-        """What was not joined and where, in one phrase: `8 × addmm in experts.*.0`."""
+        """Return a title for products that were not joined: `8 × addmm in experts.*.0`."""
         functions = Counter(self.products[task].function for task in refused.tasks)
         what = joined([f"{count:,} × {function}" for function, count in functions.most_common()])
         return f"{what} in {modules_of(self.graph, refused.tasks)}" if was_captured(self.graph) else what
 
     def outlines(self, direction: Direction = "backward") -> list[Outline]:
-        """The groups of one direction for a picture, each by a letter."""
+        """Return outlines of the groups of one direction for a picture, each with a letter."""
         return [
             Outline(letters(number), f"{group.label}, {self.where(group)}", group.tasks, direction == "forward")
             for number, group in enumerate(self.of_direction(direction))
         ]
 
     def to_svg(self, direction: Direction = "backward", *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
-        """The graph with the groups of one direction outlined in it. See `Graph.save_svg` for `fold` and `theme`.
+        """Return the graph as SVG with the groups of one direction outlined. See `Graph.save_svg` for `fold` and
+        `theme`.
 
         Raises:
-            ValueError: there is no such direction.
+            ValueError: the direction is unknown.
         """
         from ....inspector.drawing.svg import graph_to_svg
 
         if direction not in DIRECTIONS:
-            raise ValueError(f"unknown direction {direction!r}; known: {', '.join(DIRECTIONS)}")
+            raise ValueError(f"unknown direction {direction!r}; expected one of {', '.join(DIRECTIONS)}")
         return graph_to_svg(self.graph, fold=fold, theme=theme, outlines=self.outlines(direction))
 
     def save_svg(
@@ -236,24 +237,24 @@ class Groups(ShownAsFindings):
         fold: Fold = "fit",
         theme: GraphTheme = "auto",
     ) -> Path:
-        """Writes `to_svg()` to a file."""
+        """Write `to_svg()` to a file."""
         return write_file(path, self.to_svg(direction, fold=fold, theme=theme))
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """Sentences that sum up the table."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
         if len(self.products) < 2:
             count = "One task" if self.products else "No task"
-            yield f"{count} of this graph multiplies matrices whose shapes can be told: there is nothing to join."
+            yield f"{count} of this graph multiplies matrices of known shapes, so there is nothing to join."
             return
         yield self.summary("backward")
         if trees := [group for group in self.backward if group.kind == "tree"]:
             names = joined([self._sum_name(group) for group in trees])
             held = size_text(sum(group.held_bytes for group in trees))
-            yield f"What is summed for {names} waits for the last of its products, and keeps {held} of factors for it."
+            yield f"The sum for {names} waits for the last of its products, which keeps {held} of factors alive."
         yield self.summary("forward")
         said = dict.fromkeys(f"{self.refused_title(refused)}: {refused.why}." for refused in self.refused)
         for sentence in list(said)[:_MOST_SAID]:
@@ -262,21 +263,21 @@ class Groups(ShownAsFindings):
             yield f"{counted(len(said) - _MOST_SAID, 'more reason')} in .refused."
 
     def summary(self, direction: Direction) -> str:
-        """What the groups of one direction come to, in a sentence."""
+        """Return a sentence that sums up the groups of one direction."""
         groups = self.of_direction(direction)
         if direction == "forward" and not was_captured(self.graph):
-            return "The forward was not seen, so its own groups are not known: run it under ts.capture()."
+            return "The forward was not captured, so its groups are unknown; run it under ts.capture()."
         if not groups:
             alone = not any(refused.direction == direction for refused in self.refused)
-            why = ": no two that are alike lie side by side" if alone else ""
+            why = ": no two of the same shape are independent" if alone else ""
             return f"None of the {counted(len(self.products), 'product')} can be joined in the {direction}{why}."
         taken = len({task for group in groups for task in group.tasks})
         before = sum(group.launches_before for group in groups)
         after = sum(group.launches_after for group in groups)
         copied = sum(group.stacked_bytes for group in groups)
         return (
-            f"In the {direction}, {counted(len(groups), 'group')} {'take' if len(groups) > 1 else 'takes'} {taken:,} "
-            f"of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, "
+            f"In the {direction}, {counted(len(groups), 'group')} {'contain' if len(groups) > 1 else 'contains'} "
+            f"{taken:,} of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, "
             f"{f'for {size_text(copied)} of copies' if copied else 'without a copy'}."
         )
 
@@ -287,7 +288,7 @@ class Groups(ShownAsFindings):
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first: many that differ in their place alone in one row."""
+        """The cells of the table, the headings first; groups that differ only in their place share a row."""
         rows = [["groups", "products", "of", "where", "level", "launches", "copies"]]
         alike: dict[tuple[str, ...], list[Group]] = {}
         for group in self.found:
@@ -317,11 +318,11 @@ class Groups(ShownAsFindings):
 
     @property
     def right(self) -> Sequence[str]:
-        """The headings of columns of numbers."""
+        """Headings of the columns of numbers."""
         return _RIGHT
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per group, for `pandas.DataFrame(groups.records())`."""
+        """Return one flat dict per group, for `pandas.DataFrame(groups.records())`."""
         return [
             {
                 "direction": group.direction,
@@ -348,7 +349,7 @@ class Groups(ShownAsFindings):
     __repr__ = ShownAsFindings.__str__
 
     def _repr_html_(self) -> str:
-        # A label and a product's shapes stay on one line: the place, whatever its length, is what may wrap.
+        # A label and a product's shapes stay on one line; only the place may wrap.
         cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]
         return text_of("findings as HTML", cells, self.sentences, _RIGHT)
 
@@ -357,7 +358,7 @@ _RIGHT = ("level", "launches", "copies")
 
 
 def modules_of(graph: Graph, tasks: Iterable[int]) -> str:
-    """The modules of some tasks in one phrase, `*` for what differs; a dash where no capture saw any."""
+    """Return the modules of tasks in one phrase, with `*` for what differs; a dash if nothing was captured."""
     if not was_captured(graph):
         return "–"
     alike: dict[str, dict[str, None]] = {}

@@ -38,11 +38,11 @@ from .find_batches import find_batches
 from .product_groups import Group, GroupRules
 
 AnyBatch = Literal["auto"] | GroupRules | None
-"""What runs as one: what `groups` finds, by its own rules or by these; None: nothing."""
+"""The batches to run: those of `find_batches` with its default rules or with these; None for no batches."""
 
 
 class GroupLoop(Protocol):
-    """A backward under way, as far as running a group goes."""
+    """The part of a backward under way that running a group needs."""
 
     graph: Graph
     stops: Stops
@@ -59,11 +59,13 @@ class GroupLoop(Protocol):
 
 
 class _Tree:
-    """A sum of products under way: what its tasks have left behind, in the order in which they ran.
+    """A sum of products under way: the operands left by its tasks, in the order in which they ran.
 
     Attributes:
-        path: from one of its tasks to the sum the tasks that lie between, which only change the layout.
-        left: those of its tasks that have not run.
+        group: the group.
+        output: number of the output that is summed.
+        paths: for each task, the tasks between it and the sum, which only change the layout.
+        left: its tasks that have not run.
     """
 
     def __init__(self, group: Group, graph: Graph) -> None:
@@ -72,7 +74,7 @@ class _Tree:
         self.paths = {task_id: self._path(graph, task_id) for task_id in group.tasks}
         self.left = set(group.tasks)
         self._kept: list[Operands] = []
-        self._versions: list[tuple[int, int]] = []  # of gradient and factor
+        self._versions: list[tuple[int, int]] = []  # versions of gradient and factor
 
     def _path(self, graph: Graph, task_id: int) -> tuple[int, ...]:
         edge = next(edge for edge in graph.out_edges[task_id] if edge.output == self.output)
@@ -87,15 +89,17 @@ class _Tree:
         return bool(self._kept)
 
     def add(self, member: Operands) -> None:
-        """One of its tasks runs: leaves behind what it would have multiplied."""
+        """Keep the operands of one of its tasks, instead of multiplying them."""
         self.left.discard(member.product.task)
         self._kept.append(replace(member, others={self.output: member.others[self.output]}))
         self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
 
     def total(self, graph: Graph, order: Sequence[int]) -> tuple[Tensor, Batch | None]:
-        """The sum of what was left behind, which is let go; and how it was made, if it is of several.
+        """Return the sum of the kept operands' products, and its record if it combines several; release the operands.
 
-        `order` is that in which tasks have run.
+        Args:
+            graph: the graph.
+            order: ids of the tasks that have run.
 
         Raises:
             RuntimeError: a factor or a gradient was modified in place since its task ran.
@@ -104,11 +108,11 @@ class _Tree:
         for each, versions in zip(kept, self._versions, strict=True):
             now = version_of(each.gradient), version_of(each.others[output])
             if now != versions:
-                what = "the gradient" if now[0] != versions[0] else f'"{each.product.other(output).slot}"'
+                modified = "the gradient" if now[0] != versions[0] else f'"{each.product.other(output).slot}"'
                 task = graph.in_order(order).describe(each.product.task)
                 raise RuntimeError(
-                    f"{what} of {task} was modified in place after its task ran, and before its product was made with "
-                    "others: run this backward without batch="
+                    f"{modified} of {task} was modified in place after the task ran and before the batched product was "
+                    "computed; run this backward without batch="
                 )
         tasks, held = tuple(each.product.task for each in kept), self._held_bytes
         tally, begun_ns = Tally(), perf_counter_ns()
@@ -122,26 +126,26 @@ class _Tree:
 
     @property
     def _held_bytes(self) -> int:
-        """Of what all but the last have left behind."""
+        """Bytes kept for all tasks but the last."""
         behind = self._kept[:-1]
         others = {each.others[self.output].data_ptr(): each.others[self.output].nbytes for each in behind}
         return sum(each.gradient.nbytes for each in behind) + sum(others.values())
 
 
 class GroupRunner:
-    """The groups of one backward, as far as they are going to run as one.
+    """Runs the groups of one backward that can run as one.
 
-    A stack's tasks are held back until all of them are ready, and then run in one step. A tree's run one by one; each
-    leaves its operands behind, gives nothing to the sum, and the last makes the product of all.
+    The tasks of a stack are held back until all of them are ready, and then run in one step. The tasks of a tree run
+    one by one; each keeps its operands and adds nothing to the sum, and the last computes the product of all.
 
-    Tensors' hooks, and retained gradients, are called right before the product, for one task after the other. Where
-    something else wants the single tasks, the group is given up, and they run by themselves, each as it would have.
+    Tensor hooks are called and retained gradients set right before the product, one task after the other. If something
+    else needs the single tasks, the group is dissolved, and each task runs alone, as it would have without the group.
 
     Args:
-        runner: runs the tasks by themselves.
-        rules: by which groups are found.
+        runner: runs tasks alone.
+        rules: thresholds for groups.
         accumulation: how gradients are summed.
-        batches, fallbacks: get what ran as one, and what did not.
+        batches, fallbacks: lists to which batches, and groups that could not run as one, are appended.
     """
 
     def __init__(
@@ -177,24 +181,26 @@ class GroupRunner:
         return task_id in self._stacks or task_id in self._trees
 
     def together(self, task_id: int) -> tuple[int, ...]:
-        """The tasks which are to run at one moment with this one, itself among them; none if it runs by itself."""
+        """Return the tasks to run at the same time as this one, including itself; empty if it runs alone."""
         group = self._stacks.get(task_id)
         return () if group is None else group.tasks
 
     def execute(self, loop: GroupLoop, task_id: int, hooks: bool, by_hand: bool, last: int | None) -> None:
-        """Runs a task that was picked, and those which run with it.
+        """Run the chosen task and the tasks batched with it.
 
         Args:
-            hooks: whether there may be any.
-            by_hand: whether it was chosen by hand.
-            last: the task before which the run is to stop.
+            loop: the backward.
+            task_id: id of the task.
+            hooks: whether there may be hooks.
+            by_hand: whether the task was chosen by hand.
+            last: the task before which the run stops.
         """
         stack = self._stacks.get(task_id)
         if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
             self._give_up(loop, stack, why)
             stack = None
         queue = loop.queue
-        assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+        assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups need a queue that holds tasks back"
         others = () if stack is None else queue.in_order(stack.tasks)
         task_ids = [task_id, *(each for each in others if each != task_id)]
         found = self._of(task_ids)
@@ -208,33 +214,31 @@ class GroupRunner:
             loop.execute(task_id, hooks, by_hand)
 
     def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
-        """From here on all tasks run by themselves. `why` makes the sentence from the name of a task."""
+        """Dissolve all groups, so that every task runs alone. `why` returns the reason from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
-            self._give_up(loop, group, why(self._told(group.tasks[0])))
+            self._give_up(loop, group, why(self._name_of(group.tasks[0])))
 
     def _never(self, group: Group) -> str | None:
-        """Why a group is not going to run as one."""
+        """Return the reason why a group cannot run as one in this backward."""
         first, runner = group.tasks[0], self._runner
         if runner.graph_task.create_graph:
-            return (
-                f"create_graph=True makes a graph of what {self._told(first)} does, which can be differentiated again"
-            )
+            return f"create_graph=True records {self._name_of(first)} as an operation that can be differentiated again"
         if group.product.function not in FUNCTIONS:
-            return f"{self._told(first)} is a {group.product.function}, whose backward can't be made of others' here"
+            return f"{self._name_of(first)} is a {group.product.function}, whose backward cannot be batched"
         if self._accumulation != PYTORCHS:
             how = self._accumulation.name
-            return f"gradients are summed otherwise than PyTorch does ({how}), {self._told(first)}'s among them"
+            return f"gradients are not summed by PyTorch's rule ({how}), including those of {self._name_of(first)}"
         if runner.needed is not None:
             for task_id in group.tasks:
                 if not all(edge.next_task in runner.needed for edge in self._graph.out_edges[task_id]):
-                    return f"inputs= makes a part of {self._told(task_id)} needless"
+                    return f"inputs= leaves out an output of {self._name_of(task_id)}"
         return None
 
-    def _told(self, task_id: int) -> str:
+    def _name_of(self, task_id: int) -> str:
         return told_apart(self._graph, task_id)
 
     def _of(self, task_ids: Sequence[int]) -> list[Group]:
-        """The groups in which these tasks are."""
+        """Return the groups that contain these tasks."""
         found: dict[int, Group] = {}
         for task_id in task_ids:
             of_task = [tree.group for tree in self._trees.get(task_id, {}).values()]
@@ -244,26 +248,26 @@ class GroupRunner:
         return list(found.values())
 
     def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
-        """Why a stack's tasks can't run at one moment."""
-        describe = self._told
+        """Return the reason why a stack's tasks cannot run at the same time."""
+        describe = self._name_of
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
         if missing is not None:
             return f"{describe(task_id)} was run before {describe(missing)} was ready"
         others = [each for each in stack.tasks if each != task_id]
         if last in others:
-            return f"the run was to stop before {describe(others[others.index(last)])}"
+            return f"the run stops before {describe(others[others.index(last)])}"
         for each in others if loop.stops.asks else ():
             if (breakpoint_ := loop.stops.breakpoint_at(each)) is not None:
                 return f"breakpoint {breakpoint_.number} ({breakpoint_.text}) may stop before {describe(each)}"
         return None
 
     def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
-        """Why these tasks have to run by themselves. Runs the hooks of tensors if there is no other reason."""
+        """Return the reason why these tasks have to run alone; run the tensor hooks if there is no other reason."""
         if torch.is_anomaly_enabled():
-            return f"anomaly mode looks at what {self._told(task_ids[0])} gives"
+            return f"anomaly mode checks the outputs of {self._name_of(task_ids[0])}"
         spent = next((task_id for task_id in task_ids if is_spent(self._graph.nodes[task_id])), None)
         if spent is not None:
-            return f"another session has run {self._told(spent)}"
+            return f"another session has run {self._name_of(spent)}"
         trees = [tree for task_id in task_ids for tree in self._trees.get(task_id, {}).values()]
         quiet = no_hooks(look=bool(trees))
         why = self._hooked(task_ids, trees) if not quiet else self._retained(trees)
@@ -281,70 +285,73 @@ class GroupRunner:
                 raise
             if names:
                 self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
-                at = self._told(task_id)
-                return f"the tensor of {at} has the hook {names[0][1]}, which sees that task alone"
+                at = self._name_of(task_id)
+                return f"the tensor of {at} has the hook {names[0][1]}, which needs that task alone"
         return None
 
     def _hooked(self, task_ids: Sequence[int], trees: Sequence[_Tree]) -> str | None:
-        """Which hook wants these tasks by themselves, of nodes and of trees: what a tree has left behind nobody may
-        change until its last task, nor look between its tasks and the sum."""
-        describe = self._told
+        """Return the hook that needs these tasks to run alone.
+
+        For trees, any tensor hook does: nothing may modify the kept operands before the tree's last task, or look
+        between its tasks and the sum.
+        """
+        describe = self._name_of
         for task_id in task_ids:
             hook = next((hook for hooks in node_hooks(self._graph.nodes[task_id]) for hook in hooks), None)
             if hook is not None:
-                return f"{describe(task_id)} has the hook {hook_name(hook)}, which sees that task alone"
+                return f"{describe(task_id)} has the hook {hook_name(hook)}, which needs that task alone"
         if trees:
             at = describe(task_ids[0])
-            return f"torch does not list the hooks there are, and one might look between {at} and the sum"
+            return f"torch cannot list tensor hooks, and there may be one between {at} and the sum"
         return None
 
     def _retained(self, trees: Sequence[_Tree]) -> str | None:
         for tree in (tree for tree in trees if not tree.begun):
             between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
             if retains_any(list(between.values())):
-                at = self._told(min(between))
-                return f"the tensor of {at}, or another between such a product and the sum, retains its own gradient"
+                at = self._name_of(min(between))
+                return f"the tensor of {at}, or another between such a product and the sum, retains its gradient"
         return None
 
     def _retain(self, loop: GroupLoop, task_ids: Sequence[int]) -> None:
-        """Fills the .grad of tensors that retain it, where there are no hooks: in one run of the engine, of which the
-        tasks' nodes are at once roots and wanted."""
+        """Set the .grad of tensors that retain it, without hooks, in one engine run whose roots are also its inputs."""
         edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
         buffers = [loop.buffers.by_task[task_id] for task_id in task_ids]
         given = [gradient for buffer in buffers for gradient in buffer.gradients if gradient is not None]
         run_engine(edges, given, True, False, edges)
 
     def _run_hooks(self, task_id: int, gradients: list[Tensor | None]) -> tuple[tuple[str, str], ...]:
-        """The hooks of the tensor which a node made, which may replace its gradient: of each its kind and name."""
+        """Run the tensor hooks on a node's output, which may replace its gradient; return each hook's kind and name."""
         names: list[tuple[str, str]] = []
         node = self._graph.nodes[task_id]
         gradients[:] = run_tensor_hooks(self._runner.graph_task, node, gradients, lambda *hook: names.append(hook))
         return tuple(names)
 
     def _unusual(self, loop: GroupLoop, task_ids: Sequence[int]) -> str | None:
-        """Which gradient can't be put together with the others."""
+        """Return the reason why a gradient cannot be stacked with the others."""
         for task_id in task_ids:
             (gradient,) = loop.buffers.by_task[task_id].gradients
             if gradient is None:
-                return f"no gradient came to {self._told(task_id)}"
+                return f"{self._name_of(task_id)} received no gradient"
             if type(gradient) is not Tensor:
-                return f"the gradient of {self._told(task_id)} is {a_kind(gradient)}"
+                return f"the gradient of {self._name_of(task_id)} is {a_kind(gradient)}"
             if not fits(gradient, self._graph.tasks[task_id].inputs[0]) or gradient._is_zerotensor():
-                return f"the gradient of {self._told(task_id)} is not laid out like the others"
+                return f"the gradient of {self._name_of(task_id)} has another layout than the others"
         return None
 
     def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:
-        """Runs these tasks, all of one stack, or one of trees."""
+        """Run these tasks, all of one stack, or one of trees."""
         recorder, runner = loop.recorder, self._runner
         gradients = [loop.buffers.by_task[task_id].gradients for task_id in task_ids]
         if recorder is not None:
             for task_id, its in zip(task_ids, gradients, strict=True):
                 recorder.start(task_id, its, by_hand and task_id == task_ids[0])
+        # All leave the queue before any of them runs, as a single task does in ReadyQueue::pop.
         for task_id in task_ids:
             loop.buffers.by_task.pop(task_id)
             loop.queue.remove(task_id)
         self._at, last = task_ids[0], task_ids[-1]
-        if runner.memory is not None:  # to which all that is made belongs to the last of them
+        if runner.memory is not None:  # the memory is attributed to the last task
             for task_id, its in zip(task_ids, gradients, strict=True):
                 runner.memory.begin(task_id)
                 runner.memory.summed(task_id)
@@ -373,24 +380,26 @@ class GroupRunner:
     def _outputs(
         self, loop: GroupLoop, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]
     ) -> list[Outputs]:
-        """What these tasks give. Their buffers are empty afterwards, and their nodes freed."""
+        """Return the outputs of these tasks, then empty their buffers and free their nodes."""
         stack = self._stacks.get(task_ids[0])
         members = []
         for task_id, its in zip(task_ids, gradients, strict=True):
             (gradient,) = its
-            assert gradient is not None, "it was looked at"
+            assert gradient is not None, "_unusual has checked it"
             self._at = task_id
             node = self._runner.graph_task.node = self._graph.nodes[task_id]
             product = self._products[task_id]
             members.append(Operands.of(product, node, gradient, product.wanted))
-            its.clear()
-        with without_torch_function():  # as in a node, where factors that are subclasses are not asked
+            its.clear()  # otherwise the buffer keeps the gradient alive during the product
+        with without_torch_function():  # as in a C++ node, which ignores __torch_function__ of its factors
             found: list[Outputs] = [[None] * each.width for each in members]
             if stack is not None:
                 found = self._stacked(stack, members)
             for member, outputs in zip(members, found, strict=True):
                 self._at = member.product.task
                 self._complete(loop, member, outputs)
+        # evaluate_function (engine.cpp) calls release_variables() right after a node has run, before its outputs are
+        # queued.
         if self._runner.frees:
             for task_id in task_ids:
                 free_saved(saved_variables(self._graph.nodes[task_id]))
@@ -409,7 +418,7 @@ class GroupRunner:
         return found
 
     def _complete(self, loop: GroupLoop, member: Operands, outputs: Outputs) -> None:
-        """The outputs that the stack did not make: those of trees, and the others one by one."""
+        """Compute the outputs that the stack did not: those of trees, and the others one by one."""
         product = member.product
         trees = self._trees.pop(product.task, {})
         for output in product.wanted:
@@ -430,7 +439,7 @@ class GroupRunner:
         return found
 
     def _give_up(self, loop: GroupLoop, group: Group, why: str) -> None:
-        """From here on its tasks run by themselves. What a tree's have left behind is added to the sum."""
+        """Dissolve a group, so that its tasks run alone; add the operands kept by a tree to its sum."""
         left, tree = group.tasks, None
         for task_id in group.tasks:
             if group.kind == "tree":
@@ -445,13 +454,16 @@ class GroupRunner:
             if tree.begun:
                 self._add_partial(loop, tree)
         else:
-            assert isinstance(loop.queue, HoldingQueue | HoldingChoiceQueue), "groups are held back"
+            assert isinstance(loop.queue, HoldingQueue | HoldingChoiceQueue), (
+                "groups need a queue that holds tasks back"
+            )
             loop.queue.let_go(group.tasks)
         self._fallbacks.append(Fallback(group.kind, left, why))
 
     def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:
-        """Adds what a tree's tasks have left behind to its sum, past the tasks between, which got nothing of it."""
-        assert tree.group.into is not None, "a tree is summed somewhere"
+        """Add the products of a tree's kept operands to its sum, past the layout nodes, which received nothing from
+        them."""
+        assert tree.group.into is not None, "a tree has a sum"
         ran = next(task_id for task_id in tree.group.tasks if task_id not in tree.left)
         gradient: Tensor | None
         with without_torch_function():
@@ -471,10 +483,10 @@ def group_runner(
     batches: list[Batch],
     fallbacks: list[Fallback],
 ) -> GroupRunner | None:
-    """What runs as one in this backward; None: nothing is to.
+    """Return the runner of this backward's groups; None if there are none.
 
     Raises:
-        ValueError: there is no such choice.
+        ValueError: `batch` is unknown.
         NotImplementedError: the nodes are not torch's.
     """
     check_batch(batch)
@@ -482,23 +494,23 @@ def group_runner(
         return None
     if not isinstance(runner, TaskRunner):
         raise NotImplementedError(
-            "batch= joins the products of torch's nodes, and these are another tape's; leave it out"
+            "batch= joins the products of torch's nodes and does not support a tape; leave it out"
         )
     return GroupRunner(runner, None if batch == "auto" else batch, accumulation, batches, fallbacks)
 
 
 def check_batch(batch: AnyBatch, engine: Engine = "direct") -> None:
-    """Says what can be given for `batch`, and to which engine.
+    """Raise unless `batch` is valid for the engine.
 
     Raises:
-        ValueError: this can't.
-        NotImplementedError: PyTorch's own engine was to run products of several tasks as one.
+        ValueError: `batch` is unknown.
+        NotImplementedError: PyTorch's own engine cannot batch tasks.
     """
     if batch is not None and engine == "native":
         raise NotImplementedError(
-            'PyTorch\'s own engine runs one node after the other; to run products as one (batch=), use engine="direct"'
+            'PyTorch\'s own engine runs one node at a time; to run products as one (batch=), use engine="direct"'
         )
     if batch not in (None, "auto") and not isinstance(batch, GroupRules):
         raise ValueError(
-            f'there is no batch={batch!r}; known are "auto", a ts.types.GroupRules, and None to run each task alone'
+            f'unknown batch={batch!r}; expected "auto", a ts.types.GroupRules, or None to run each task alone'
         )

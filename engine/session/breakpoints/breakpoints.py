@@ -1,4 +1,4 @@
-"""Breakpoints: the tasks before which a run stops, and why it stopped."""
+"""Breakpoints: the tasks before which a run stops, and the stops themselves."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ Why = Literal["breakpoint", "watchpoint", "asked"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """Why a session stopped: a sentence for a person, and what it speaks of.
+    """The reason why a session stopped, in a sentence and as data.
 
     Attributes:
-        why: a breakpoint, a watchpoint, or somebody called `stop`.
-        number: of the breakpoint or watchpoint.
-        task: the id of the task it is about: the one to come for a breakpoint, for a watchpoint the one that gave the
-            gradient.
-        text: what it is, and at which task, with its module and source line.
-        lines: what else is known: of a bad gradient the way back to its origin.
-        tensors: by name the tensors which it speaks of, the session's own in their own shapes, not copies.
-        since: how many tasks have run since that one. Not 0 only where an accelerator was not waited for.
-        unread: the ids of tasks whose gradients a watchpoint could not read; the session's last stop speaks of them.
-        hint: what would let it say more, in the first stop of a session that has a reason to; "": nothing.
+        why: a breakpoint, a watchpoint, or a call of `stop`.
+        number: number of the breakpoint or watchpoint.
+        task: id of the task: the next one for a breakpoint, the one that returned the gradient for a watchpoint.
+        text: the stop and its task, with the task's module and source line.
+        lines: further facts; for a bad gradient, the way back to its origin.
+        tensors: the tensors it refers to, by name; the session's own in their own shapes, not copies.
+        since: the number of tasks run since that task; not 0 only if an accelerator was not waited for.
+        hint: what would make the message more precise, in a session's first stop; "" for nothing.
+        unread: ids of tasks whose gradients a watchpoint could not read, in the session's last stop.
     """
 
     why: Why
@@ -50,7 +49,7 @@ class Stop:
 
     @property
     def all_lines(self) -> tuple[str, ...]:
-        """`lines`, and the hint where there is one."""
+        """The `lines`, and the hint if there is one."""
         return (*self.lines, self.hint) if self.hint else self.lines
 
 
@@ -61,17 +60,18 @@ Where = str | int | Task | ReadyTask | Predicate
 
 @dataclass(slots=True, eq=False, repr=False)
 class Breakpoint:
-    """Stops a run before a task.
+    """A condition that stops a run before a task.
 
     Attributes:
-        number: counts breakpoints and watchpoints of a session together, from 1.
-        text: how it was given.
-        tasks: the ids of the tasks before which it may stop; None: any.
-        calls: of a breakpoint on modules: by task the call of one of them. It stops where a call's first task is next.
-        hit: it stops only at the n-th task that it meets, counted in the order in which the tasks run.
-        when: it stops only where this says so.
-        enabled: whether it stops anything.
-        kind: "break": what tells it from a watchpoint.
+        number: its number; breakpoints and watchpoints of a session are counted together, from 1.
+        text: the place as it was passed.
+        tasks: ids of the tasks before which it may stop; None for any.
+        hit: stop only at the n-th matching task, in the order in which they run.
+        when: functions that must all return True for a stop.
+        enabled: whether it stops runs.
+        kind: "break", to distinguish it from a watchpoint.
+        calls: for a breakpoint on modules, the module call of each task; it stops where the first task of a call is
+            next.
     """
 
     number: int
@@ -82,8 +82,8 @@ class Breakpoint:
     enabled: bool = True
     kind: Literal["break"] = "break"
     calls: Mapping[int, int] | None = None
-    _met: set[int] = field(default_factory=set)
-    _entered: set[int] = field(default_factory=set)  # calls, by the tasks of the order that were `_seen`
+    _matches: set[int] = field(default_factory=set)
+    _entered: set[int] = field(default_factory=set)  # calls of the first `_seen` tasks of the order
     _seen: int = 0
 
     def __repr__(self) -> str:
@@ -92,13 +92,16 @@ class Breakpoint:
 
     @property
     def hits(self) -> int:
-        """Before how many tasks it was found to match. One that runs again, after going back, counts once."""
-        return len(self._met)
+        """The number of tasks before which it matched; a task that runs again after an undo counts once."""
+        return len(self._matches)
 
     def stops(
         self, graph: Graph, task_id: int, order: Sequence[int], gradients: Callable[[], Gradients]
     ) -> Stop | None:
-        """The stop before this task, if it is one. A predicate that raises stops, too: the backward must not end."""
+        """Return the stop before this task, or None.
+
+        An exception in a predicate is a stop, too, since it must not end the backward.
+        """
         if self.tasks is not None and task_id not in self.tasks:
             return None
         if self.calls is not None and self._is_inside(task_id, order):
@@ -112,40 +115,40 @@ class Breakpoint:
             except Exception as error:
                 text = f"the predicate of breakpoint {self.number} raised {said(error)} before {place}"
                 return Stop("breakpoint", self.number, task_id, text)
-        self._met.add(task_id)
+        self._matches.add(task_id)
         if self.hit is not None and self._matched(order) + 1 != self.hit:
             return None
-        given = "" if self.text == f"#{task_id}" else f" ({self.text})"  # which the place says
+        name = "" if self.text == f"#{task_id}" else f" ({self.text})"  # `place` contains the task's number
         hit = "" if self.hit is None else f", hit {self.hit}"
-        return Stop("breakpoint", self.number, task_id, f"breakpoint {self.number}{given}{hit}, before {place}")
+        return Stop("breakpoint", self.number, task_id, f"breakpoint {self.number}{name}{hit}, before {place}")
 
     def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
-        """Whether the backward has entered this task's call before."""
+        """Return whether a task of this task's module call has run already."""
         calls = self.calls or {}
         self._entered.update(calls[ran] for ran in order[self._seen :] if ran in calls)
         self._seen = len(order)
         return calls[task_id] in self._entered
 
     def taken_back(self) -> None:
-        """Fewer tasks have run than before."""
+        """Forget the module calls entered, after an undo."""
         self._entered.clear()
         self._seen = 0
 
     def _matched(self, order: Sequence[int]) -> int:
-        """At how many of the tasks that have run it would have stopped."""
+        """Return the number of tasks that have run and at which it would have stopped."""
         if self.tasks is None or self.when:
-            return len(self._met.intersection(order))
+            return len(self._matches.intersection(order))
         if self.calls is not None:
             return len({self.calls[ran] for ran in order if ran in self.calls})
         return len(self.tasks.intersection(order))
 
 
 def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, when: Predicate | None) -> Breakpoint:
-    """See `Verbs.break_at`."""
+    """Create a breakpoint; see `Verbs.break_at`."""
     if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
-        raise ValueError(f"hit counts from 1, so it can't be {hit!r}")
+        raise ValueError(f"hit must be a whole number of at least 1, got {hit!r}")
     if when is not None and not callable(when):
-        raise TypeError(f"when takes a function (task, gradients) -> bool, not {a_kind(when)}")
+        raise TypeError(f"when must be a function (task, gradients) -> bool, got {a_kind(when)}")
     predicates = () if when is None else (when,)
     if callable(where):
         return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
@@ -157,7 +160,7 @@ def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, wh
 
 
 def name_of(predicate: Callable[..., object]) -> str:
-    """What to call a function that somebody gave."""
+    """Return a name for a user's function."""
     name = str(getattr(predicate, "__name__", type(predicate).__name__))
     code = getattr(predicate, "__code__", None)
     if name != "<lambda>" or code is None:
@@ -166,6 +169,6 @@ def name_of(predicate: Callable[..., object]) -> str:
 
 
 def said(error: Exception) -> str:
-    """The first line of an exception."""
+    """Return the type and first line of an exception."""
     message = str(error).partition("\n")[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}"

@@ -1,4 +1,4 @@
-"""What a watchpoint has to know of a gradient, read as cheaply as can be: at once, or without waiting for a device."""
+"""Cheap readings of gradients for watchpoints: at once, or without waiting for a device."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from ....inspector.torch_private.tensors import LateTensor, computable, elements
 from ...recording.statistics import measure
 
 Need = Literal["finite", "inf", "zero", "norm"]
-"""What is asked: whether all is finite; whether an element is infinite also where another one is NaN; whether all is
+"""The values to read: whether all elements are finite; whether one is infinite even if another is NaN; whether all are
 zero; the 2-norm."""
 
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What torch can sum as it is; float8 it can't."""
+"""Dtypes that torch can sum without a conversion; float8 is not one."""
 
-_TOGETHER = 32  # readings that come from a device in one copy
+_TOGETHER = 32  # readings copied from a device at once
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read of a gradient. What nobody asked for is as in a finite gradient that is not zero, of norm NaN."""
+    """The values read from a gradient; those not requested are as in a finite, non-zero gradient with NaN as its
+    norm."""
 
     nan: bool = False
     inf: bool = False
@@ -38,10 +39,10 @@ FINITE = Reading()
 
 
 def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
-    """Reads a gradient at once; waits for its device. None where it can't be read. To be called `unobserved`.
+    """Read a gradient at once, waiting for its device; None if it cannot be read. Must be called `unobserved`.
 
-    A sum that is finite says that all elements are: one pass at the speed of the memory. Only what is not is looked at
-    more closely, also because sums overflow: those of 16-bit gradients, and of large numbers.
+    A finite sum shows that all elements are finite, in one pass at memory speed. Only other gradients are examined
+    further, also because sums overflow: those of 16-bit gradients, and of large numbers.
     """
     plain = type(gradient) is Tensor and gradient.layout is torch.strided and gradient.dtype in PLAIN
     if not plain or gradient.is_meta or gradient.is_nested:
@@ -57,14 +58,14 @@ def read_now(gradient: Tensor, needs: frozenset[Need]) -> Reading | None:
             zero = gradient.numel() > 0 and not gradient.count_nonzero()
     if "norm" in needs:
         norm = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient.dtype)))
-        if norm == 0 or math.isinf(norm):  # of squares that left the range of the numbers
+        if norm == 0 or math.isinf(norm):  # the squares may have left the dtype's range
             exact = _read_exotic(gradient)
             norm = norm if exact is None else exact.norm
     return Reading(nan, inf, zero, norm)
 
 
 def why_unread(gradient: Tensor) -> str:
-    """Return the reason why `read_now` can't read a gradient; "" if it can."""
+    """Return the reason why `read_now` cannot read a gradient; "" if it can."""
     return measure(gradient, "cheap").unavailable or ""
 
 
@@ -79,14 +80,15 @@ def _read_exotic(gradient: Tensor) -> Reading | None:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In what the norm of a gradient is summed."""
+    """Return the dtype in which a gradient's norm is summed."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 class LateReadings:
-    """Readings of gradients on accelerators: kernels now, one copy for many, and nobody waits.
+    """Readings of gradients on accelerators: kernels are launched now, many results are copied at once, without
+    waiting.
 
-    Each reading is handed to its `judge` when it has come, in the order in which they were asked for on one stream. The
+    Each reading is passed to its `judge` after it has been copied, in the order of the requests on one stream. The
     gradient itself is not kept.
     """
 
@@ -98,19 +100,21 @@ class LateReadings:
         return bool(self._open or self._coming)
 
     def ask(self, gradient: Tensor, needs: frozenset[Need], judge: Callable[[Reading], None]) -> str:
-        """To be called `unobserved`. Returns why the gradient can't be read, and is not judged; "" where it is."""
+        """Launch the reading of a gradient and return ""; or return the reason why it cannot be read. Must be called
+        `unobserved`."""
         values = _plain_values(gradient)
         if isinstance(values, str):
             return values
         if not values.numel():
             judge(Reading(norm=0.0))
             return ""
-        # The largest absolute value answers all but two questions with one kernel: NaN if one element is.
+        # One kernel, the largest absolute value, decides "finite" and "zero": it is NaN if an element is.
         numbers = [torch.linalg.vector_norm(values, math.inf, dtype=_real(values.dtype))]
         if "norm" in needs:
             numbers.append(torch.linalg.vector_norm(values, dtype=_real(values.dtype)))
         if "inf" in needs:
             numbers.append(values.isinf().any().to(numbers[0].dtype))
+        # Kernels of one stream finish in order, so one copy after the last of them has all results.
         key = values.device, numbers[0].dtype, _stream(values.device)
         batch = self._open.get(key)
         if batch is None:
@@ -123,10 +127,10 @@ class LateReadings:
         return ""
 
     def look(self, wait: bool) -> None:
-        """Judges what has come; with `wait` all that was asked for."""
+        """Pass on the readings that have been copied; with `wait`, all that were requested."""
         if wait and self._open:
             for device in {batch.device for batch in self._open.values()}:
-                if device.type != "cpu":  # the numbers come from several streams
+                if device.type != "cpu":  # the numbers may be from several streams
                     torch.accelerator.synchronize(device)
             for batch in self._open.values():
                 batch.send()
@@ -136,13 +140,13 @@ class LateReadings:
             self._coming.popleft().judge()
 
     def forget(self) -> None:
-        """What is on its way is not judged any more."""
+        """Discard all pending readings."""
         self._open.clear()
         self._coming.clear()
 
 
 class _Batch:
-    """Readings that come together."""
+    """Readings that are copied together."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -175,7 +179,7 @@ class _Batch:
 
 
 def _plain_values(gradient: Tensor) -> Tensor | str:
-    """Return the elements as a tensor that has a norm, or the reason why they can't be read."""
+    """Return the elements as a tensor that has a norm, or the reason why they cannot be read."""
     parts, unread = elements_of(gradient)
     if unread:
         return unread
@@ -189,9 +193,9 @@ def _of_plain_dtype(values: Tensor) -> Tensor:
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:
-    """In what norms of this dtype are summed. Of complex tensors torch wants them complex, and gives them real.
+    """Return the dtype in which norms of this dtype are summed; torch needs a complex dtype for complex tensors.
 
-    Known limitation: what is beyond 1e19, or below 1e-19, has squares that float32 does not hold.
+    Known limitation: elements beyond 1e19 or below 1e-19 have squares outside the range of float32.
     """
     if dtype.is_complex:
         return dtype

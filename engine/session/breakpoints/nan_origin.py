@@ -1,4 +1,5 @@
-"""Where a NaN or an infinite gradient came from: what came in, what the forward saved, and what made that."""
+"""The origin of a NaN or infinite gradient: the incoming gradients, the saved tensors, and the operations that made
+those."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
     "Sqrt": ("gradient / (2 * result)",),
     "Tan": ("gradient * (1 + result²)",),
 }
-"""Per output how a node computes it from what it saved, where each value comes from one value (derivatives.yaml)."""
+"""For each output, the formula of an elementwise node in terms of its saved tensors (derivatives.yaml)."""
 
 _NAMES = {"gradient", "self", "other", "result", "exponent"}
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -58,15 +59,15 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sinh": torch.sinh,
     "sqrt": torch.sqrt,
 }
-"""What the formulas call. To compute one from its own text shows that it is what is told."""
+"""Functions used in the formulas. Evaluating a formula's text ensures that the text shown is the one computed."""
 
 Known = Callable[[int], bool | None]
-"""Whether a task that has run gave a gradient that is not finite; None: nobody looked."""
+"""Tells whether a task returned a non-finite gradient; None if its gradients were not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is known of where a bad gradient came from: sentences, and by name the tensors they speak of."""
+    """The known origin of a bad gradient: sentences, and the tensors they refer to by name."""
 
     lines: tuple[str, ...]
     tensors: dict[str, Tensor]
@@ -75,16 +76,17 @@ class Origin:
 def origin_of(
     graph: Graph, inputs: Sequence[Tensor | None], output: Output, known: Known, as_received: Collection[int]
 ) -> Origin:
-    """Walks back from a gradient with NaN or infinite elements, which a task has just given.
+    """Trace a gradient with NaN or infinite elements, just returned by a task, back to its origin.
 
-    What nodes saved is looked at while it is there. What `saved_tensors_hooks` packed (checkpoints) is not unpacked:
-    that would run the user's code. To be called `unobserved`, before the task's node is freed.
+    Saved tensors are read before they are freed. Tensors packed by `saved_tensors_hooks` (checkpoints) are not
+    unpacked, because that would run the user's code. Must be called `unobserved`, before the task's node is freed.
 
     Args:
+        graph: the graph.
         inputs: the task's input buffer.
-        output: the gradient; of a leaf's task what it gets.
-        known: what is known of the tasks that ran before.
-        as_received: those of which that is known after the engine had summed and cast what they gave.
+        output: the gradient; for a leaf's task, the gradient it receives.
+        known: tells whether an earlier task returned a non-finite gradient.
+        as_received: the tasks for which that is known after the engine's sums and casts.
     """
     task = output.task
     if task.is_leaf:
@@ -97,17 +99,17 @@ def origin_of(
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
     tensors.update((f"saved {slot.name}", slot.tensor) for slot in slots)
     lines = list(about(graph, task))
-    told, explained = _at_first_bad(node, inputs, {slot.name: slot.tensor for slot in slots}, output)
-    if told:
-        lines.append(told)
+    values, explained = _at_first_bad(node, inputs, {slot.name: slot.tensor for slot in slots}, output)
+    if values:
+        lines.append(values)
     came = next((each for each in inputs if each is not None and is_bad(each)), None)
     if came is not None:
-        lines.append(f"the gradient that came in already had {what_is_bad(came)}")
+        lines.append(f"the incoming gradient already had {what_is_bad(came)}")
         lines += _where_it_came_from(graph, task, known, as_received)
     bad_slots = [slot for slot in slots if is_bad(slot.tensor)]
     walk = _ForwardWalk(graph)
     for slot in bad_slots:
-        lines.append(f"what the forward saved as `{slot.name}` has {what_is_bad(slot.tensor)}")
+        lines.append(f"the saved tensor `{slot.name}` has {what_is_bad(slot.tensor)}")
         lines += walk.back_from(slot, node)
     on_the_way = _on_the_way(output)
     lines += on_the_way
@@ -119,27 +121,28 @@ def origin_of(
 def _on_a_tape(
     graph: Graph, inputs: Sequence[Tensor | None], task: Task, known: Known, as_received: Collection[int]
 ) -> Origin:
-    """Of a tape's node it is known what came in, and not what it keeps of the forward."""
+    """Return the origin for a tape's node, whose saved values are unknown."""
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
     lines = list(about(graph, task))
     came = next((each for each in tensors.values() if is_bad(each)), None)
     if came is None:
         lines.append(
-            "the gradients that came in are finite: its own formula made it, or a value of the forward in that"
+            "the incoming gradients are finite, so its formula, or a value of the forward in it, is the origin"
         )
     else:
-        lines.append(f"the gradient that came in already had {what_is_bad(came)}")
+        lines.append(f"the incoming gradient already had {what_is_bad(came)}")
         lines += _where_it_came_from(graph, task, known, as_received)
     return Origin(tuple(lines), tensors)
 
 
 def shown(output: Output) -> Tensor:
-    """The gradient as the node gave it, if that is bad already: it has the places. Else as it is received."""
+    """Return the gradient as the node returned it if that is bad already, since it has the original indices; otherwise
+    as received."""
     return output.raw if is_bad(output.raw) else output.gradient
 
 
 def _on_the_way(output: Output) -> list[str]:
-    """What PyTorch made of a finite gradient between the node that gave it and the next task."""
+    """Explain how PyTorch turned a finite gradient into a bad one between the node and the next task."""
     raw, received = output.raw, output.gradient
     if raw is received or not has_element(raw) or is_bad(raw):
         return []
@@ -151,21 +154,21 @@ def _on_the_way(output: Output) -> list[str]:
     if raw.dtype != received.dtype:
         made.append(f"cast from {dtype_name(raw.dtype)} to {dtype}")
     if not made:
-        return ["what the node gave was finite: a hook made it"]
+        return ["the node returned a finite gradient, and a hook changed it"]
     limit = number_text(torch.finfo(received.dtype).max)
     return [
-        f"what the node gave was finite, up to {largest}, and PyTorch has it {' and '.join(made)} on its way: "
-        f"{dtype} holds at most {limit}"
+        f"the node returned a finite gradient, up to {largest}, which PyTorch then {' and '.join(made)}; "
+        f"the largest {dtype} is {limit}"
     ]
 
 
 def is_bad(tensor: Tensor) -> bool:
-    """Whether an element is NaN or infinite. What can't be read is not."""
+    """Return whether an element is NaN or infinite; False for tensors that cannot be read."""
     return bad_part(tensor) is not None
 
 
 def bad_part(tensor: Tensor) -> Tensor | None:
-    """The first of its `dense_parts` that has an element which is NaN or infinite."""
+    """Return the first of the `dense_parts` with a NaN or infinite element."""
     return next((part for part in dense_parts(tensor) if _has_bad(part)), None)
 
 
@@ -182,7 +185,7 @@ def dense_parts(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def what_is_bad(tensor: Tensor | None) -> str:
-    """`NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` of a scalar."""
+    """Describe the bad elements: `NaN in 3 of 64 elements, first at [0, 2]`; `-inf at [3]`; `NaN` for a scalar."""
     parts = () if tensor is None else dense_parts(tensor)
     bad = next(filter(_has_bad, parts), None)
     if tensor is None or bad is None:
@@ -207,13 +210,13 @@ def _of_part(tensor: Tensor) -> str:
 
 
 def first_bad(tensor: Tensor) -> tuple[int, ...]:
-    """The index of the first element that is NaN or infinite."""
+    """Return the index of the first element that is NaN or infinite."""
     place = int(computable(tensor).isfinite().logical_not().flatten().to(torch.uint8).argmax())
     return tuple(int(each) for each in torch.unravel_index(torch.tensor(place, device="cpu"), tensor.shape))
 
 
 def has_element(tensor: Tensor) -> bool:
-    """Whether it is a dense tensor whose elements can be read one by one."""
+    """Return whether the tensor is dense and its elements can be read one by one."""
     return (
         not is_abstract(tensor)
         and tensor.layout is torch.strided
@@ -229,7 +232,8 @@ def has_element(tensor: Tensor) -> bool:
 def _at_first_bad(
     node: Node, inputs: Sequence[Tensor | None], saved: dict[str, Tensor], output: Output
 ) -> tuple[str, bool]:
-    """What stood at the place of the first bad element, where shapes allow to say so; and whether that explains it."""
+    """Describe the values at the index of the first bad element, if shapes allow it; return also whether they explain
+    it."""
     bad = shown(output)
     gradient = next((each for each in inputs if each is not None), None)
     if gradient is None or not has_element(bad) or not is_bad(bad) or _on_the_way(output):
@@ -248,23 +252,26 @@ def _at_first_bad(
     formulas = FORMULAS.get(output.task.short_name, ())
     formula = formulas[output.number] if output.number < len(formulas) else None
     result = bad[index]
-    told = formula is not None and _is_the_value(formula, values, result)
-    if len(said) == 1 and not told:
+    is_formula = formula is not None and _is_the_value(formula, values, result)
+    if len(said) == 1 and not is_formula:
         return "", False
     text = f"{f'at {index_text(index)} ' if index else ''}{listed(said)}"
-    if not told or formula is None:
+    if not is_formula or formula is None:
         return text, False
     return f"{text}: {formula} = {_filled(formula, values)} = {number_text(result.item())}", True
 
 
 def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) -> bool:
-    """Whether a formula has this value: a node may compute it otherwise, as that of a norm of another order does."""
+    """Return whether a formula yields this value; a node may use another formula, as norms of other orders do."""
     if not all(word in values for word in _words(formula) if word in _NAMES):
         return False
-    if any(values.get(name, 2.0) != 2.0 for name in ("ord", "p")):  # of norms only the 2-norm's is written down
+    if any(values.get(name, 2.0) != 2.0 for name in ("ord", "p")):  # FORMULAS has only the 2-norm's formula
         return False
     result = result.cpu()
-    for dtype in (result.dtype, torch.complex128 if result.is_complex() else torch.float64):  # kernels compute in wider
+    for dtype in (
+        result.dtype,
+        torch.complex128 if result.is_complex() else torch.float64,
+    ):  # kernels may compute in a wider dtype
         numbers = {
             name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in values.items() if name in _NAMES
         }
@@ -295,7 +302,7 @@ def _factor(value: object) -> str:
 
 
 def value_at(tensor: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> object | None:
-    """The element that stands at this index of a tensor of `shape`, if the tensor is of it or broadcasts to it."""
+    """Return the element at this index of a tensor of `shape`, if the tensor has that shape or broadcasts to it."""
     if not has_element(tensor) and (
         tensor.layout is not torch.strided or not tensor.numel() or tensor.dtype.is_complex
     ):
@@ -313,7 +320,7 @@ def value_at(tensor: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> 
 
 
 def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Collection[int]) -> Iterator[str]:
-    """Along the gradients: the earliest task known to have given a bad one."""
+    """Follow the gradients back to the earliest task known to have returned a bad one."""
     current, seen = task.id, {task.id}
     while True:
         givers = [edge.task for edge in graph.in_edges[current]]
@@ -325,27 +332,24 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
     about = graph.describe(current)
     givers = [edge.task for edge in graph.in_edges[current]]
     if current != task.id:
-        yield f"the first task known to have given one is {about}"
+        yield f"the first task known to have returned one is {about}"
     if any(root.task == current for root in graph.roots) and all(known(giver) is False for giver in givers):
         if current == task.id:
-            yield "it is the gradient with which the backward began (grad_tensors)"
+            yield "it is the root gradient passed to the backward (grad_tensors)"
         return
     if current == task.id and givers and all(known(giver) is False for giver in givers):
-        made = "a hook made it"
+        made = "a hook changed one"
         if len(givers) > 1:
             made = f"their sum overflowed, or {made}"
         if not all(giver in as_received for giver in givers):
-            made = f"PyTorch's sum over what was broadcast, or its cast, overflowed, or {made}"
-        yield f"what {listed([told_apart(graph, giver) for giver in givers])} gave was finite: {made}"
+            made = f"PyTorch's sum over broadcast dimensions, or its cast, overflowed, or {made}"
+        yield f"the gradients returned by {listed([told_apart(graph, giver) for giver in givers])} were finite: {made}"
     elif any(known(giver) is None for giver in givers):
-        yield (
-            "nobody looked at the gradients before that: watch all of them from the start, or record them "
-            '(trace="cheap")'
-        )
+        yield ('earlier gradients were not read; watch all of them from the start, or record them (trace="cheap")')
 
 
 class _ForwardWalk:
-    """Goes back through the forward, as far as nodes that have not been freed still keep its values."""
+    """A walk back through the forward, as far as nodes that are not freed have saved its values."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -353,7 +357,7 @@ class _ForwardWalk:
         self._made: dict[Node, list[Tensor]] | None = None
 
     def back_from(self, slot: SavedSlot, keeper: Node) -> Iterator[str]:
-        """What is known of how a bad value came to be."""
+        """Describe how a bad saved value was created."""
         maker, graph = slot.maker, self._graph
         if maker is None or maker not in self._ids:
             yield self._from_outside(slot)
@@ -364,8 +368,9 @@ class _ForwardWalk:
             task = graph.tasks[self._ids[node]]
             code = code_of(task)
             yield (
-                f"the earliest bad value that can still be seen went into {told_apart(graph, task)} in the forward as "
-                f"`{given.name}`, which has {what_is_bad(given.tensor)}{f': {code}' if code else ''}"
+                f"the earliest bad value that is still saved was the input `{given.name}` of "
+                f"{told_apart(graph, task)} in the forward, which has "
+                f"{what_is_bad(given.tensor)}{f': {code}' if code else ''}"
             )
             yield self._from_outside(given)
             return
@@ -375,35 +380,37 @@ class _ForwardWalk:
         if task.is_leaf:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
         elif first is keeper:
-            yield "this task's own operation made it in the forward" + ("" if clean else "; nobody keeps what went in")
+            yield "this task's operation created it in the forward" + ("" if clean else "; its inputs were not saved")
         else:
-            unknown = "" if clean else "; nobody keeps what went in, which may have been bad"
-            what = "it" if first is maker else "the earliest bad value that can still be seen"
-            yield f"{what} was made in the forward by {described}{unknown}"
+            unknown = "" if clean else "; its inputs were not saved and may have been bad"
+            value_name = "it" if first is maker else "the earliest bad value that is still saved"
+            yield f"{value_name} was created in the forward by {described}{unknown}"
         for name, each in clean:
             index = first_bad(value)
             at = value_at(each, index, value.shape)
             where = "" if at is None else f": {f'at {index_text(index)} ' if index else ''}it is {number_text(at)}"
-            yield f"what went into that as `{name}` is finite{where}"
+            yield f"its input `{name}` is finite{where}"
 
     def _from_outside(self, slot: SavedSlot) -> str:
         if slot.modified:
-            return "it has been modified in place since: what made it can't be told"
+            return "it has been modified in place since, so its origin is unknown"
         for task_id, leaf in self._graph.leaves.items():
             if storage_of(leaf) == storage_of(slot.tensor) is not None:
                 return f"that is {self._graph.tasks[task_id].parameter or 'a leaf'} itself"
-        return "no operation of this graph made it: it is data, or was made without a graph (no_grad, detach)"
+        return "no operation of this graph created it: it is data, or was computed without a graph (no_grad, detach)"
 
     def _place(self, node: Node) -> int:
-        """In the order of the forward: leaves were there before."""
+        """Return a node's position in the forward; leaves come first."""
         task_id = self._ids[node]
         return -1 if self._graph.tasks[task_id].is_leaf else task_id
 
     def _earliest(
         self, maker: Node, bad: Tensor
     ) -> tuple[Node, Tensor, list[tuple[str, Tensor]], tuple[Node, SavedSlot] | None]:
-        """The earliest operation whose visible result is bad, that result, and what is seen to have gone into it; and
-        what went into one of those on the way was bad already, and made by none of them."""
+        """Return the earliest operation whose visible result is bad, that result, and its visible inputs if finite.
+
+        The last element is a bad input of an operation on the way that no node of the graph created, if there is one.
+        """
         first, value = maker, bad
         stack, seen = [maker], {maker}
         while stack:
@@ -418,7 +425,7 @@ class _ForwardWalk:
                     if self._place(child) < self._place(first):
                         first, value = child, worse
                     stack.append(child)
-                elif not results:  # not seen: it may lie before
+                elif not results:  # unknown result: the origin may lie before
                     stack.append(child)
         clean = [
             (slot.name, slot.tensor)
@@ -428,7 +435,7 @@ class _ForwardWalk:
         return first, value, clean, self._from_before(first, seen)
 
     def _from_before(self, first: Node, on_the_way: Collection[Node]) -> tuple[Node, SavedSlot] | None:
-        """The earliest operation, not after `first`, that was given a bad value which none of the graph made."""
+        """Return the earliest operation, not after `first`, with a bad input that no node of the graph created."""
         for node in sorted(on_the_way, key=self._place):
             if self._place(node) > self._place(first):
                 break
@@ -438,7 +445,7 @@ class _ForwardWalk:
         return None
 
     def _results(self, node: Node) -> list[Tensor]:
-        """The values of this operation's result that nodes keep; of a leaf itself."""
+        """Return the saved values of this operation's result; for a leaf, the leaf itself."""
         if self._graph.tasks[self._ids[node]].is_leaf:
             return [leaf_of(node)]
         if self._made is None:
@@ -451,31 +458,31 @@ class _ForwardWalk:
 
 
 def about(graph: Graph, task: Task) -> Iterator[str]:
-    """The forward's line, and of a module that was called several times which call it was."""
+    """Yield the forward's line, and for a module called several times the number of the call."""
     if code := code_of(task):
         yield f"the forward's line: {code}"
     if task.call is not None:
         call = graph.calls[task.call]
         same = [each.index for each in graph.calls if each.path == call.path]
         if call.index or len(same) > 1:
-            # calls without a task here, such as those of other backwards, are numbered, too
+            # calls without a task here, such as those of other backwards, are counted, too
             called = f"of {len(same)} calls" if max(same) < len(same) else "call"
             path = f"module {call.path}" if call.path.isdigit() else call.path or "the model"
             yield f"it belongs to the {nth(call.index + 1)} {called} of {path} ({call.class_name})"
 
 
 def code_of(task: Task) -> str:
-    """The forward's line, where it can be read: `y = torch.log(p)`."""
+    """Return the forward's line if it can be read: `y = torch.log(p)`."""
     code = () if task.source is None else task.source.code()
     return code[0].strip() if code else ""
 
 
 def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Tensor) -> Iterator[str]:
-    """All that went in is finite, and nothing shows how it could become infinite but its size."""
+    """Yield the sizes of the inputs if all are finite and only their sizes can explain an infinite output."""
     if not has_element(output) or not bool(computable(output).isinf().any()):
         return
     sizes = []
-    reach = 1.0  # what a product of them all, summed, may come to; what divides by a small number goes beyond it
+    reach = 1.0  # bound of a summed product of all inputs; divisions by small numbers may exceed it
     for name, each in [("the incoming gradient", inputs[0] if inputs else None)] + [
         (f"saved `{slot.name}`", slot.tensor) for slot in slots
     ]:
@@ -485,13 +492,13 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
             reach *= max(largest, 1.0)
     reach *= max((each.numel() for each in inputs if each is not None), default=1)
     if sizes:
-        text = f"all that went in is finite ({listed(sizes)})"
+        text = f"all inputs are finite ({listed(sizes)})"
         limit = torch.finfo(output.dtype).max
-        yield f"{text}: {dtype_name(output.dtype)} holds at most {number_text(limit)}" if reach > limit else text
+        yield f"{text}; the largest {dtype_name(output.dtype)} is {number_text(limit)}" if reach > limit else text
 
 
 def number_text(value: object) -> str:
-    """A value in six digits."""
+    """Return a value with six digits."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):
@@ -506,5 +513,5 @@ def index_text(index: tuple[int, ...]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join parts: `a`, `a and b`, `a, b and c`."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -19,20 +19,21 @@ Entry: TypeAlias = Breakpoint | Watchpoint
 
 
 class Stops:
-    """The breakpoints and watchpoints of one session, numbered together from 1 in the order in which they were made.
+    """The breakpoints and watchpoints of one session, numbered together from 1 in the order of creation.
 
-    Iterating gives them all, `stops[number]` one. What changes them may be called from any thread.
+    Iterating yields them all, `stops[number]` returns one. The methods that change them may be called from any thread.
 
-    An engine calls `before` before each task while `asks`, `produced` after each while `watches`, `found` after that,
-    and at last `at_end`. None of them raises, whatever a user's predicate does.
+    An engine calls `before` before each task while `asks` is True, `produced` after each task while `watches` is True,
+    then `found`, and finally `at_end`. None of them raises, even if a user's predicate does.
 
     Args:
-        needed: the ids of the tasks that run at all; None: all.
-        trace: gives what has been recorded so far, which knows of tasks that ran before anything was watched.
+        graph: the graph.
+        needed: ids of the tasks that run; None for all.
+        trace: returns the records so far, which cover tasks that ran before the first watchpoint.
 
     Attributes:
-        stopped: why the last run of the session ended before its end, for the session to note; None if it did not.
-        stop_asked: whether a run is to return before the next task, whichever that is.
+        stopped: the reason why the session's last run ended before its end, set by the session; None if it did not.
+        stop_asked: whether a run is to return before its next task.
     """
 
     def __init__(
@@ -59,27 +60,27 @@ class Stops:
     def __getitem__(self, number: int) -> Entry:
         found = self._entries.get(number)
         if found is None:
-            known = ", ".join(map(str, self._entries)) or "none"
-            raise ValueError(f"there is no breakpoint or watchpoint {number!r}; there is {known}")
+            known = f"expected one of {', '.join(map(str, self._entries))}" if self._entries else "there are none"
+            raise ValueError(f"unknown breakpoint or watchpoint {number!r}; {known}")
         return found
 
     @property
     def asks(self) -> bool:
-        """Whether a breakpoint is enabled: `before` has to be called."""
+        """Whether a breakpoint is enabled, so that `before` has to be called."""
         return bool(self._breakpoints)
 
     @property
     def first_watch(self) -> Watchpoint | None:
-        """The watchpoint that is enabled, the first of them."""
+        """The first enabled watchpoint."""
         return next(iter(self._watching.watchpoints), None)
 
     @property
     def watches(self) -> bool:
-        """Whether a watchpoint is enabled: `produced` has to be called."""
+        """Whether a watchpoint is enabled, so that `produced` has to be called."""
         return bool(self._watching.watchpoints)
 
     def break_at(self, where: Where, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
-        """Makes a breakpoint; see `Verbs.break_at`."""
+        """Create a breakpoint; see `Verbs.break_at`."""
         made = make_breakpoint(self._graph, self._made + 1, where, hit, when)
         self._add(made)
         return made
@@ -87,53 +88,55 @@ class Stops:
     def watch(
         self, *conditions: str | GradientPredicate, at: str | int | None = None, synchronize: bool | None = None
     ) -> Watchpoint:
-        """Makes a watchpoint; see `Verbs.watch`."""
+        """Create a watchpoint; see `Verbs.watch`."""
         made = make_watchpoint(self._graph, self._needed, self._made + 1, conditions, at, synchronize)
         self._add(made)
         return made
 
     def speak_of(self, order: Sequence[int]) -> None:
-        """Sentences say which place of this order a task has. The order may grow."""
+        """Use this order for task positions in messages; it may grow."""
         self._graph = self._graph.in_order(order)
         self._watching.speak_of(order)
 
     def number_from(self, number: int) -> None:
-        """The next one made gets this number, if none has had it: the numbers go on from an earlier session's."""
+        """Continue the numbering of an earlier session: the next entry gets at least this number."""
         self._made = max(self._made, number - 1)
 
     def enable(self, number: int) -> None:
-        """It stops runs again, after `disable`."""
+        """Enable an entry again after `disable`."""
         self[number].enabled = True
         self._arrange()
 
     def disable(self, number: int) -> None:
-        """It stays, and stops nothing."""
+        """Disable an entry; it stays in the list."""
         self[number].enabled = False
         self._arrange()
 
     def delete(self, number: int) -> None:
-        """Takes it away; its number is not given again."""
-        self[number]
-        entries = dict(self._entries)
+        """Delete an entry; its number is not used again."""
+        self[number]  # raises if it is unknown
+        entries = dict(self._entries)  # a copy, since the engine's thread may be iterating over it
         del entries[number]
         self._entries = entries
         self._arrange()
 
     def before(self, task_id: int, order: Sequence[int], gradients: Callable[[], Gradients]) -> Stop | None:
-        """The breakpoint before this task, if there is one. Changes nothing, but calls the user's predicates.
+        """Return the breakpoint's stop before this task, or None. Nothing is changed, except by the user's predicates.
 
         Args:
-            order: the ids of the tasks that have run.
-            gradients: what the task is about to get; only asked for where a predicate wants it.
+            task_id: id of the task that runs next.
+            order: ids of the tasks that have run.
+            gradients: returns the task's input buffer; only called if a predicate needs it.
         """
         first = None
-        for each in self._breakpoints:  # all of them: each counts its hits
+        for each in self._breakpoints:  # evaluate all, because each counts its hits
             found = each.stops(self._graph, task_id, order, gradients)
             first = first or found
         return first
 
     def breakpoint_at(self, task_id: int) -> Breakpoint | None:
-        """The breakpoint that may stop before this task, if there is one: others would have to be asked then."""
+        """Return the first breakpoint that may stop before this task, without calling predicates; None if there is
+        none."""
         return next((each for each in self._breakpoints if each.tasks is None or task_id in each.tasks), None)
 
     def produced(
@@ -143,34 +146,39 @@ class Stops:
         outputs: Sequence[Tensor | None],
         raw: Sequence[Tensor | None] | None = None,
     ) -> None:
-        """A task has run, and its node still has what it saved. A leaf's task is about to run: .grad takes the gradient
-        away from its input buffer.
+        """Evaluate the watchpoints on a task that has run and whose node still has its saved tensors.
+
+        A leaf's task is evaluated before it runs, because AccumulateGrad moves the gradient out of the input buffer
+        into .grad.
 
         Args:
+            task_id: id of the task.
             inputs: its input buffer, after the hooks that run before it.
-            outputs: what it gave, one per entry of its node's `next_functions`, as the next tasks get it.
-            raw: the same before the engine summed and cast it; None where the engine does not show that.
+            outputs: its outputs, one per entry of its node's `next_functions`, as the next tasks receive them.
+            raw: its outputs before the engine summed and cast them; None if the engine does not show them.
         """
         self._watching.produced(task_id, inputs, outputs, raw)
 
     def found(self, wait: bool = False) -> Stop | None:
-        """What the watchpoints have found at the last task, or of earlier ones on accelerators since they last said so.
+        """Return what the watchpoints found at the last task, or at earlier tasks on accelerators since the last
+        report.
 
         Args:
-            wait: for what is still on its way from an accelerator.
+            wait: whether to wait for values still being copied from an accelerator.
         """
         return self._watching.found(wait)
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
-        """Return the stop after the last task: a watchpoint's find, leaves without a gradient, or unreadable gradients.
+        """Return the stop after the last task: a watchpoint's result, leaves without a gradient, or unreadable
+        gradients.
 
         Args:
-            order: the ids of the tasks that have run.
+            order: ids of the tasks that have run.
         """
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
 
     def asked(self) -> Stop | None:
-        """Return the stop that `stop_asked` asks for, which is then done with; None: it does not."""
+        """Return the stop requested by `stop_asked` and clear the request; None if there is no request."""
         asked, self.stop_asked = self.stop_asked, False
         return Stop("asked", None, None, "stop() was called") if asked else None
 
@@ -183,7 +191,7 @@ class Stops:
         return self._watching.bad.reaching_leaves(self._graph, self.unread())
 
     def taken_back(self, task_ids: Collection[int]) -> None:
-        """These tasks have not run after all: the session went back."""
+        """Forget tasks that were undone."""
         back = frozenset(task_ids)
         self._watching.taken_back(back)
         for each in self:
@@ -193,7 +201,7 @@ class Stops:
                 each.flow.forget(back)
 
     def let_go(self) -> None:
-        """The session is over: holds nothing of the graph's nodes any more."""
+        """Release the graph's nodes when the session is over."""
         self._graph = replace(self._graph, nodes=())
         self._watching.let_go()
 
@@ -203,6 +211,6 @@ class Stops:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Sorts out what is asked for each task: the engine may look at any time."""
+        """Update the tuples of enabled entries, which the engine may read at any time."""
         self._breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
         self._watching.watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)

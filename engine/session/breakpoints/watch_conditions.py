@@ -1,4 +1,4 @@
-"""What a watchpoint may ask of a gradient: a flat table of words, and how they are read."""
+"""The conditions of watchpoints: a flat table of words, and their parser."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ _ELEMENTWISE = {
     *("Add", "Addcdiv", "Addcmul", "Atan2", "Copysign", "Div", "Fmax", "Fmin", "Fmod", "Hypot", "Lerp", "Logaddexp"),
     *("Logaddexp2", "Maximum", "Minimum", "Mul", "Pow", "Remainder", "Rsub", "Sub", "Where", "Xlogy"),
 }
-"""Nodes whose gradients have the shape of the forward's result, which the engine then sums to that of each operand."""
+"""Nodes whose gradients have the shape of the forward's result; the engine then sums them to each operand's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of a task that has run; of a leaf's task, which gives nothing, what it gets.
+    """One output of a task that has run; for a leaf's task, the gradient it receives.
 
     Attributes:
-        gradient: as its receiver gets it.
-        raw: as the node gave it, before the engine summed and cast it, where the engine shows that.
-        receiver: the task it goes to.
-        takes: what that expects.
+        task: the task.
+        number: the output's number.
+        gradient: the gradient as its receiver gets it.
+        raw: the gradient as the node returned it, before the engine summed and cast it, if the engine shows that.
+        receiver: the task that receives it.
+        takes: the shape, dtype and device the receiver expects.
     """
 
     task: Task
@@ -54,10 +56,11 @@ class Output:
 
     @property
     def summed_from(self) -> tuple[int, ...] | None:
-        """The shape which a broadcast of the forward gave the gradient, where its receiver, no leaf, takes another.
+        """The shape that a broadcast in the forward gave the gradient, if its receiver expects another one and is not a
+        leaf.
 
-        PyTorch's own engine has summed it before anybody sees it: of elementwise operations what came in tells. Losses
-        expand their arguments themselves.
+        PyTorch's own engine sums the gradient before a hook sees it. For elementwise operations the shape of the task's
+        input shows it. Losses expand their arguments themselves.
         """
         if self.receiver is None or self.receiver.is_leaf or self.takes is None or self.takes.shape is None:
             return None
@@ -71,7 +74,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One thing that may be so of a gradient: told by what was read of its elements, or by looking at it."""
+    """One property of a gradient, decided from values read from its elements or from the gradient itself."""
 
     text: str
     needs: frozenset[Need] = frozenset()
@@ -80,12 +83,12 @@ class Term:
 
 
 Condition: TypeAlias = tuple[Term, ...]
-"""All of its terms are so."""
+"""A condition holds if all of its terms hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """`norm>1e3`: what is beyond it."""
+    """A bound such as `norm>1e3`."""
 
     text: str
     above: bool
@@ -93,14 +96,14 @@ class Bound:
     limit: float
 
     def beyond(self, value: float) -> bool:
-        """NaN is beyond nothing."""
+        """Return whether the value exceeds the bound; NaN never does."""
         if value == self.limit:
             return self.or_equal
         return value > self.limit if self.above else value < self.limit
 
 
 def _widens(output: Output) -> bool:
-    """A complex gradient is as wide as its parts."""
+    """Return whether a gradient is wider than the inputs, or is cast; a complex gradient counts by its real dtype."""
     if output.task.is_leaf:
         return False
     came = [real_dtype(meta.dtype).itemsize for meta in output.task.inputs]
@@ -110,7 +113,7 @@ def _widens(output: Output) -> bool:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of a complex dtype that of its parts."""
+    """Return the real dtype of a complex one; other dtypes unchanged."""
     return dtype.to_real() if dtype.is_complex else dtype
 
 
@@ -132,12 +135,12 @@ _BOUND = re.compile(r"(norm|ratio)\s*([<>]\s*=?)\s*([0-9.]+(?:e[+-]?[0-9]+)?)", 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What one watchpoint watches for: any of these.
+    """The conditions of one watchpoint, any of which triggers it.
 
     Attributes:
-        of_gradients: what is asked of each gradient.
-        ratios: the bounds of what a module's call makes of its gradients' norm.
-        missing: whether a parameter that gets no gradient is one.
+        of_gradients: conditions on each gradient.
+        ratios: bounds on the norm ratio of a module's call.
+        missing: whether a parameter without a gradient triggers it.
     """
 
     of_gradients: tuple[Condition, ...]
@@ -146,19 +149,19 @@ class Conditions:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What has to be read of each gradient."""
+        """The values to read from each gradient."""
         return frozenset().union(*(term.needs for condition in self.of_gradients for term in condition))
 
 
 def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
-    """Reads conditions as a person writes them.
+    """Parse conditions.
 
     Raises:
-        ValueError: one is unknown, or can't be combined with "and"; the message lists what there is.
-        TypeError: one is neither a text nor a function.
+        ValueError: a condition is unknown, or cannot be combined with "and"; the message lists the known ones.
+        TypeError: a condition is neither a string nor a function.
     """
     if not given:
-        raise ValueError(f"watch() needs something to watch for: {', '.join(_KNOWN)}, or a function (gradient, task)")
+        raise ValueError(f"watch() needs a condition: {', '.join(_KNOWN)}, or a function (gradient, task)")
     conditions: list[Condition] = []
     ratios: list[Bound] = []
     missing = False
@@ -166,7 +169,7 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
         if callable(each):
             conditions.append((_called(each),))
         elif not isinstance(each, str):
-            raise TypeError(f"a condition is a text or a function (gradient, task) -> bool, not {a_kind(each)}")
+            raise TypeError(f"a condition must be a string or a function (gradient, task) -> bool, got {a_kind(each)}")
         elif each.strip().lower() == MISSING:
             missing = True
         elif (bound := _bound(each)) is not None and bound.text.startswith("ratio"):
@@ -177,8 +180,10 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
 
 
 def _without_second_look(conditions: list[Condition]) -> tuple[Condition, ...]:
-    """Next to "nan" it does not matter whether a gradient with a NaN has an infinite element, too: that is one more
-    kernel less on an accelerator."""
+    """Drop the test for infinite elements in gradients with NaN if "nan" is watched, too.
+
+    This saves a kernel on an accelerator.
+    """
     if (WORDS["nan"],) not in conditions:
         return tuple(conditions)
     either = Term("inf", frozenset({"finite"}), lambda read: read.inf)
@@ -193,13 +198,15 @@ def _term(part: str, whole: str) -> Term:
     if bound is not None and bound.text.startswith("norm"):
         return Term(bound.text, frozenset({"norm"}), lambda read: bound.beyond(read.norm))
     if bound is not None or word == MISSING:
-        about = "a module's call" if bound is not None else "a parameter at the end"
-        raise ValueError(f'"{part.strip()}" in "{whole}" is about {about}, not about one gradient: watch for it alone')
+        about = "a module's call" if bound is not None else "a parameter at the end of the backward"
+        raise ValueError(
+            f'"{part.strip()}" in "{whole}" describes {about}, not one gradient; pass it as a separate condition'
+        )
     near = get_close_matches(word, _KNOWN, 1)
-    hint = f', did you mean "{near[0]}"?' if near else ":"
+    hint = f' (did you mean "{near[0]}"?)' if near else ""
     raise ValueError(
-        f'unknown condition "{part.strip()}"{hint} there are {", ".join(_KNOWN)} (with any number), several joined by '
-        '" and ", and functions (gradient, task) -> bool'
+        f'unknown condition "{part.strip()}"{hint}; expected one of {", ".join(_KNOWN)} (with any number), several '
+        'joined by " and ", or a function (gradient, task) -> bool'
     )
 
 

@@ -1,4 +1,4 @@
-"""Evaluates the watchpoints of a session on each gradient, and words the stop."""
+"""Evaluation of a session's watchpoints on each gradient, and the texts of their stops."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ from .watchpoints import Watchpoint, head, say, say_late, say_ratio, unread_text
 
 
 class BadGradients:
-    """What watchpoints, and the trace before them, have seen of NaN and infinite gradients.
+    """The NaN and infinite gradients that watchpoints, and the trace before them, have seen.
 
     Args:
-        trace: gives what has been recorded so far; None: nothing is.
+        trace: returns the records so far; None if nothing is recorded.
     """
 
     def __init__(self, trace: Callable[[], Trace] | None) -> None:
         self._trace = trace
-        self._of_task: dict[int, bool] = {}  # whether it gave a gradient that is not finite
-        self._outputs: set[tuple[int, int]] = set()  # of those that were looked at in time
+        self._of_task: dict[int, bool] = {}  # whether a task returned a non-finite gradient
+        self._outputs: set[tuple[int, int]] = set()  # non-finite outputs read before the next task
 
     @property
     def as_received(self) -> Collection[int]:
-        """The tasks whose gradients watchpoints have looked at, as the next tasks get them."""
+        """The tasks whose gradients watchpoints have read as the next tasks receive them."""
         return self._of_task.keys()
 
     def note(self, task_id: int, read: Reading, number: int | None = None) -> None:
-        """A gradient was read.
+        """Record a reading.
 
         Args:
-            number: which output of its task it is, where it was looked at before the next task ran.
+            task_id: id of the task.
+            read: the reading.
+            number: the output's number, if it was read before the next task ran.
         """
         bad = read.nan or read.inf
         self._of_task[task_id] = self._of_task.get(task_id, False) or bad
@@ -56,15 +58,18 @@ class BadGradients:
         self._of_task[task_id] = False
 
     def forget(self, task_id: int) -> None:
-        """The task runs anew, or has not run after all."""
+        """Forget a task that runs again or was undone."""
         self._of_task.pop(task_id, None)
 
     def let_go(self) -> None:
         self._trace = None
 
     def known(self) -> Known:
-        """What tells whether a task that has run gave a gradient that is not finite; None: nobody looked."""
-        trace: list[Trace] = []  # made when it is asked for, and once: it copies all that was recorded
+        """Return a function that tells whether a task returned a non-finite gradient.
+
+        It returns None for tasks whose gradients were not read.
+        """
+        trace: list[Trace] = []  # created at most once, on demand, because it copies all records
 
         def known(task_id: int) -> bool | None:
             if task_id in self._of_task or self._trace is None:
@@ -82,9 +87,9 @@ class BadGradients:
         return known
 
     def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
-        """Return the ids of tasks whose non-finite gradients reach a leaf in the end.
+        """Return ids of the tasks whose non-finite gradients eventually reach a leaf.
 
-        Gradients of `unread` tasks may not be finite either.
+        Gradients of `unread` tasks may be non-finite, too.
         """
         stack = [task.id for task in graph.tasks if task.is_leaf]
         found: set[int] = set()
@@ -98,41 +103,44 @@ class BadGradients:
 
 
 class FoundStop:
-    """What the watchpoints have found at the last task, or of earlier ones on accelerators since they last said so.
+    """The result of the watchpoints at the last task, or at earlier tasks on accelerators since the last report.
 
     Args:
-        hint: what the first stop says at its end.
+        hint: the hint of the first stop.
 
     Attributes:
-        stop: what there is to say; None: nothing.
-        ran: how many tasks were watched.
+        stop: the stop; None if nothing was found.
+        ran: the number of tasks watched.
     """
 
     def __init__(self, hint: str) -> None:
         self._hint = hint
         self.stop: Stop | None = None
         self.ran = 0
-        self._told: dict[int, set[tuple[int, int]]] = {}  # by task: watchpoints that held of one of its outputs
+        self._reported: dict[
+            int, set[tuple[int, int]]
+        ] = {}  # by task: pairs of watchpoint and output that were reported
 
     def next_task(self, task_id: int) -> None:
-        """What the task before brought has been read."""
+        """Clear the result for the next task."""
         self.stop = None
         self.ran += 1
-        self._told.pop(task_id, None)
+        self._reported.pop(task_id, None)
 
     def add(self, watchpoint: Watchpoint, stop: Stop) -> None:
-        """Of several that one task brings the first is the stop; the others are mentioned."""
+        """Add a stop; if a task has several, the others are lines of the first."""
         if stop.task is not None:
             watchpoint.hit(stop.task)
         if self.stop is None:
-            self.stop, self._hint = replace(stop, hint=self._hint), ""  # said once
+            self.stop, self._hint = replace(stop, hint=self._hint), ""  # the hint appears once per session
         else:
             self.stop = replace(self.stop, lines=(*self.stop.lines, f"also {stop.text}"))
 
     def add_late(self, watchpoint: Watchpoint, task_id: int, text: str, known: Iterable[str], ran: int) -> None:
-        """What was asked for when `ran` tasks had been watched is found now: once for all that was asked by then."""
-        told = self.stop is not None and self.stop.task == task_id
-        if ran <= watchpoint.muted_until and not told:
+        """Add a stop for a gradient requested when `ran` tasks had been watched; one stop covers all requests up to
+        now."""
+        reported = self.stop is not None and self.stop.task == task_id
+        if ran <= watchpoint.muted_until and not reported:
             watchpoint.hit(task_id)
             return
         watchpoint.muted_until = self.ran
@@ -140,36 +148,38 @@ class FoundStop:
         lines = list(known)
         if since:
             lines.append(
-                f"{since} task{'s have' if since > 1 else ' has'} run since: the accelerator was not waited for, and "
-                "what the task saw is gone; watch(..., synchronize=True) stops in time and looks for the origin"
+                f"{since} task{'s have' if since > 1 else ' has'} run since, because the run did not wait for the "
+                "accelerator, and the task's inputs are freed; watch(..., synchronize=True) stops in time and finds "
+                "the origin"
             )
         stop = Stop("watchpoint", watchpoint.number, task_id, text, tuple(lines), since=since)
         self.add(watchpoint, stop)
 
-    def is_told(self, watchpoint: Watchpoint, task_id: int, number: int, givers: Iterable[Edge]) -> bool:
-        """Whether the same has been told of one of these givers. Takes down that it holds of this output, too."""
-        told = any((watchpoint.number, edge.output) in self._told.get(edge.task, ()) for edge in givers)
-        self._told.setdefault(task_id, set()).add((watchpoint.number, number))
-        return told
+    def is_reported(self, watchpoint: Watchpoint, task_id: int, number: int, givers: Iterable[Edge]) -> bool:
+        """Return whether a task that feeds this one was reported already, and record this output as reported."""
+        reported = any((watchpoint.number, edge.output) in self._reported.get(edge.task, ()) for edge in givers)
+        self._reported.setdefault(task_id, set()).add((watchpoint.number, number))
+        return reported
 
     def taken_back(self, task_ids: Collection[int]) -> None:
-        """These tasks have not run after all."""
+        """Forget tasks that were undone."""
         self.stop = None
         for task_id in task_ids:
-            self._told.pop(task_id, None)
+            self._reported.pop(task_id, None)
 
 
 _NORM: frozenset[Need] = frozenset({"norm"})
 
 
 class Watching:
-    """Looks at what each task gave, for the watchpoints that are enabled. None of it raises, see `Stops`.
+    """The evaluation of the enabled watchpoints on each task's outputs. None of its methods raises, see `Stops`.
 
     Args:
-        trace: gives what has been recorded so far, which knows of tasks that ran before anything was watched.
+        graph: the graph.
+        trace: returns the records so far, which cover tasks that ran before the first watchpoint.
 
     Attributes:
-        bad: which gradients are known not to be finite.
+        bad: the gradients known to be non-finite.
     """
 
     def __init__(self, graph: Graph, trace: Callable[[], Trace] | None) -> None:
@@ -179,19 +189,19 @@ class Watching:
         self._watchpoints: tuple[Watchpoint, ...] = ()
         self._found = FoundStop(_hint(graph))
         self._late = LateReadings()
-        self._judged: dict[int, _Judged] = {}  # by leaf: what was last looked at on its way there
-        self._got: dict[int, bool] = {}  # by leaf: whether a gradient came
+        self._judged: dict[int, _Judged] = {}  # by leaf: the gradient last read on its way there
+        self._got: dict[int, bool] = {}  # by leaf: whether it received a gradient
 
     @property
     def watchpoints(self) -> tuple[Watchpoint, ...]:
-        """Those that are enabled. The engine may look at them at any time."""
+        """The enabled watchpoints; the engine may read them at any time."""
         return self._watchpoints
 
     @watchpoints.setter
     def watchpoints(self, enabled: tuple[Watchpoint, ...]) -> None:
         self._watchpoints = enabled
         if not enabled:
-            self._found.stop = None  # the next task would not make it forgotten: nobody looks at that
+            self._found.stop = None  # without watchpoints `produced` is not called and would not clear it
 
     def produced(
         self,
@@ -206,9 +216,11 @@ class Watching:
         try:
             with unobserved():
                 self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
-        except Exception as error:  # a strange tensor may raise anything; the backward must not end
-            where = self._told(task_id).describe(task_id)
-            self._found.stop = Stop("watchpoint", None, task_id, f"what {where} gave can't be looked at: {said(error)}")
+        except Exception as error:  # an unusual tensor may raise anything, which must not end the backward
+            where = self._graph_in_order(task_id).describe(task_id)
+            self._found.stop = Stop(
+                "watchpoint", None, task_id, f"the outputs of {where} cannot be read: {said(error)}"
+            )
 
     def found(self, wait: bool) -> Stop | None:
         """See `Stops.found`."""
@@ -217,19 +229,19 @@ class Watching:
         return self._found.stop
 
     def missing(self, order: Sequence[int]) -> Stop | None:
-        """Once all tasks have run: which leaves got nothing, where a watchpoint asks for that."""
+        """Return the stop for leaves without a gradient after the last task, if a watchpoint asks for them."""
         for each in self._watchpoints:
             if each.conditions.missing:
                 missing = [task for task in order if each.watches(task) and self._got_nothing(task)]
-                is_whole = each.tasks is None and len(order) == len(self._graph.tasks)
-                outside = self._outside() if is_whole else []
+                covers_graph = each.tasks is None and len(order) == len(self._graph.tasks)
+                outside = self._outside() if covers_graph else []
                 if missing or outside:
                     each.hit(*missing)
                     return self._say_missing(each, missing, outside)
         return None
 
     def _outside(self) -> list[str]:
-        """The parameters of modules that captures saw which require a gradient and are not in the graph."""
+        """Return the names of parameters of captured modules that require a gradient and are not in the graph."""
         operations = (task.operation for task in self._graph.tasks)
         facts = dict.fromkeys(each.facts for each in operations if isinstance(each, Operation))
         inside = set(map(id, self._graph.leaves.values()))
@@ -252,7 +264,7 @@ class Watching:
         return None
 
     def taken_back(self, task_ids: Collection[int]) -> None:
-        """These tasks have not run after all."""
+        """Forget tasks that were undone."""
         self._late.forget()
         self._found.taken_back(task_ids)
         for task_id in task_ids:
@@ -268,12 +280,12 @@ class Watching:
         """See `Stops.speak_of`."""
         self._order = order
 
-    def _told(self, task_id: int) -> Graph:
-        """The graph that says where tasks stand in the run; this one may be under way, and comes next then."""
+    def _graph_in_order(self, task_id: int) -> Graph:
+        """Return the graph with the tasks' positions in the run; a task that is still running comes next."""
         return self._graph.in_order(self._order if task_id in self._order else [*self._order, task_id])
 
     def let_go(self) -> None:
-        """Holds nothing of the graph's nodes any more."""
+        """Release the graph's nodes."""
         self._late.forget()
         self.bad.let_go()
         self._graph = replace(self._graph, nodes=())
@@ -315,7 +327,7 @@ class Watching:
                 self._judged[output.receiver.id] = _Judged(gradient, watching)
 
     def _judge_now(self, watching: list[Watchpoint], inputs: Sequence[Tensor | None], output: Output) -> str:
-        """Returns why the gradient can't be read; "" where it is, or nothing has to be read of it."""
+        """Evaluate watchpoints on a gradient at once; return the reason why it cannot be read, or ""."""
         task_id = output.task.id
         needs = watching[0].needs.union(*(each.needs for each in watching))
         read, unread = FINITE, ""
@@ -334,12 +346,15 @@ class Watching:
                 if not all(term.holds is None or term.holds(read) for term in condition):
                     continue
                 if self._looks(watchpoint, condition, output):
-                    self._tell(watchpoint, condition, output, inputs, read)
+                    self._report(watchpoint, condition, output, inputs, read)
                     break
         return unread
 
     def _looks(self, watchpoint: Watchpoint, condition: Condition, output: Output) -> bool:
-        """Whether what is asked of the gradient itself is so. A predicate that raises stops the run and says so."""
+        """Return whether the terms about the gradient itself hold.
+
+        If a predicate raises, add a stop that says so.
+        """
         for term in condition:
             if term.looks is None:
                 continue
@@ -348,14 +363,14 @@ class Watching:
                     return False
             except Exception as error:
                 text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
-                after = self._told(output.task.id).describe(output.task)
+                after = self._graph_in_order(output.task.id).describe(output.task)
                 self._found.add(
                     watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
                 )
                 return False
         return True
 
-    def _tell(
+    def _report(
         self,
         watchpoint: Watchpoint,
         condition: Condition,
@@ -364,9 +379,9 @@ class Watching:
         read: Reading,
     ) -> None:
         task = output.task
-        if self._is_told(watchpoint, condition, task, output.number):
+        if self._was_reported(watchpoint, condition, task, output.number):
             return
-        graph = self._told(task.id)
+        graph = self._graph_in_order(task.id)
         text = say(graph, watchpoint, condition, output, read)
         if self._found.stop is not None:
             self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
@@ -383,13 +398,13 @@ class Watching:
         self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
 
     def _judge_later(self, watching: list[Watchpoint], output: Output) -> str:
-        """Returns what `_judge_now` does."""
+        """Evaluate watchpoints on a gradient when its reading has been copied; return as `_judge_now`."""
         open_conditions = []
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
                 if self._looks(watchpoint, condition, output):
                     if all(term.holds is None for term in condition):
-                        self._tell(watchpoint, condition, output, (), FINITE)
+                        self._report(watchpoint, condition, output, (), FINITE)
                         break
                     open_conditions.append((watchpoint, condition))
         if not open_conditions:
@@ -401,25 +416,28 @@ class Watching:
     def _judge(
         self, asked: list[tuple[Watchpoint, Condition]], task_id: int, number: int, ran: int, read: Reading
     ) -> None:
-        """What was asked of a gradient on an accelerator has come; `ran` counts the tasks up to its own."""
+        """Evaluate conditions on a reading copied from an accelerator; `ran` counts the tasks up to its own."""
         self.bad.note(task_id, read)
         task = self._graph.tasks[task_id]
         for watchpoint, condition in asked:
             holds = all(term.holds is None or term.holds(read) for term in condition)
-            if holds and not self._is_told(watchpoint, condition, task, number):
-                graph = self._told(task_id)
+            if holds and not self._was_reported(watchpoint, condition, task, number):
+                graph = self._graph_in_order(task_id)
                 text = say_late(graph, watchpoint, condition, task_id, number, read)
                 self._found.add_late(watchpoint, task_id, text, about(graph, task), ran)
 
-    def _is_told(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
-        """Whether this has been told of one of its givers: of a leaf's, or of a NaN, which goes through all that
-        follows and is told where it begins."""
-        tells_of_givers = _spreads(condition) or task.is_leaf
-        givers = self._graph.in_edges[task.id] if tells_of_givers else ()
-        return self._found.is_told(watchpoint, task.id, number, givers)
+    def _was_reported(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
+        """Return whether a task that feeds this one was reported already.
+
+        This applies to leaves, and to NaN and infinite gradients, which spread to all later tasks and are reported
+        where they begin.
+        """
+        reported_by_givers = _spreads(condition) or task.is_leaf
+        givers = self._graph.in_edges[task.id] if reported_by_givers else ()
+        return self._found.is_reported(watchpoint, task.id, number, givers)
 
     def _follow(self, watchpoint: Watchpoint, task: Task, gradients: Sequence[Tensor | None], entered: bool) -> None:
-        """Takes down the norms of what comes into module calls here, or leaves them."""
+        """Track the norms of gradients that enter or leave module calls here."""
         flow = watchpoint.flow
         assert flow is not None, "it watches a ratio"
         for number, gradient in enumerate(gradients):
@@ -462,9 +480,9 @@ class Watching:
         lines = []
         for task_id, name in zip(missing, names, strict=True):
             givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
-            lines.append(f"{name}: {givers} gave no gradient")
-        lines += [f"{name} is not in the graph: ts.find_unused(make_loss, model) says why" for name in outside]
-        text = f"{head(watchpoint)}: no gradient came to {count}: {', '.join([*names, *outside])}"
+            lines.append(f"{name}: {givers} returned no gradient")
+        lines += [f"{name} is not in the graph; ts.find_unused(make_loss, model) says why" for name in outside]
+        text = f"{head(watchpoint)}: {count} received no gradient: {', '.join([*names, *outside])}"
         return Stop("watchpoint", watchpoint.number, missing[0] if missing else None, text, tuple(lines))
 
 
@@ -477,11 +495,11 @@ def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None
 def _hint(graph: Graph) -> str:
     if graph.is_tape or knows_forward(graph):
         return ""
-    return "its module and line are not known: run the forward under `with ts.capture():`"
+    return "its module and line are unknown; run the forward under `with ts.capture():`"
 
 
 class _Judged:
-    """What watchpoints have looked at when a leaf's giver gave it: the leaf mostly gets just that."""
+    """A gradient that watchpoints have read on its way to a leaf, which usually receives it unchanged."""
 
     __slots__ = ("_by", "_gradient", "_version")
 
@@ -491,34 +509,34 @@ class _Judged:
         self._by = frozenset(each.number for each in watching)
 
     def by(self, watchpoint: Watchpoint, gradient: Tensor | None) -> bool:
-        """Whether this watchpoint has looked at this gradient, which nobody has changed since."""
+        """Return whether this watchpoint has read this gradient, and it has not been modified since."""
         if gradient is None or self._gradient() is not gradient:
             return False
         return watchpoint.number in self._by and self._version == version_of(gradient) >= 0
 
 
 def _without_graph(tensor: Tensor) -> Tensor:
-    """The same values: what a person holds must not hold the forward."""
+    """Return the tensor without its graph, so that a stop does not keep the forward alive."""
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:
-    """Whether the gradient is looked at before the next task runs."""
+    """Return whether the gradient is read before the next task runs."""
     if watchpoint.synchronize is None:
         return gradient.device.type == "cpu"
     return watchpoint.synchronize
 
 
 def _spreads(condition: Condition) -> bool:
-    """Whether it holds of nearly all that is computed from what it holds of."""
+    """Return whether the condition also holds for nearly everything computed from the gradient."""
     return any(term.text in ("nan", "inf") for term in condition)
 
 
 def _what_came(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
-    """Of a gradient whose size is watched, the sizes of what came in."""
+    """Yield the norms of the inputs, if the condition is about a norm."""
     if any("norm" in term.needs for term in condition):
         for number, each in enumerate(inputs):
             read = None if each is None else read_now(each, _NORM)
             if read is not None:
                 which = f" to input {number}" if len(inputs) > 1 else ""
-                yield f"the gradient that came in{which} has norm {read.norm:.4g}"
+                yield f"the incoming gradient{which} has norm {read.norm:.4g}"

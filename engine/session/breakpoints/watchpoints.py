@@ -22,7 +22,7 @@ Port = tuple[int, int]
 
 @dataclass(slots=True)
 class _Call:
-    """One module call: its ports, and the norms that are known."""
+    """One module call: its ports, and the norms known so far."""
 
     enters: set[Port] = field(default_factory=set)
     leaves: set[Port] = field(default_factory=set)
@@ -31,15 +31,16 @@ class _Call:
 
 
 class ModuleFlow:
-    """Follows the norms of the gradients that come into module calls and leave them.
+    """Tracks the norms of the gradients that enter and leave module calls.
 
-    A gradient comes in at an input of a task of the call which is fed from outside, and leaves with an edge to a task
-    outside that is no leaf. Several count together as one long vector; those that leave towards one tensor in parts
-    (queries, keys and values) are not added up.
+    A gradient enters at an input of a task of the call if it comes from outside the call. It leaves on an edge to a
+    task outside that is not a leaf. The norm is that of all of them concatenated; gradients that leave towards one
+    tensor in parts (queries, keys and values) are not added up first.
 
     Args:
-        calls: the ids of the module calls that are followed.
-        needed: the tasks that run at all; None: all.
+        graph: the graph.
+        calls: ids of the module calls to track.
+        needed: ids of the tasks that run; None for all.
     """
 
     def __init__(self, graph: Graph, calls: Collection[int], needed: Collection[int] | None) -> None:
@@ -78,11 +79,11 @@ class ModuleFlow:
         return port in (self._entered_at if entered else self._left_at)
 
     def came(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
-        """The norm of an input is known. Returns the calls that are thereby, with the norms that came in and left."""
+        """Record the norm of an input, and return the calls that are now complete with their norms in and out."""
         return self._know(port, norm, entered=True)
 
     def left(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
-        """The same of an output."""
+        """Record the norm of an output; see `came`."""
         return self._know(port, norm, entered=False)
 
     def _know(self, port: Port, norm: float, entered: bool) -> list[tuple[int, float, float]]:
@@ -95,7 +96,7 @@ class ModuleFlow:
         return done
 
     def forget(self, task_ids: Collection[int]) -> None:
-        """These tasks have not run after all."""
+        """Forget tasks that were undone."""
         for task_id in task_ids:
             for port in self._ports.get(task_id, ()):
                 for call in self._entered_at.get(port, ()):
@@ -110,20 +111,20 @@ def _together(norms: dict[Port, float]) -> float:
 
 @dataclass(slots=True, eq=False)
 class Watchpoint:
-    """Stops a run after a task that gave a gradient of which one of its conditions holds.
+    """A condition that stops a run after a task that returned a gradient for which it holds.
 
     Attributes:
-        number: counts breakpoints and watchpoints of a session together, from 1.
-        text: its conditions as they were given.
-        tasks: the ids of the tasks whose gradients it watches; None: all.
-        synchronize: whether each gradient is looked at before the next task runs. None: only those on the CPU.
-        conditions: these as functions of a gradient.
-        enabled: whether it stops anything.
-        kind: "watch": what tells it from a breakpoint.
-        needs: what has to be read of each gradient.
-        flow: what follows the norms of modules' gradients, where a ratio is watched.
-        unread: by task why it could not read a gradient that it watches.
-        muted_until: of what was asked for up to this count of tasks a stop has spoken: it is only counted.
+        number: its number; breakpoints and watchpoints of a session are counted together, from 1.
+        text: its conditions as they were passed.
+        tasks: ids of the tasks whose gradients it watches; None for all.
+        conditions: the parsed conditions.
+        needs: the values to read from each gradient.
+        flow: tracks the norms of modules' gradients, if a ratio is watched.
+        synchronize: whether each gradient is read before the next task runs; None does so only on the CPU.
+        enabled: whether it stops runs.
+        kind: "watch", to distinguish it from a breakpoint.
+        unread: by task, the reason why it could not read a gradient.
+        muted_until: gradients of tasks up to this count were covered by an earlier stop and are only counted.
     """
 
     number: int
@@ -141,15 +142,15 @@ class Watchpoint:
 
     @property
     def hits(self) -> int:
-        """At how many tasks it found something. One that runs again, after going back, counts once."""
+        """The number of tasks at which it found something; a task that runs again after an undo counts once."""
         return len(self._found_at)
 
     def watches(self, task_id: int) -> bool:
-        """Whether it looks at the gradients of this task."""
+        """Return whether it watches the gradients of this task."""
         return self.tasks is None or task_id in self.tasks
 
     def hit(self, *task_ids: int) -> None:
-        """Notes that it found something at these tasks."""
+        """Record that it found something at these tasks."""
         self._found_at.update(task_ids)
 
 
@@ -161,7 +162,7 @@ def make_watchpoint(
     at: str | int | None,
     synchronize: bool | None,
 ) -> Watchpoint:
-    """See `Verbs.watch`."""
+    """Create a watchpoint; see `Verbs.watch`."""
     conditions = as_conditions(given)
     tasks = None if at is None else tasks_at(graph, at)
     flow = None
@@ -173,8 +174,12 @@ def make_watchpoint(
             calls = frozenset(call for task_id in tasks for call in calls_of(graph, task_id))
         if not calls:
             raise ValueError(
-                "a ratio compares the gradients that leave a module's call with those that came into it, and "
-                + ("no capture saw one: run the forward under ts.capture()" if not graph.calls else f"{at!r} is none")
+                "a ratio compares the gradients that leave a module's call with those that entered it, and "
+                + (
+                    "none was captured: run the forward under ts.capture()"
+                    if not graph.calls
+                    else f"{at!r} is not a module"
+                )
             )
         flow = ModuleFlow(graph, calls, needed)
     text = ", ".join(each if isinstance(each, str) else name_of(each) for each in given)
@@ -184,25 +189,26 @@ def make_watchpoint(
 
 
 def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
-    """`watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) gave NaN in 3 of 64 elements, ...`."""
+    """Return the text of a stop, `watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) returned NaN in 3
+    of 64 elements, ...`."""
     words = " and ".join(dict.fromkeys(_words(term.text, output, read) for term in condition))
-    what = f"{_gave(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
+    what = f"{_task_and_verb(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
     return f"{head(watchpoint)}: {what}"
 
 
 def say_late(
     graph: Graph, watchpoint: Watchpoint, condition: Condition, task_id: int, number: int, read: Reading
 ) -> str:
-    """The same where the gradient is gone."""
+    """Return the text of a stop for a gradient that has been freed; see `say`."""
     plain = {"nan": "NaN", "inf": "infinite elements", "zero": "a gradient that is all zero"}
     words = [
         f"a gradient of norm {read.norm:.4g}"
         if "norm" in term.needs
-        else plain.get(term.text, f"what {term.text} means")
+        else plain.get(term.text, f"a gradient that satisfies {term.text}")
         for term in condition
     ]
     where = _where(graph, task_id, number)
-    return f"{head(watchpoint)}: {_gave(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
+    return f"{head(watchpoint)}: {_task_and_verb(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
 
 
 def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
@@ -210,8 +216,8 @@ def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, l
     again = f", call {call.index + 1}" if call.index else ""
     ratio = left / came if came else math.inf
     return (
-        f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) made gradients of norm {left:.4g} "
-        f"out of gradients of norm {came:.4g}: {ratio:.4g} times"
+        f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) turned gradients of norm "
+        f"{came:.4g} into gradients of norm {left:.4g}: {ratio:.4g} times"
     )
 
 
@@ -224,9 +230,9 @@ def head(watchpoint: Watchpoint) -> str:
     return f"watchpoint {watchpoint.number} ({watchpoint.text})"
 
 
-def _gave(graph: Graph, task_id: int) -> str:
-    """A leaf's task gives nothing: what it gets is looked at."""
-    return f"{graph.describe(task_id)} {'gets' if graph.tasks[task_id].is_leaf else 'gave'}"
+def _task_and_verb(graph: Graph, task_id: int) -> str:
+    """Return the task with its verb: a leaf's task receives a gradient, others return one."""
+    return f"{graph.describe(task_id)} {'received' if graph.tasks[task_id].is_leaf else 'returned'}"
 
 
 def _where(graph: Graph, task_id: int, number: int) -> str:
@@ -244,18 +250,20 @@ def _words(term: str, output: Output, read: Reading) -> str:
         return _widening(output)
     if term == "shape":
         return _summing(output)
-    return f"what {term} looks for"
+    return f"a gradient that satisfies {term}"
 
 
 def _widening(output: Output) -> str:
-    given, takes = dtype_name(output.raw.dtype), output.takes
+    dtype, takes = dtype_name(output.raw.dtype), output.takes
     if takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
-        return f"a gradient of {given}, which PyTorch casts to {dtype_name(takes.dtype)} on its way"
+        return f"a gradient of {dtype}, which PyTorch casts to {dtype_name(takes.dtype)}"
     came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
-    return f"a gradient of {given}, where {came} came in"
+    return f"a gradient of {dtype} from inputs of {came}"
 
 
 def _summing(output: Output) -> str:
-    assert output.takes is not None and output.takes.shape is not None, "its shape is another"
+    assert output.takes is not None and output.takes.shape is not None, "the shapes differ"
     small, large = tuple(output.takes.shape), tuple(output.summed_from or ())
-    return f"a gradient of shape {large}, which PyTorch sums to {small}: the forward has broadcast {small} to {large}"
+    return (
+        f"a gradient of shape {large}, which PyTorch sums to {small}, because the forward broadcast {small} to {large}"
+    )

@@ -1,1 +1,1 @@
-"""Backwards of the autograd package (HIPS): sessions, accumulation and memory."""
+"""Backwards of the package autograd (HIPS): running, summing and measuring them."""

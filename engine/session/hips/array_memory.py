@@ -1,4 +1,4 @@
-"""Memory of a HIPS autograd forward and backward: which arrays were alive when."""
+"""Memory of a HIPS autograd forward and backward: the lifetimes of arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BIRTH, DEATH, CHANGE = range(3)
 
 
 class ArrayRow(NamedTuple):
-    """What happened to an array, and when."""
+    """One event of an array, and its time."""
 
     kind: int
     number: int
@@ -45,12 +45,12 @@ class ArrayRow(NamedTuple):
 
 
 class ArrayLog:
-    """Numbers arrays by their memory, and notes their births and deaths until it is `over`.
+    """Numbers arrays by their memory, and records their allocation and release until it is `over`.
 
     Attributes:
-        rows: what happened, in order.
-        nbytes, born_as: by number.
-        over: nothing is noted any more.
+        rows: the events, in order.
+        nbytes, born_as: size and category, by number.
+        over: whether recording has ended.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class ArrayLog:
         self.nbytes: list[int] = []
         self.born_as: list[Category] = []
         self.over = False
-        self._numbers: dict[int, int] = {}  # by id of an array that is alive
+        self._numbers: dict[int, int] = {}  # by id of a live array
         self._refs: list[ref[Any]] = []
 
     def number(self, value: Any, category: Category) -> int:
-        """The number of an array's memory, which is followed from now on; -1: it is none of numpy's own."""
+        """Return the number of an array's memory, which is recorded from now on; -1 if numpy does not own it."""
         owner = owner_of(value)
         if owner is None or not owner.nbytes:
             return -1
@@ -74,7 +74,7 @@ class ArrayLog:
         return self._numbers[key]
 
     def new(self, nbytes: int, category: Category) -> int:
-        """The number of something that is no array."""
+        """Return a number for memory that is not an array."""
         self.nbytes.append(nbytes)
         self.born_as.append(category)
         return len(self.nbytes) - 1
@@ -83,9 +83,12 @@ class ArrayLog:
         self.rows.append(ArrayRow(kind, number, perf_counter_ns()))
 
     def with_workspace(self, rows: Sequence[ArrayRow], risen_bytes: int, began_ns: int) -> Sequence[ArrayRow]:
-        """The rows of one turn, and where its arrays are at their highest what it took besides.
+        """Return the rows of one turn, with the workspace inserted where its arrays are at their peak.
 
-        `risen_bytes`: how far above its start tracemalloc saw it.
+        Args:
+            rows: the rows of the turn.
+            risen_bytes: the peak seen by tracemalloc, above the level at the start.
+            began_ns: the start of the turn.
         """
         deltas = [0 if row.kind == CHANGE else self.nbytes[row.number] * (1 - 2 * row.kind) for row in rows]
         levels = list(accumulate(deltas, initial=0))
@@ -103,10 +106,10 @@ class ArrayLog:
 
 
 class Tracing:
-    """tracemalloc at work, for one measurement at a time; where it is already, it goes on.
+    """A context with tracemalloc running, for one measurement at a time; it continues if it was running already.
 
     Raises:
-        RuntimeError: another measurement is under way.
+        RuntimeError: another measurement is running.
     """
 
     def __enter__(self) -> Self:
@@ -114,7 +117,7 @@ class Tracing:
         try:
             if (other := one_measurement.wait_for(self._caller, WAITS_S)) is not None:
                 raise RuntimeError(
-                    f"the memory of a tape is being measured already, in this thread or in another one, by {other.verb}"
+                    f"the memory of a tape is already being measured, in this or another thread, by {other.verb}"
                 )
             self._ours = not tracemalloc.is_tracing()
             if self._ours:
@@ -135,7 +138,7 @@ class Tracing:
 
 
 class _ForwardTurn(NamedTuple):
-    """The time in which one node is made: its first row, and at its start the traced bytes and the clock."""
+    """The interval in which one node is created: its first row, the traced bytes at its start, and the start time."""
 
     first: int
     traced_bytes: int
@@ -143,14 +146,14 @@ class _ForwardTurn(NamedTuple):
 
 
 class TapedForward:
-    """Follows the arrays of one forward from the moment a node made them until they are freed, its backward included.
+    """Records the arrays of one forward from their creation by a node until they are freed, including its backward.
 
-    Known limitations: those of `ArrayWatch`. Arrays of the user's that no node made are not followed: what they take
-    beyond those that are is workspace of the node after.
+    Known limitations: those of `ArrayWatch`. The user's arrays that no node created are not recorded; memory they need
+    beyond the recorded arrays counts as workspace of the next node.
 
     Attributes:
         log: the arrays.
-        makers: by number what made them.
+        makers: the creator of each array, by number.
     """
 
     def __init__(self, root: RecordedNode) -> None:
@@ -160,26 +163,26 @@ class TapedForward:
         self._turns: list[_ForwardTurn] = []
         self._risen: list[int] = []
         self._made_by: list[Maker] = []
-        self._given = {id(owner) for each in root.made if (owner := each()) is not None}
+        self._argument_owners = {id(owner) for each in root.made if (owner := each()) is not None}
         self._begin_turn()
 
     def made(self, node: RecordedNode) -> None:
-        """A primitive was called, and this is its node."""
+        """Record the node of a primitive that was called."""
         self._risen.append(tracemalloc.get_traced_memory()[1] - self._turns[-1].traced_bytes)
         self._made_by.append(maker := maker_of(node))
         for each in node.made:
             owner = each()
-            if owner is not None and owner.nbytes and id(owner) not in self._given:
+            if owner is not None and owner.nbytes and id(owner) not in self._argument_owners:
                 self.makers.setdefault(self.log.number(owner, Category.FORWARD), maker)
             del owner
         self._begin_turn()
 
     def is_of(self, tape: HipsTape) -> bool:
-        """Whether this tape is the one that was followed."""
+        """Return whether this tape is the one recorded."""
         return tape.nodes[-1] is self._root
 
     def rows(self, until: int) -> list[ArrayRow]:
-        """What happened, up to this row of the log, with the workspace of each node."""
+        """Return the events up to this row of the log, with the workspace of each node."""
         bounds = [*(turn.first for turn in self._turns), until]
         rows: list[ArrayRow] = []
         for number, (first, end) in enumerate(pairwise(bounds)):
@@ -195,15 +198,16 @@ class TapedForward:
     def _begin_turn(self) -> None:
         traced, _ = tracemalloc.get_traced_memory()
         self._turns.append(_ForwardTurn(len(self.log.rows), traced, perf_counter_ns()))
+        # tracemalloc has one peak for the process, so each interval starts with a reset.
         tracemalloc.reset_peak()
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One task's turn: the index of its first row, the traced bytes at its start and at their highest, its arrays.
+    """One task's interval: its first row, the traced bytes at its start and at its peak, and its arrays.
 
-    Of its formula alone: the rows from `began` to `ended`, the bytes that it took, the layouts of what it gave, and
-    which of that are gradients of indices.
+    For its formula alone: the rows from `began` to `ended`, its bytes, the layouts of its outputs, and which of them
+    are gradients of indexing.
     """
 
     task: int
@@ -222,16 +226,16 @@ class _Turn:
 
 
 class ArrayWatch:
-    """Follows the arrays of one backward, from the moment they are gradients on their way until they are freed.
+    """Records the arrays of one backward, from their use as gradients until they are freed.
 
-    A context, of which there is one at a time: tracemalloc, to which numpy reports, is at work inside; where it is
-    already, it goes on, its peak set back. What a task takes at its highest beyond those
-    arrays is its workspace. Of the forward those arrays count that its nodes made and something still keeps: their
-    formulas (`vjp`), or the user's code; with a `TapedForward` of it all, from its first node on.
+    It is a context, and only one can be active: tracemalloc, to which numpy reports, runs inside. If it was running
+    already, it continues with its peak reset. The memory a task needs at its peak beyond those arrays is its workspace.
+    Arrays of the forward count if its nodes created them and something still references them: a formula (`vjp`), or the
+    user's code. With a `TapedForward`, all of them count from its first node on.
 
-    Known limitations: scalars, which are objects of Python's, count nothing, nor workspace below 16 KiB, of which
-    tracemalloc can't tell the interpreter's own. Other threads' memory counts as workspace. What a formula keeps
-    hidden, in an object that is neither a function nor a container, is taken for held by the user.
+    Known limitations: scalars, which are Python objects, count as nothing, and so does workspace below 16 KiB, which
+    tracemalloc cannot distinguish from the interpreter's own. Memory of other threads counts as workspace. An array
+    that a formula hides in an object other than a function or container counts as held by the user.
     """
 
     def __init__(self, tape: HipsTape, forward: TapedForward | None = None) -> None:
@@ -241,13 +245,13 @@ class ArrayWatch:
         self._tracing = Tracing()
         self._turns: list[_Turn] = []
         self._buffers: dict[int, InputBuffer] = {}
-        self._start: dict[int, StartStorage] = {}  # by number what is alive as the backward starts
+        self._start: dict[int, StartStorage] = {}  # storages alive at the start of the backward, by number
 
     def __enter__(self) -> Self:
         self._tracing.__enter__()
         try:
             self._find_forward()
-        except BaseException as error:  # an interrupt, or an object in a formula that can't be looked into
+        except BaseException as error:  # an interrupt, or an object in a formula that cannot be inspected
             self._tracing.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -259,11 +263,11 @@ class ArrayWatch:
         self._tracing.__exit__(kind, error, traceback)
 
     def waits(self, task_id: int, buffer: InputBuffer) -> None:
-        """This is the task's input buffer."""
+        """Record the task's input buffer."""
         self._buffers[task_id] = buffer
 
     def begin(self, task_id: int) -> None:
-        """The task was picked; what is in its lists is going to be summed."""
+        """Record that a task starts and its input lists are about to be summed."""
         self._look()
         traced, _ = tracemalloc.get_traced_memory()
         self._turns.append(_Turn(task_id, len(self._log.rows), traced, perf_counter_ns()))
@@ -271,7 +275,7 @@ class ArrayWatch:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What is allocated meanwhile is not the task's."""
+        """Exclude allocations in this context from the task's."""
         self._note_peak()
         try:
             yield
@@ -279,26 +283,26 @@ class ArrayWatch:
             tracemalloc.reset_peak()
 
     def summed(self, task_id: int) -> None:
-        """They are: its buffer is empty."""
+        """Record that the inputs are summed and the task's buffer is empty."""
         self._buffers.pop(task_id)
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
-        """The task runs on these."""
+        """Record the inputs on which the task's formula runs."""
         rows, turn = self._log.rows, self._turns[-1]
         found = len(rows)
         turn.inputs += self._follow(gradients)
-        sums = [row._replace(ns=turn.began_ns) for row in rows[found:]]  # made before the lists were let go
+        sums = [row._replace(ns=turn.began_ns) for row in rows[found:]]  # allocated before the lists were freed
         rows[found:] = []
         rows[turn.first : turn.first] = sums
         turn.began, self._traced = len(rows), tracemalloc.get_traced_memory()[0]
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
-        """It gave these; of the leaf's task the tape's gradient."""
+        """Record the outputs of the task's formula; for the leaf's task, the tape's gradient."""
         turn = self._turns[-1]
         turn.formula_bytes = tracemalloc.get_traced_memory()[1] - self._traced
         turn.outputs += self._follow(outputs)
         given = [each for each in outputs if each is not None]
-        assert len(given) == len(outputs), "a formula gives all"
+        assert len(given) == len(outputs), "a formula returns all gradients"
         turn.layouts += map(layout_of, given)
         turn.indexed += [
             index for index, each in enumerate(given) if value_of(each) is REST or is_sparse(value_of(each))
@@ -311,15 +315,15 @@ class ArrayWatch:
                     self._log.note(CHANGE, number)
 
     def over(self) -> None:
-        """The last task's turn is over."""
+        """Record the end of the last task."""
         self._look()
         self._ended = len(self._log.rows)
 
     def timeline(self, accumulation: Accumulation) -> Timeline:
-        """The memory up to now, after `over`."""
+        """Return the memory timeline; to be called after `over`."""
         log, bounds = self._log, [*(turn.first for turn in self._turns), self._ended]
         rows = [] if self._forward is None else self._forward.rows(self._first)
-        rows += log.rows[self._first : bounds[0]]  # the gradient that was given
+        rows += log.rows[self._first : bounds[0]]  # the root gradient
         starts = []
         for turn, (first, end) in zip(self._turns, pairwise(bounds), strict=True):
             starts.append(len(rows))
@@ -330,7 +334,7 @@ class ArrayWatch:
         return timeline if accumulation == PYTORCHS else with_names(timeline)
 
     def footprints(self, timeline: Timeline) -> Footprints:
-        """What each task did, for `ts.simulate`: the timeline's. After `over`."""
+        """Return the memory each task needs, for `ts.simulate`; to be called after `over`."""
         graph = self._tape.graph
         tasks: list[Footprint | None] = [None] * len(graph)
         for turn in self._turns:
@@ -338,14 +342,14 @@ class ArrayWatch:
                 tasks[turn.task] = self._footprint(turn)
         (root,) = graph.roots
         meta = graph.tasks[root.task].inputs[root.input]
-        counts = self._turns[0].first > self._first  # what is no array of numpy's doesn't
+        counts = self._turns[0].first > self._first  # False if it is not an array owned by numpy
         roots = (contiguous(meta.shape or (), meta.dtype.itemsize) if counts else None,)
         start = tuple(self._start.values())
         found = Footprints(graph, "cpu", "calibrated", tuple(tasks), start, {}, roots, True, (OF_PYTHON,))
         again = simulated(graph, timeline.order, found, accumulation=timeline.accumulation)
         if abs(again.peak_bytes - timeline.peak_bytes) <= max(PYTHONS_BYTES, timeline.peak_bytes // 100):
             return found
-        differs = Estimate("even the order that was measured would be predicted otherwise than it went")
+        differs = Estimate("the prediction differs from the measurement even for the measured order")
         return replace(found, limits=(OF_PYTHON, differs), unsure=(differs,))
 
     def _footprint(self, turn: _Turn) -> Footprint:
@@ -368,11 +372,11 @@ class ArrayWatch:
         return footprint_of(sizes, outputs, besides)
 
     def _timeline(self, rows: Sequence[ArrayRow], starts: Sequence[int], accumulation: Accumulation) -> Timeline:
-        """Storages are numbered by birth here, and changes are between the events."""
+        """Build the timeline; storages are renumbered by creation, and changes are placed between events."""
         graph, log = self._tape.graph, self._log
         numbers = {number: number for number in range(self._before)}
         events, event_ns, changes, grads = array("q"), array("q"), [], {}
-        places = []  # by row the index of its event
+        places = []  # index of each row's event
         for kind, number, ns in rows:
             places.append(len(events))
             if kind == BIRTH:
@@ -399,7 +403,7 @@ class ArrayWatch:
             array("q", (log.born_as[number] for number in old)),
             changes,
             self._before,
-            [makers[number] for number in old if number in makers],  # of the forward, all before the others
+            [makers[number] for number in old if number in makers],  # those of the forward come first
             {numbers[number]: each.keepers for number, each in self._start.items() if each.keepers},
             frozenset(numbers[number] for number, each in self._start.items() if each.held),
             grads,
@@ -411,7 +415,8 @@ class ArrayWatch:
         )
 
     def _listed(self, accumulation: Accumulation) -> Iterator[tuple[int, int, tuple[int, int]]]:
-        """What waits in lists: the place of the task that gave it, its number, and the task and input that take it."""
+        """Yield the gradients waiting in lists: the position of the task that returned it, its number, and its task and
+        input."""
         if not accumulation.lists:
             return
         graph = self._tape.graph
@@ -423,7 +428,7 @@ class ArrayWatch:
                     yield place, turn.outputs[edge.output], to
 
     def _find_forward(self) -> None:
-        """The arrays that nodes made in the forward and something keeps, with those that keep them."""
+        """Find the arrays that nodes created in the forward and that are still referenced, with their references."""
         log = self._log
         for left in forward_arrays(self._tape):
             if left.owner.nbytes:
@@ -438,13 +443,13 @@ class ArrayWatch:
             self._before = 0
             freed = {row.number for row in log.rows if row.kind == DEATH}
             for number, maker in self._forward.makers.items():
-                if number not in freed:  # of no node of the tape: somebody else keeps it
+                if number not in freed:  # not referenced by a node of the tape, so something else holds it
                     self._start.setdefault(number, StartStorage(log.nbytes[number], (), True, maker))
         self._first = len(log.rows)
         self._began_ns = perf_counter_ns()
 
     def _look(self) -> None:
-        """Finds the sums that wait, and closes the last task's turn."""
+        """Record sums that are waiting, and close the last task's turn."""
         for buffer in self._buffers.values():
             for tensors in buffer.waiting():
                 self._follow(tensors)

@@ -1,4 +1,4 @@
-"""Gradients of HIPS autograd as the engine carries them, and how they are summed."""
+"""Gradients of HIPS autograd as the engine carries them, and their sums."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _VALUE = "_tapescope_value"
 _IS_SUM = "_tapescope_is_sum"
 
 REST = object()
-"""What stands for the other arrays of a sparse gradient, of which the last carries all: going back, the buffer is as it
-was before any of them."""
+"""Placeholder for the other arrays of a sparse gradient, which the last tensor carries as one. Undo therefore restores
+the buffer to its state before all of them."""
 
 
 def carry(value: Any, shown: Tensor | None = None, is_sum: bool = False) -> Tensor:
-    """A tensor that carries an array, a scalar or a sparse gradient through the engine.
+    """Return a tensor that carries an array, a scalar or a sparse gradient through the engine.
 
-    It is on the array's own memory, so that no bytes are copied. autograd goes on with the value itself.
+    It shares the array's memory, so no bytes are copied. autograd continues with the value itself.
 
     Args:
-        shown: what is seen of it, where that is something else.
-        is_sum: autograd made it by a sum, so that it adds to it in place.
+        value: the value to carry.
+        shown: the tensor to show, if it differs from the value.
+        is_sum: whether autograd created the value as a sum, so that it may add to it in place.
     """
     tensor = _tensor_of(value) if shown is None else shown
     setattr(tensor, _VALUE, value)
@@ -39,25 +40,29 @@ def carry(value: Any, shown: Tensor | None = None, is_sum: bool = False) -> Tens
 
 
 def value_of(tensor: Tensor) -> Any:
-    """What a tensor carries; of one that a person put in its place, the array on its memory."""
+    """Return the value a tensor carries; for a tensor that a user put in its place, the array on its memory."""
     if hasattr(tensor, _VALUE):
         return getattr(tensor, _VALUE)
     return tensor.detach().resolve_conj().resolve_neg().numpy()
 
 
 def is_sum(tensor: Tensor) -> bool:
-    """Whether more may be added in place to what it carries."""
+    """Return whether more may be added in place to the carried value."""
     return getattr(tensor, _IS_SUM, False)
 
 
 def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> list[Tensor]:
-    """A gradient for a value of this space: a tensor for each of these places in it.
+    """Return a gradient for a value of this space as one tensor for each of these places in it.
 
     Args:
-        is_read: whether anybody reads it here. Then what a sparse one adds is computed; else its shape alone is seen.
+        gradient: the gradient.
+        space: the vspace of the value.
+        places: indices of the arrays in the space.
+        is_read: whether the values are read here. If so, the array that a sparse gradient adds is computed; otherwise
+            only its shape is shown.
 
     Raises:
-        TypeError: it is none.
+        TypeError: `gradient` is not a gradient of this space.
     """
     if is_sparse(gradient):
         if is_read:
@@ -74,12 +79,12 @@ def carried(gradient: Any, space: Any, places: Sequence[int], is_read: bool) -> 
     try:
         arrays = list(arrays_in(space, gradient))
     except (TypeError, KeyError, IndexError):
-        raise TypeError(f"a vjp gave {a_kind(gradient)} for the gradient of a container") from None
+        raise TypeError(f"a vjp returned {a_kind(gradient)} for the gradient of a container") from None
     return [carry(arrays[place]) for place in places] if arrays else [carry(np.zeros(0))]
 
 
-def whole(space: Any, tensors: Sequence[Tensor | None]) -> Any:
-    """The value of this space which these tensors carry; zeros for what did not come."""
+def combined(space: Any, tensors: Sequence[Tensor | None]) -> Any:
+    """Return the value of this space that these tensors carry, with zeros for missing ones."""
     spaces = spaces_in(space)
     found = (
         each.zeros() if tensor is None else value_of(tensor) for each, tensor in zip(spaces, tensors, strict=False)
@@ -88,25 +93,28 @@ def whole(space: Any, tensors: Sequence[Tensor | None]) -> Any:
 
 
 def flat(space: Any, value: Any) -> Tensor:
-    """A value of this space as one tensor: an array's own memory; of a container all elements in a row."""
+    """Return a value of this space as one tensor: an array's own memory; for a container, all elements in one
+    vector."""
     tensors = [_tensor_of(array) for array in arrays_in(space, value)]
     return torch.cat([tensor.reshape(-1) for tensor in tensors]) if is_container(space) else tensors[0]
 
 
 def _tensor_of(value: Any) -> Tensor:
-    """The array as a tensor: on the same memory, but where torch can't have it so."""
+    """Return the array as a tensor on the same memory; a copy if torch does not support its strides or byte order."""
     if not isinstance(value, np.ndarray | np.generic | int | float | complex):
-        raise TypeError(f"a vjp gave {a_kind(value)} for a gradient; expected an array or a scalar")
+        raise TypeError(f"a vjp returned {a_kind(value)} for a gradient; expected an array or a scalar")
     array = np.asarray(value)
     if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     elif not array.flags.writeable:
-        array = np.asarray(_Writeable(array))  # torch would warn; nobody writes
+        array = np.asarray(
+            _Writeable(array)
+        )  # torch would warn about read-only memory, to which nothing is written here
     return torch.from_numpy(array)
 
 
 class _Writeable:
-    """The memory of a read-only array, not marked as such."""
+    """The memory of a read-only array, without the read-only flag."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -114,11 +122,11 @@ class _Writeable:
 
 
 class HipsBuffer(InputBuffer):
-    """The gradients that wait for one task, one for each array of its node's value.
+    """The input buffer of one task, with one gradient for each array of its node's value.
 
-    The first waits as it came. The second is summed with it into a new array, to which the next ones are added in
-    place. That of an index adds to zeros of the full size, which become a sum. A sum that somebody else looks at is
-    copied first.
+    The first gradient is kept unchanged. The second is summed with it into a new array, to which later ones are added
+    in place. A gradient of indexing adds to zeros of the full size, which become a sum. A sum that is referenced
+    elsewhere is copied first.
     """
 
     __slots__ = ("_space",)
@@ -137,7 +145,7 @@ class HipsBuffer(InputBuffer):
         if self.gradients[number] is None:
             self.gradients[number] = gradient
             return True
-        alone = self._alone(number)  # as long as no other name has it here
+        alone = self._alone(number)  # before another local name adds a reference
         waiting = self.gradients[number]
         assert waiting is not None
         before = value_of(waiting)
@@ -161,18 +169,18 @@ class HipsBuffer(InputBuffer):
             self._keep(number, value)
 
     def _keep(self, number: int, value: Any) -> None:
-        """A sum. Added to in place, it is the same array, and the tensor on it stays."""
+        """Store a sum; if it was added to in place, it is the same array, and its tensor stays."""
         waiting = self.gradients[number]
         if waiting is None or value_of(waiting) is not value:
             self.gradients[number] = carry(value, is_sum=True)
 
     def _alone(self, number: int) -> bool:
-        """Whether nobody else holds what waits."""
+        """Return whether nothing else references the waiting gradient."""
         return owned_alone(self.gradients, number)
 
 
 class HipsOutOfPlaceBuffer(HipsBuffer):
-    """Each sum is a new array."""
+    """An input buffer in which each sum is a new array."""
 
     __slots__ = ()
 
@@ -181,7 +189,7 @@ class HipsOutOfPlaceBuffer(HipsBuffer):
 
 
 class HipsListBuffer(ListBuffer):
-    """All that comes waits, a sparse gradient as it is. When the task runs it is summed as above, by array.
+    """An input buffer that keeps all gradients, sparse ones unchanged, and sums them per array when the task runs.
 
     autograd did so before its #219 (vsum).
     """

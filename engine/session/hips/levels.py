@@ -1,4 +1,4 @@
-"""Memory levels of HIPS autograd: over the nodes of a gradient, and forwards whose memory is followed."""
+"""Memory levels of HIPS autograd: over the nodes of a gradient, and in forwards whose memory is recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FollowedTapes:
-    """Follows the forward of the tape that begins last in this context: `watch`. Without a tape nothing is at work."""
+    """Records the forward of the tape that starts last in this context: `watch`. Does nothing without a tape."""
 
     watch: TapedForward | None = None
 
@@ -34,7 +34,7 @@ class FollowedTapes:
         self._open.close()
 
     def begun(self, root: Any) -> None:
-        """A trace begins at this node, the argument's."""
+        """Start recording: a trace begins at this node, the argument's."""
         from .array_memory import TapedForward, Tracing
 
         if self.watch is None:
@@ -44,31 +44,33 @@ class FollowedTapes:
         self.watch = TapedForward(root)
 
     def made(self, node: Any) -> None:
-        """A primitive was called, and this is its node."""
-        if self.watch is not None:  # else its trace began before
+        """Record the node of a primitive that was called."""
+        if self.watch is not None:  # otherwise its trace started before this context
             self.watch.made(node)
 
 
 def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[Any, StepLevels]:
-    """Runs `autograd.grad(fun, argnum)(*args)` by autograd's own backward, and looks at the memory at each node.
+    """Run `autograd.grad(fun, argnum)(*args)` with autograd's own backward, and record the memory level at each node.
 
     Args:
-        fun: a function on `autograd.numpy`, which gives a scalar.
-        args: what it takes.
-        argnum: of which argument the gradient is wanted.
+        fun: a function on `autograd.numpy` that returns a scalar.
+        args: its arguments.
+        argnum: index of the argument to differentiate.
 
     Returns:
-        The gradient, and the levels: see `traced_levels`.
+        The gradient, and the levels; see `traced_levels`.
 
     Raises:
         ModuleNotFoundError: the package autograd is not installed.
-        TypeError: `fun` is no function of so many arguments; `argnum` is no number.
-        ValueError: there is no such argument, or the value of `fun` does not depend on it.
+        TypeError: `fun` is not a function of that many arguments, or `argnum` is not a number.
+        ValueError: `argnum` is out of range, or the value of `fun` does not depend on that argument.
     """
-    expect_callable(fun, len(args), "fun", "a function on autograd.numpy which takes the arguments that follow")
+    expect_callable(fun, len(args), "fun", "a function on autograd.numpy that accepts the arguments that follow")
     expect_number(argnum, int, "argnum", "the number of one of them")
     if not 0 <= argnum < len(args):
-        raise ValueError(f"argnum is {argnum}; expected the number of one of the {len(args)} arguments")
+        raise ValueError(
+            f"argnum must be from 0 to {len(args) - 1}, the index of one of the {len(args)} arguments, got {argnum}"
+        )
     find_autograd()
     from autograd.core import backward_pass
     from autograd.extend import vspace
@@ -93,7 +95,7 @@ def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[A
 
 
 def hips_time(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> int:
-    """Nanoseconds of that backward alone, after a fresh forward: nothing is looked at meanwhile."""
+    """Return the nanoseconds of that backward alone, after a fresh forward and without recording memory."""
     make_vjp = find_autograd().make_vjp
     from autograd.extend import vspace
 
@@ -105,10 +107,10 @@ def hips_time(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> int:
 
 
 def find_autograd() -> ModuleType:
-    """The package `autograd`, with `autograd.numpy`.
+    """Import and return the package `autograd`, with `autograd.numpy`.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: the package is not installed.
     """
     try:
         import_module("autograd.numpy")

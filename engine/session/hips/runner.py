@@ -1,4 +1,4 @@
-"""The nodes of a HIPS autograd tape, run as autograd's own backward runs them (core.py, backward_pass)."""
+"""Runs the nodes of a HIPS autograd tape as autograd's own backward does (core.py, backward_pass)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ...execution.accumulation_rule import Accumulate
 from ...execution.backward_arguments import BackwardCall
 from ...execution.node_runner import Measuring, OnEnd, Runner
 from .array_memory import ArrayWatch
-from .gradient_sums import HIPS_BUFFERS, HipsBuffer, HipsListBuffer, carried, carry, flat, value_of, whole
+from .gradient_sums import HIPS_BUFFERS, HipsBuffer, HipsListBuffer, carried, carry, combined, flat, value_of
 
 
 class HipsRunner(Runner):
-    """Calls the vjp of one node at a time.
+    """Runs one node of a tape at a time by calling its vjp.
 
-    Under "dfs" tasks run in autograd's own order (util.py, toposort), and gradients are equal bit for bit. What an
-    index gives back is summed as autograd does it, and is shown as the array which it would add; that is only computed
-    where a trace or a watchpoint reads it. Nodes keep what they need for another backward, as autograd's own do.
+    Under "dfs" tasks run in autograd's own order (util.py, toposort), and gradients are bitwise equal. Sparse gradients
+    of indexing are summed as autograd does it, and are shown as the array they would add, which is computed only if a
+    trace or watchpoint reads it. Nodes keep their saved values for another backward, as autograd's own do.
 
-    Known limitations: the gradients of a primitive's arguments are all there before the first is added, where autograd
-    computes those of more than two one by one; numpy's random numbers are not put back with a task that is taken back.
+    Known limitations: the gradients of a primitive's arguments are all computed before the first is added; autograd
+    computes those of more than two one by one. Undo does not restore numpy's random numbers.
 
     Args:
         tape: the tape.
-        gradient: that of the function's value.
+        gradient: the gradient of the function's value.
         memory: measures the memory.
     """
 
@@ -49,27 +49,27 @@ class HipsRunner(Runner):
 
     @classmethod
     def of(cls, call: BackwardCall, tape: HipsTape, measuring: Measuring | None = None) -> Self:
-        """The nodes of a tape. A gradient may be an array, too; what measures is an
-        `ArrayWatch`.
+        """Return the runner of a tape. A gradient may be an array, too; `measuring` must return an `ArrayWatch`.
 
         Raises:
-            NotImplementedError: an argument of `torch.autograd.backward` which means nothing here.
-            RuntimeError: the function's value is not one real number, and no gradient of it is given.
-            ValueError, TypeError: the gradient is of another shape, or none.
+            NotImplementedError: an argument of `torch.autograd.backward` that does not apply to a tape.
+            RuntimeError: the function's value is not one real number, and no gradient of it is passed.
+            ValueError: the gradient has another shape.
+            TypeError: the gradient is not an array, a scalar or a tensor.
         """
         if call.retain_graph is False:
             raise NotImplementedError(
-                "retain_graph=False: the nodes of HIPS autograd's keep what they need as long as there is the tape; "
-                "let the tape go instead"
+                "retain_graph=False: HIPS autograd's nodes keep their saved values as long as the tape; delete the "
+                "tape instead"
             )
         if call.create_graph:
             raise NotImplementedError(
-                "create_graph=True: a backward of HIPS autograd's gets a tape of its own only inside a function that "
+                "create_graph=True: HIPS autograd records a backward only inside a function that "
                 f"is taped: ts.hips.tape(lambda x: ... autograd.grad({tape.function})(x) ..., x)"
             )
         if call.inputs is not None:
             raise NotImplementedError(
-                "inputs=: which arguments get gradients is said when the tape is made: "
+                "inputs=: choose the arguments to differentiate when the tape is created: "
                 "ts.hips.tape(fun, *args, argnum=)"
             )
         watch = None if measuring is None else measuring(tape.graph, (), (), True, False)
@@ -86,7 +86,7 @@ class HipsRunner(Runner):
         self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
     ) -> list[Tensor | None]:
         node = self._tape.nodes[task.id]
-        value = whole(node.space, gradients)
+        value = combined(node.space, gradients)
         if self._watch is not None:
             self._watch.start(task.id, gradients)
         if self.on_outputs is not None and task.is_leaf:
@@ -99,7 +99,7 @@ class HipsRunner(Runner):
             found = list(node.vjp(value))
             if len(found) != len(node.parents):
                 expected = f"{len(node.parents)} arguments" if len(node.parents) > 1 else "one argument"
-                raise ValueError(f"the vjp of {task.name} gave {len(found)} gradients for {expected}")
+                raise ValueError(f"the vjp of {task.name} returned {len(found)} gradients for {expected}")
             for parent, gradient in zip(node.parents, found, strict=True):
                 outputs += carried(gradient, parent.space, places(node, parent), read)
             del found
@@ -109,24 +109,24 @@ class HipsRunner(Runner):
             on_end(outputs)
         if self.on_outputs is not None and not task.is_leaf:
             self.on_outputs(task.id, gradients, outputs, outputs)
-        gradients.reverse()  # the first goes first
+        gradients.reverse()  # list.clear() frees from the end, so the first gradient is freed first
         gradients.clear()
         return outputs
 
     def free(self, task: Task) -> None:
-        """Nodes keep what they saved."""
+        """Do nothing: nodes keep their saved values."""
 
     def leaf(self, task_id: int) -> HipsLeaf:
         return self._leaf
 
 
 def _without_grad(body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-    with torch.no_grad():  # gradients of gradients on the way are not needed
+    with torch.no_grad():  # sums of carried tensors must not build a graph
         body()
 
 
 class HipsLeaf:
-    """The function's argument as the engine knows leaves: its .grad is the tape's gradient, carried by a tensor."""
+    """The function's argument as the engine sees leaves: its .grad is the tape's gradient, carried by a tensor."""
 
     def __init__(self, tape: HipsTape) -> None:
         self._tape = tape
@@ -134,7 +134,7 @@ class HipsLeaf:
 
     @property
     def grad(self) -> Tensor | None:
-        """The tensor on the array; of a container all of its elements in a row."""
+        """The tensor on the array; for a container, all of its elements in one vector."""
         gradient = self._tape.gradient
         if gradient is None:
             return None
@@ -149,25 +149,25 @@ class HipsLeaf:
 
 
 def _first_gradient(tape: HipsTape, given: Any) -> Any:
-    """That of the function's value: ones where it is one number, as autograd.grad has it."""
+    """Return the gradient of the function's value: ones for a single number, as in autograd.grad."""
     space = tape.nodes[tape.end.id].space
     (meta,) = metas_of(space)
     if isinstance(given, list | tuple) and len(given) == 1:
         (given,) = given
     if given is None:
         if space.size != 1:
-            what = "complex" if space.iscomplex else f"an array of shape {tuple(space.shape)}"
+            kind = "complex" if space.iscomplex else f"an array of shape {tuple(space.shape)}"
             raise RuntimeError(
-                f"the value of {tape.function} is {what}, and a backward starts from one real number: sum it, or give "
-                "grad_tensors=, the gradient of the value. A Jacobian is a backward for each of its rows"
+                f"the value of {tape.function} is {kind}, and a backward starts from one real number: sum it, or pass "
+                "its gradient as grad_tensors=. For a Jacobian, run one backward per row"
             )
         return space.ones()
     value = given.detach().numpy() if isinstance(given, Tensor) else given
     if not isinstance(value, np.ndarray | np.generic | float | complex):
-        raise TypeError(f"grad_tensors for a tape is an array, a scalar or a tensor, not {a_kind(given)}")
+        raise TypeError(f"grad_tensors for a tape must be an array, a scalar or a tensor, got {a_kind(given)}")
     if vspace(value).shape != space.shape:
         raise ValueError(
-            f"the value of {tape.function} has shape {tuple(meta.shape or ())}; the gradient in grad_tensors has "
+            f"grad_tensors must have the shape of the value of {tape.function}, {tuple(meta.shape or ())}, got "
             f"{np.shape(value)}"
         )
     return value

@@ -16,7 +16,7 @@ import numpy
 from autograd.core import add_outgrads, vspace
 
 from tapescope.engine.execution.accumulation_rule import Accumulate
-from tapescope.engine.session.hips.gradient_sums import HIPS_BUFFERS, carried, value_of, whole
+from tapescope.engine.session.hips.gradient_sums import HIPS_BUFFERS, carried, combined, value_of
 from tapescope.tests.says import raises
 
 PAIR = (numpy.zeros(3), numpy.zeros(2))
@@ -56,7 +56,7 @@ def test_a_buffer_holds_what_autograd_would_sum_to(gradients: list[Any], rule: A
         (tensor,) = carried(gradient, space, [0], is_read=False)
         buffer.add(0, tensor)
     assert value_of(buffer.shown()[0]).tobytes() == autograds(gradients).tobytes()  # type: ignore[arg-type]
-    assert whole(space, buffer.take()).tobytes() == autograds(gradients).tobytes()
+    assert combined(space, buffer.take()).tobytes() == autograds(gradients).tobytes()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -70,7 +70,7 @@ def test_an_element_of_a_container_is_added_to_its_own_array_and_zeros_stand_for
         buffer.add(number, tensor)
     for number, tensor in enumerate(carried((numpy.ones(3), numpy.ones(2)), space, [0, 1], is_read=True)):
         buffer.add(number, tensor)
-    first, second = whole(space, buffer.take())
+    first, second = combined(space, buffer.take())
     assert (first.tolist(), second.tolist()) == ([1.0, 1.0, 1.0], [2.0, 2.0])
 
 
