@@ -1,4 +1,4 @@
-"""Memory: lifetimes of storages, a backward's timeline, measured or predicted, and what was there before.
+"""Memory: lifetimes of storages, measured and predicted timelines of a backward, and the memory from before it.
 
 May import: inspector, execution, schedule.
 """

@@ -1,4 +1,4 @@
-"""The record of one backward: trace, statistics, file, exports, and its peak explained.
+"""The record of one backward: trace, statistics, file, exports, and the report on its peak.
 
 May import: inspector, memory, execution, schedule.
 """
