@@ -1,4 +1,4 @@
-"""Runs one task of a backward by the rules of PyTorch's engine: buffers, hooks, accumulation, and what undo needs.
+"""Execution of one task by the rules of PyTorch's engine: buffers, hooks, accumulation, and the state for undo.
 
 May import: inspector, schedule.
 """

@@ -157,7 +157,7 @@ class CudaAllocator:
     def __init__(self, device: torch.device | int | str | None = None) -> None:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if wanted.type != "cuda":
-            raise ValueError(f"device must be a CUDA device, got {wanted}")
+            raise ValueError(f"device of CudaAllocator must be a CUDA device, got {wanted}")
         self._number = torch.cuda.current_device() if wanted.index is None else wanted.index
         self.device = torch.device("cuda", self._number)
         self.marks: list[int] = []

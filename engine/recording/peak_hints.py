@@ -294,7 +294,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     wide = [
         graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
-    whose = f"like only {joined(wide)}" if wide else f"although no parameter is wider than {widest}"
+    whose = f"like {joined(wide)} but no other parameter" if wide else f"although no parameter is wider than {widest}"
     yield Hint(
         nbytes,
         f"float64, {whose}; it begins at {where}; in {widest} that would be {size_text(nbytes // 2)}",
@@ -311,7 +311,7 @@ def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
         return f"remove the conversion, or call `.to(torch.{narrow})` right after the part that needs the precision"
     return (
         f"another argument of that operation is float64: create it with `dtype=torch.{narrow}` or convert it before. "
-        "NumPy's arrays, and tensors created from them, are float64 by default"
+        "NumPy's arrays, and tensors from `torch.from_numpy` and `torch.tensor` on them, are float64 by default"
     )
 
 

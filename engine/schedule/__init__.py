@@ -1,4 +1,4 @@
-"""The ready queue: policies, which ready task is next, and which tasks become ready.
+"""The ready queue: policies, the choice of the next task, and dependencies between tasks.
 
 May import: inspector.
 """
