@@ -173,8 +173,8 @@ class ProfiledAllocators:
         The devices are the CPU, `devices`, and all others that reported an event.
         """
         events = stop_allocation_events()
-        told = {device for _, device, *_ in events.rows}
-        found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *told}}
+        reporting = {device for _, device, *_ in events.rows}
+        found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *reporting}}
         recordings = list(found.values())
         expected = iter(self._addresses)
         address = next(expected, None)

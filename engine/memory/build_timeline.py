@@ -189,8 +189,8 @@ def between_tasks(measured: Measured, lives: Lives) -> int:
 
     If the recording has the start of each task, hooks belong to the tasks, and the result is 0.
     """
-    told = any(moment is TaskMoment.BEGUN for _, moment in measured.marks[:1])
-    if measured.backward.tasks or told or not lives.turns:
+    has_starts = any(moment is TaskMoment.BEGUN for _, moment in measured.marks[:1])
+    if measured.backward.tasks or has_starts or not lives.turns:
         return 0
     graph, turns = measured.graph, lives.turns
     arriving = Counter([(edge.next_task, edge.input) for edge in graph.edges])

@@ -110,7 +110,7 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
         freed = 0 if row.nbytes > 0 else alive.pop(row.address, 0)  # 0: allocated before
         levels.append(levels[-1] + max(row.nbytes, 0) - freed)
     *marks, end = (each.row for each in recording.marks)
-    _assert_told(marks)
+    _assert_reported(marks)
     peaks = array("q", (max(levels[start : until + 1]) for start, until in pairwise(marks)))
     forward = levels[1 : marks[0] + 1]
     clock = [row.ns for row in recording.rows[: marks[0]]] + [each.ns for each in recording.marks[1:-1]]
@@ -170,9 +170,9 @@ class TracedSteps:
         Raises:
             ValueError: If no other step was reported.
         """
-        *told, (end, _, _) = self._backward
-        _assert_told(told)
-        first, *steps = told
+        *reported, (end, _, _) = self._backward
+        _assert_reported(reported)
+        first, *steps = reported
         forward = [*self._forward, first]
         return StepLevels(
             first[0] - self._before,
@@ -188,6 +188,6 @@ class TracedSteps:
         tracemalloc.reset_peak()
 
 
-def _assert_told(marks: Sequence[object]) -> None:
+def _assert_reported(marks: Sequence[object]) -> None:
     if not marks:
         raise ValueError("compute never called step(); call it after the forward and after each step of the backward")

@@ -89,8 +89,8 @@ def _device_of(error: BaseException) -> torch.device | None:
         named = re.search(rf"(?:GPU|{accelerator.type}:) ?(\d+)", str(error))
         index = int(named[1]) if named else torch.accelerator.current_device_index()
         return torch.device(accelerator.type, index)
-    told = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
-    return torch.device("cpu") if told else None
+    is_cpu = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
+    return torch.device("cpu") if is_cpu else None
 
 
 class _Holding:

@@ -71,8 +71,8 @@ class Policy:
         """
         expect(self.name, str, "name", "the policy's name, a str")
         expect(self.title, str, "title", "the rule in words")
-        asked = {"key": self.key, "label": self.label, "plan": self.plan, "choose": self.choose}
-        for name, each in asked.items():
+        functions = {"key": self.key, "label": self.label, "plan": self.plan, "choose": self.choose}
+        for name, each in functions.items():
             if each is not None and not callable(each):
                 raise TypeError(f"{name} of policy {self.name!r} is {a_kind(each)}; expected a function")
         if self.key is _unplanned and self.plan is None:
