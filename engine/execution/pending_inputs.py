@@ -78,6 +78,7 @@ class InputBuffers:
         """Remove a task's outputs from the buffers, and restore its inputs."""
         assert entry.gradients is not None and entry.sums is not None
         added = zip(entry.edges, entry.sums.tensors, entry.counts, strict=True)
+        # Last first: several outputs may have gone into one buffer, and each record has the state just before it.
         for edge, before, count in reversed(list(added)):
             self.by_task[edge.next_task].take_back(edge.input, before, count)
             self.missing[edge.next_task] += 1

@@ -206,6 +206,7 @@ def kernel_run(
                 return why
             while len(_found) >= _MOST_FOUND:
                 del _found[next(iter(_found))]
+            # Zeros are valid indices for every gather and scatter. Ones keep pointwise divisions and logarithms finite.
             found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny, in_backward)
         finally:
             caller.ended = True

@@ -192,6 +192,8 @@ class _Simulation:
             self._waiting[place] = tensor
             return True
         storage = self._storage_of[waits]
+        # can_accumulate_inplace tests the references of the tensor and of its storage. A view keeps its base, which is
+        # a second reference to the storage, so the first sum into a view is out of place.
         alone = storage >= 0 and self._counts[waits] == 1 and self._uses[storage] == 1
         alone = alone and (self._sums is None or waits in self._sums)
         if not alone or not self._layouts.dense[self._layout_of[waits]]:
@@ -208,6 +210,7 @@ class _Simulation:
         if not tensor or leaf == HAS_GRAD:
             return
         layout = self._layout_of[tensor]
+        # accumulate_grad.h, case 1.1: only the references of the tensor count here, not those of its storage.
         if leaf == AS_IT_COMES or (self._counts[tensor] == 1 and self._layouts.suits(layout, leaf)):
             storage = self._storage_of[tensor]
             if storage >= 0:
@@ -233,6 +236,7 @@ class _Simulation:
         starts, inputs = self._replay(order, receivers)
         starts.append(len(self._events))
         self._end()
+        # The argument tuples of run_backward hold the root gradients until it returns, so they are freed last.
         for tensor in program.roots:
             self._drop(tensor)
         return self._timeline(order, before, starts, inputs)
@@ -284,6 +288,8 @@ class _Simulation:
                     base_of += bases
                 else:
                     first_tensor, numbers = 0, self._outputs(task_id, more, given, first_storage)
+            # engine.cpp, evaluate_function: inputs live until call_function returns. Then release_variables frees the
+            # saved tensors, and then the outputs go into the input buffers.
             for tensor in given:
                 storage = storage_of[tensor]
                 if storage >= 0 and uses[storage] == 1 and counts[tensor] == 1 and not base_of[tensor]:
@@ -295,7 +301,8 @@ class _Simulation:
                     append(~storage)
                 else:
                     self._release(storage)
-            spent = []  # outputs that no buffer keeps live until the task has ended
+            # An output that is added to a sum is not moved into the buffer: evaluate_function's local list keeps it.
+            spent = []
             for place, number in zip(receivers[task_id], numbers):  # noqa: B905
                 if number >= 0:
                     tensor = first_tensor + number

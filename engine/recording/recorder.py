@@ -296,6 +296,7 @@ class Recorder:
             if label is not None and label != Label(*key).of(task_id, arrival):
                 key = _label_key(label, task_id, arrival)
             keys.append(key)
+        # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
         if len(columns.label) > first:  # a user's label read the trace, which took the labels
             return
         columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
