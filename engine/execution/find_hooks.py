@@ -52,7 +52,7 @@ class TensorHooks:
 
     @property
     def tasks(self) -> Sequence[int]:
-        """Return the tasks, ascending, with tensors that were Python objects at the time of the search."""
+        """The tasks, ascending, with tensors that were Python objects at the time of the search."""
         return sorted(self._tensors)
 
     def others(self) -> Iterator[Tensor]:

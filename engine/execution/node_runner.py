@@ -160,7 +160,7 @@ class Runner(Protocol):
 
     @property
     def leaves(self) -> Mapping[int, HasGrad]:
-        """Return each leaf by the id of its task."""
+        """Each leaf by the id of its task."""
         return {task.id: self.leaf(task.id) for task in self.graph.tasks if task.is_leaf}
 
     def hook_watch(self) -> HookWatch | None:

@@ -203,7 +203,7 @@ class _Grad:
 
     @property
     def is_anothers(self) -> bool:
-        """Return whether something else has changed the .grad since; an undo would lose that."""
+        """Whether something else has changed the .grad since; an undo would lose that."""
         grad = self.tensor.grad
         if grad is None:
             return False

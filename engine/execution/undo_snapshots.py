@@ -22,6 +22,8 @@ MISSING = object()
 
 
 class PlaceChange(Protocol):
+    """A change of a place, which can be undone and redone."""
+
     def undo(self) -> None: ...
 
     def redo(self) -> None: ...
@@ -245,6 +247,8 @@ class Entries:
 
 @dataclass(slots=True)
 class _Grown:
+    """A list that only grew. Undo removes the new entries, unless something else has changed them since."""
+
     kept: list[Any]
     length: int
     added: tuple[Any, ...]
@@ -261,6 +265,8 @@ class _Grown:
 
 @dataclass(slots=True)
 class Set:
+    """A set."""
+
     kept: set[Any]
 
     def read(self) -> frozenset[Any]:

@@ -166,6 +166,8 @@ def _of_tape(graph: Graph) -> Footprints:
 
 
 class _DryRun:
+    """One dry run of a graph, for one device."""
+
     def __init__(self, graph: Graph, device: torch.device) -> None:
         from .kernel_workspaces import FakeKernels
         from .start_storages import ForwardStorages
@@ -322,7 +324,7 @@ class _DryRun:
 
     @cached_property
     def _held_by_nodes(self) -> set[int]:
-        """Return the addresses of saved storages that only nodes hold."""
+        """The addresses of saved storages that only nodes hold."""
         addresses = self._left.addresses
         saved = (each.storage for each in self._saved if each.storage is not None and not each.held)
         return {addresses[number] for number in saved if number in addresses}

@@ -345,8 +345,8 @@ class ForwardStorages:
         """Return the nodes outside the graph that the same forward made, of those that living tensors lead to.
 
         Such a node leads to an inner node of the graph, or the graph's capture saw it, or it was made between the
-        graph's nodes. Another thread numbers its nodes by itself: a tensor is of one if a node below it has the number
-        of a node of the graph.
+        graph's nodes. Other threads have their own sequence numbers: a tensor is from one if a node below it has the
+        number of a node of the graph.
         """
         inner = {
             node: task for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True) if not task.is_leaf

@@ -178,12 +178,12 @@ class Consumers:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """By task its place in the order."""
+        """The place of each task in the order."""
         return {task: place for place, task in enumerate(self.order)}
 
     @cached_property
     def lists(self) -> dict[int, list[tuple[int, str]]]:
-        """By storage, the tasks and inputs in whose lists it is."""
+        """The tasks and inputs in whose lists each storage is."""
         found: dict[int, list[tuple[int, str]]] = {}
         for _, number, task, given in self.listed:
             if (task, str(given)) not in found.setdefault(number, []):
@@ -192,7 +192,7 @@ class Consumers:
 
     @cached_property
     def buffers(self) -> dict[int, list[int]]:
-        """By storage, the places of the tasks in whose input buffers it was when they ran."""
+        """The places of the tasks in whose input buffers each storage was when they ran."""
         found: dict[int, list[int]] = {}
         index = 0
         tasks = self.graph.tasks
@@ -423,7 +423,7 @@ class Timeline(Lifetimes):
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """By task its place in the order."""
+        """The place of each task in the order."""
         return self._consumers.places
 
     @cached_property

@@ -87,7 +87,7 @@ class Batches(ShownAsFindings):
 
     @property
     def steps(self) -> list[list[int]]:
-        """Return the tasks that ran together in one step, the chosen one first. Tasks of trees run one by one."""
+        """The tasks that ran together in each step, the chosen one first. Tasks of trees run one by one."""
         return [list(batch.tasks) for batch in self.batches if batch.kind != "tree"]
 
     @cached_property
@@ -136,7 +136,7 @@ class Batches(ShownAsFindings):
 
     @property
     def cells(self) -> list[list[str]]:
-        """Return the table as text, headings first, with only the first of many batches."""
+        """The table as text, headings first, with only the first of many batches."""
         rows = [["batch", "tasks", "launches", "copies", "kept", "µs"]]
         for batch in self.batches[:_MOST_ROWS]:
             rows.append(

@@ -375,7 +375,7 @@ class TaskRecord:
 
     @property
     def _ran_with(self) -> Batch | None:
-        """Return the batch in whose step it ran, if another of its tasks was chosen."""
+        """The batch in whose step it ran, if another of its tasks was chosen."""
         stacks = (batch for batch in self.batches if batch.kind != "tree" and batch.tasks[0] != self._id)
         return next(stacks, None)
 

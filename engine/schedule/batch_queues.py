@@ -83,7 +83,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
             del self._arrivals[task_id]
 
     def let_go(self, task_ids: Collection[int]) -> None:
-        """These are not held back any more."""
+        """Stop holding these tasks back."""
         for task_id in task_ids:
             entry = self._held.pop(task_id, None)
             if entry is not None:
@@ -132,7 +132,7 @@ class HoldingChoiceQueue(ChoiceQueue, _Grouped):
         super().remove(task_id)
 
     def let_go(self, task_ids: Collection[int]) -> None:
-        """These are not held back any more."""
+        """Stop holding these tasks back."""
         self._held.difference_update(task_ids)
         self._chosen = {}
 

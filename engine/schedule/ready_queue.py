@@ -171,7 +171,7 @@ class KeyedQueue(_Arrivals):
         return self._heap[0][1]
 
     def first(self, ask: bool = True) -> int | None:
-        """The task which runs next; None where none is ready."""
+        """Return the task that runs next; None if none is ready."""
         for _, task_id in self._heap[:1]:
             if task_id in self._arrivals:
                 return task_id
@@ -179,7 +179,7 @@ class KeyedQueue(_Arrivals):
         return in_order[0][0] if in_order else None
 
     def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
-        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        """Return the task that would run next if these became ready now, in this order, without pushing them."""
         if not arriving:
             return self.first()
         first = next((entry for entry in self._heap[:1] if entry[1] in self._arrivals), None)
@@ -230,7 +230,7 @@ class KeyedQueue(_Arrivals):
 
     @property
     def _outside(self) -> Collection[int]:
-        """Return the ready tasks that are held back."""
+        """The ready tasks that are held back."""
         return ()
 
 
@@ -269,7 +269,7 @@ class ChoiceQueue(_Arrivals):
         return chosen.setdefault(None, self._ask(ready)) if ask else ready[0]
 
     def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
-        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        """Return the task that would run next if these became ready now, in this order, without pushing them."""
         if not arriving:
             return self.first(ask)
         found = self.copy()
