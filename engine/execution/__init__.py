@@ -1,4 +1,4 @@
-"""Execution of single tasks by the rules of PyTorch's engine: input buffers, hooks, accumulation, and undo.
+"""Execution of one task by the rules of PyTorch's engine: buffers, hooks, accumulation, and the state for undo.
 
 May import: inspector, schedule.
 """

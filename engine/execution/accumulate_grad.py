@@ -1,4 +1,4 @@
-"""What an AccumulateGrad does with the gradient of its leaf."""
+"""AccumulateGrad: storing or adding the gradient of a leaf."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 
 
 def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[object], None] | None = None) -> None:
-    """What an AccumulateGrad does (accumulate_grad.h), its post-accumulate hooks included.
+    """Run an AccumulateGrad (accumulate_grad.h), including its post-accumulate hooks.
 
-    The first gradient becomes .grad itself, without a copy, where nobody else holds it and its strides suit the leaf's,
-    or need not (`torch.autograd.enforce_grad_layout_policy`).
-    The node itself would look at reference counts, which are others when Python calls it.
+    The first gradient becomes .grad itself, without a copy, if nothing else holds it and its strides match the leaf's
+    or need not (`torch.autograd.enforce_grad_layout_policy`). The node is not called for this: it tests reference
+    counts, and the argument tuple of a call from Python adds one.
 
     Args:
+        node: the AccumulateGrad.
         gradients: its input buffer. If anything but this list holds the gradient, it is copied.
-        on_hook: is told of each hook before that runs.
+        on_hook: called with each hook before it runs.
     """
     if gradients[0] is None:
         return
@@ -35,7 +36,7 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
     if on_hook is not None:
         for hook in hooks:
             on_hook(hook)
-    frozen = not leaf.requires_grad  # since the forward: it gets none
+    frozen = not leaf.requires_grad  # frozen since the forward: it receives no gradient
     if torch.is_grad_enabled() or frozen or not _take(gradients, leaf):
         call_node(node, gradients)  # which also runs the hooks
         return
@@ -45,27 +46,29 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
 
 
 def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
-    """`accumulate` of a gradient that fits its leaf, where there are no hooks; with less looking at the usual one."""
+    """Run `accumulate` without hooks, with fewer checks for a usual gradient that fits its leaf."""
     gradient = gradients[0]
     if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
         leaf = leaf_of(node)
         usual = leaf.requires_grad and leaf.layout is torch.strided and leaf.is_contiguous()
         usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
+        # others=1: the local name `gradient` is one more reference. As accumulate_grad.h, case 1.1, .grad becomes the
+        # detached gradient on the same storage.
         if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
             try:
                 if _fill(leaf, gradient.detach):
                     return
-            except RuntimeError:  # it does not fit after all
+            except RuntimeError:  # its shape or dtype does not fit
                 pass
-    del gradient
+    del gradient  # this reference would make `accumulate` copy
     accumulate(node, gradients)
 
 
 def _fill(leaf: Tensor, make: Callable[[], Tensor]) -> bool:
-    """Makes a gradient the leaf's .grad. False: it has one, or another thread, or what makes this one, was faster.
+    """Set the leaf's .grad. Return False if it already has one, possibly set meanwhile by another thread or by `make`.
 
-    No lock is held: nothing of the user's is called between the last look and the assignment, as in C++ none is, and
-    nothing at which Python lets other threads run.
+    No lock is needed: between the last check and the assignment there is no user code, and nothing at which Python
+    switches threads.
     """
     with torch._C.DisableTorchFunction():
         if leaf.grad is not None:
@@ -78,7 +81,8 @@ def _fill(leaf: Tensor, make: Callable[[], Tensor]) -> bool:
 
 
 def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
-    """Makes the first gradient, or a copy of it, the leaf's .grad. False: the leaf has one, or its kind is another."""
+    """Set the leaf's .grad to its first gradient or a copy of it. Return False if it has one, or if the kinds
+    differ."""
     gradient = gradients[0]
     assert gradient is not None
     if gradient.layout is torch.strided:
@@ -100,14 +104,14 @@ def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _is_compact(gradient: Tensor) -> bool:
-    """Whether a sparse gradient may become .grad as it is. Later ones are added into its values, in place."""
+    """Return whether a sparse gradient may become .grad without a copy. Later ones are added to its values in place."""
     if gradient.layout is not torch.sparse_coo:
         return False
     return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
 def _plain(gradient: Tensor, leaf: Tensor) -> bool:
-    """Whether both are strided tensors of the same form, without anything that would want a rule of its own."""
+    """Return whether both are strided tensors of the same shape, dtype and device, without special cases."""
     return (
         type(gradient) is Tensor
         and gradient.layout is leaf.layout is torch.strided
@@ -119,7 +123,7 @@ def _plain(gradient: Tensor, leaf: Tensor) -> bool:
 
 
 def _suits(gradient: Tensor, leaf: Tensor) -> bool:
-    """Whether the gradient is laid out as the leaf is (grad_layout_contract.h)."""
+    """Return whether the gradient has the leaf's layout (grad_layout_contract.h)."""
     if gradient.is_contiguous() and leaf.is_contiguous():
         return 0 not in gradient.stride()
     return suits(layout_of(gradient), layout_of(leaf))

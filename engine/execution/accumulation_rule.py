@@ -1,4 +1,4 @@
-"""How gradients that meet at a task are summed, and when what waited for it is let go: PyTorch's rule, and others."""
+"""Rules for summing the gradients of an input and for freeing them: PyTorch's, and others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _NAMES = {"inplace": "", "out_of_place": "out of place", "list": "list"}
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """What becomes of the gradients in an input buffer.
+    """The rule for the gradients in an input buffer.
 
     Args:
-        accumulate: "inplace": what comes is added to what waits, in place where nobody else holds that (PyTorch,
-            input_buffer.cpp). "out_of_place": each sum is a new tensor, and what waited is let go at once. "list": all
-            that comes is kept; when the task runs, the first two are summed into a new tensor, the others are added to
-            that in place, and the list is let go (HIPS/autograd, vsum).
-        release: "eager": what waited is let go when its task has run. "never": it is kept until the backward ends, a
-            list with all that is in it, as HIPS/autograd did before its #219. What waited for a leaf has become its
-            .grad: that alone.
+        accumulate: "inplace": a gradient is added to the waiting one, in place if nothing else holds that (PyTorch,
+            input_buffer.cpp). "out_of_place": each sum is a new tensor, and the waiting one is freed immediately.
+            "list": all gradients are kept; when the task runs, the first two are summed into a new tensor, the others
+            are added to it in place, and the list is freed (HIPS/autograd, vsum).
+        release: "eager": gradients are freed when their task has run. "never": they are kept until the backward ends,
+            including all gradients of a list, as HIPS/autograd did before its #219. A leaf's gradient becomes its .grad
+            in either case.
 
     Raises:
-        ValueError: there is no such rule; says which there are.
+        ValueError: If a rule is unknown; the message names the known ones.
     """
 
     accumulate: Accumulate = "inplace"
@@ -37,40 +37,40 @@ class Accumulation:
 
     @property
     def name(self) -> str:
-        """ "" for PyTorch's own rule, "list", "never released", "out of place, never released"."""
+        """The rule in words: "list", "never released", "out of place, never released"; "" for PyTorch's own."""
         words = (_NAMES[self.accumulate], "never released" if self.keeps else "")
         return ", ".join(filter(None, words))
 
     @property
     def lists(self) -> bool:
-        """Whether what comes waits in a list until its task runs."""
+        """Whether gradients wait in a list until their task runs."""
         return self.accumulate == "list"
 
     @property
     def keeps(self) -> bool:
-        """Whether what has been consumed is kept."""
+        """Whether consumed gradients are kept."""
         return self.release == "never"
 
     def of(self, policy: str) -> str:
-        """The name of a policy under this rule: "heap", "heap, list"."""
+        """Return the name of a policy under this rule: "heap", "heap, list"."""
         return f"{policy}, {self.name}" if self.name else policy
 
     def check_native(self) -> None:
-        """Says that PyTorch's own engine has one rule.
+        """Check that PyTorch's own engine follows this rule.
 
         Raises:
-            NotImplementedError: this is another one.
+            NotImplementedError: If it does not.
         """
         if self != PYTORCHS:
             raise NotImplementedError(
-                f"PyTorch's own engine adds in place and lets go at once; to accumulate otherwise ({self.name}), use "
+                f"PyTorch's own engine always adds in place and frees eagerly; for another rule ({self.name}), use "
                 'engine="direct"'
             )
 
 
 def _check(what: str, given: str, known: tuple[str, ...]) -> None:
     if given not in known:
-        raise ValueError(f"there is no {what}={given!r}; known are {', '.join(map(repr, known))}")
+        raise ValueError(f"unknown {what} {given!r}; expected one of {', '.join(map(repr, known))}")
 
 
 PYTORCHS = Accumulation()

@@ -21,10 +21,10 @@ from .unsupported import refuse_transforms
 
 
 def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
-    """One output or several as a tuple; a generator of them can be read once only.
+    """Return one or several outputs as a tuple, reading a generator only once.
 
     Raises:
-        TypeError: a backward can't start from this.
+        TypeError: If a backward cannot start from them.
     """
     if isinstance(tensors, Tensor | GradientEdge):
         return (tensors,)
@@ -34,7 +34,7 @@ def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tens
 
 
 def expect_flags(retain_graph: object, create_graph: object) -> None:
-    """Refuses what PyTorch's engine would say of that it can't be interpreted as an integer."""
+    """Raise TypeError for flags that PyTorch's engine cannot interpret as integers."""
     if retain_graph is not None:
         expect_truth(retain_graph, "retain_graph")
     expect_truth(create_graph, "create_graph")
@@ -43,12 +43,12 @@ def expect_flags(retain_graph: object, create_graph: object) -> None:
 def as_gradients(
     grad_tensors: Tensor | Iterable[Tensor | None] | None,
 ) -> Tensor | tuple[Tensor | None, ...] | None:
-    """The same with each generator read once. What is in it is PyTorch's to judge."""
+    """Return gradients with each generator read once. PyTorch checks the gradients themselves."""
     if isinstance(grad_tensors, Tensor | None):
         return grad_tensors
     wanted = "a tensor, or for each output a tensor or None"
     if isinstance(grad_tensors, str):
-        raise TypeError(f"grad_tensors is a str; expected {wanted}. A policy is given by name: policy={grad_tensors!r}")
+        raise TypeError(f"grad_tensors is a str; expected {wanted}. To choose a policy, pass policy={grad_tensors!r}")
     expect(grad_tensors, Iterable, "grad_tensors", wanted)
     if isinstance(grad_tensors, Module):
         raise TypeError(f"grad_tensors is a module; expected {wanted}")
@@ -58,14 +58,15 @@ def as_gradients(
 def root_gradients(
     outputs: Sequence[Tensor | GradientEdge], grad_tensors: Tensor | Sequence[Tensor | None] | None
 ) -> tuple[Tensor | None, ...]:
-    """One gradient per output: the given one, or ones for a scalar. Rules and errors of `torch.autograd.backward`."""
+    """Return one gradient per output: the passed one, or ones for a scalar, by the rules of
+    `torch.autograd.backward`."""
     if grad_tensors is None:
         given: list[Tensor | None] = [None] * len(outputs)
     else:
         given = [grad_tensors] if isinstance(grad_tensors, Tensor) else list(grad_tensors)
     if len(given) != len(outputs):
         raise RuntimeError(
-            f"got {len(outputs)} tensors and {len(given)} gradients; give one for each tensor, or none at all"
+            f"got {len(outputs)} tensors and {len(given)} gradients; pass one for each tensor, or none at all"
         )
     try:
         return first_gradients(outputs, given)
@@ -82,7 +83,7 @@ def root_gradients(
 def check_root_gradients(
     outputs: Sequence[Tensor | GradientEdge], grad_tensors: Tensor | Sequence[Tensor | None] | None
 ) -> None:
-    """Raises what `root_gradients` would. PyTorch is going to make the ones of scalars: here none are made for them."""
+    """Raise the errors of `root_gradients` without creating the ones for scalars, which PyTorch creates later."""
     with without_torch_function():
         scalars = [isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point() for each in outputs]
     if grad_tensors is not None or not all(scalars):
@@ -90,7 +91,7 @@ def check_root_gradients(
 
 
 def explain_several_elements(error: BaseException) -> None:
-    """Notes on PyTorch's error for a loss that is no scalar, where ours was not asked, what to do."""
+    """Add a remedy to PyTorch's error for a loss that is not a scalar, if ours was not raised before it."""
     if str(error).startswith("grad can be implicitly created only for scalar") and not hasattr(error, "__notes__"):
         error.add_note(
             "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
@@ -102,7 +103,7 @@ Inputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge] | Seq
 
 
 def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
-    """One input or several, also a dict of them (`dict(model.named_parameters())`), as a tuple."""
+    """Return one or several inputs, or a dict of them (`dict(model.named_parameters())`), as a tuple."""
     if isinstance(inputs, Tensor | GradientEdge):
         return (inputs,)
     wanted = "a tensor, a GradientEdge, or several of them"
@@ -113,10 +114,10 @@ def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
 
 
 def expect_inputs(inputs: Sequence[Tensor | GradientEdge]) -> None:
-    """Checks inputs as `torch.autograd.backward` does, which then has them retain their gradients.
+    """Check inputs as `torch.autograd.backward` does, which then makes them retain their gradients.
 
     Raises:
-        RuntimeError: there is none, one is no tensor, or doesn't require grad.
+        RuntimeError: If there is none, or one is not a tensor or does not require grad.
     """
     if not inputs:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
@@ -128,25 +129,25 @@ def expect_inputs(inputs: Sequence[Tensor | GradientEdge]) -> None:
             error = RuntimeError("can't retain_grad on Tensor that has requires_grad=False")  # PyTorch's own words
             error.add_note(
                 f"tapescope: one of inputs, of shape {tuple(each.shape)}, does not require grad, so no gradient can be"
-                " accumulated into it: call .requires_grad_() on it before the forward"
+                " accumulated into it; call .requires_grad_() on it before the forward"
             )
             raise error
 
 
 def retain_gradients(inputs: Iterable[Tensor | GradientEdge]) -> None:
-    """The inputs of a backward that is going to run keep their gradients."""
+    """Make the inputs of a backward retain their gradients."""
     for each in inputs:
         if isinstance(each, Tensor):
             each.retain_grad()
 
 
 def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:
-    """The tasks from which a path leads to one of the inputs, theirs included (engine.cpp, init_to_execute)."""
+    """Return the tasks from which a path leads to one of the inputs, including theirs (engine.cpp, init_to_execute)."""
     tasks = {node: task_id for task_id, node in enumerate(graph.nodes)}
     leaves = {leaf: task_id for task_id, leaf in graph.leaves.items()}
     stack: list[int] = []
     for each in inputs:
-        if isinstance(each, Tensor) and each.is_leaf:  # compressed sparse ones have no get_gradient_edge
+        if isinstance(each, Tensor) and each.is_leaf:  # get_gradient_edge fails for compressed sparse leaves
             task_id = leaves.get(each)
         else:
             edge = each if isinstance(each, GradientEdge) else get_gradient_edge(each)
@@ -164,20 +165,20 @@ def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> froze
 
 @dataclass(frozen=True, slots=True)
 class BackwardCall:
-    """The arguments of one `torch.autograd.backward`, of whose generators each is read once; or of that of a tape.
+    """The arguments of one `torch.autograd.backward`, with each generator read once, or of a tape's backward.
 
-    `Stepper` and `NativeSession` take one where more is to be said than the loss.
+    `Stepper` and `NativeSession` accept one in place of the loss.
 
     Args:
-        tensors: the outputs where the backward starts, one or several; or a tape (`ts.hips.tape`).
-        grad_tensors: by output its gradient, of the output's shape; None where the output is a scalar, or for all.
-        retain_graph: whether nodes keep what they saved; None: as `create_graph`.
-        create_graph: whether the backward gets a graph of its own, for the second derivative.
-        inputs: the tensors whose gradients are wanted; the tasks that no path to them needs do not run. None: all
+        tensors: the outputs from which the backward starts, one or several; or a tape (`ts.hips.tape`).
+        grad_tensors: the gradient of each output, of the output's shape; None for a scalar output, or for all.
+        retain_graph: whether nodes keep their saved tensors; None for the value of `create_graph`.
+        create_graph: whether the backward builds a graph, for the second derivative.
+        inputs: the tensors whose gradients are computed; tasks that do not lead to them do not run. None for all
             leaves.
 
     Raises:
-        TypeError: a flag is none, or what should be several can't be gone through. The rest is PyTorch's to judge.
+        TypeError: If a flag is not a bool, or a sequence cannot be iterated. PyTorch checks the rest.
     """
 
     tensors: Outputs | HipsTape
@@ -198,7 +199,7 @@ class BackwardCall:
 
     @staticmethod
     def of(given: Outputs | HipsTape | BackwardCall) -> BackwardCall:
-        """The call itself, or the one with nothing but these outputs."""
+        """Return the call itself, or a call with only these outputs."""
         return given if isinstance(given, BackwardCall) else BackwardCall(given)
 
     @property
@@ -206,17 +207,17 @@ class BackwardCall:
         """The tensors where the backward starts, of any shape.
 
         Raises:
-            NotImplementedError: it is one of a tape.
+            NotImplementedError: If the call is for a tape.
         """
         if isinstance(self.tensors, HipsTape):
             raise not_native()
-        assert isinstance(self.tensors, tuple), "made so as it was checked"
+        assert isinstance(self.tensors, tuple), "converted by __post_init__"
         return self.tensors
 
     @property
     def limits(self) -> tuple[Tensor | GradientEdge, ...] | None:
-        """The tensors that `inputs=` names, of any shape; None: it was not given."""
-        assert isinstance(self.inputs, tuple | None), "made so as it was checked"
+        """The tensors of `inputs=`, of any shape; None if it was not passed."""
+        assert isinstance(self.inputs, tuple | None), "converted by __post_init__"
         return self.inputs
 
     @property
@@ -226,23 +227,22 @@ class BackwardCall:
 
     @property
     def given(self) -> tuple[bool, ...]:
-        """Per output, whether its gradient was given."""
+        """Per output, whether its gradient was passed."""
         if self.grad_tensors is None or isinstance(self.grad_tensors, Tensor):
             return (self.grad_tensors is not None,) * len(self.outputs)
         return tuple(gradient is not None for gradient in self.grad_tensors)
 
     def graph(self) -> Graph:
-        """The graph that would run.
+        """Return the graph that would run.
 
         Raises:
-            RuntimeError: compiled autograd is on; this is inside a transform of torch.func; or as PyTorch says it, a
-                given gradient has another shape, or is missing where the output is no scalar. What can't be told before
-                is not looked at.
-            NotImplementedError: it is one of a tape.
+            RuntimeError: If compiled autograd is on, or inside a transform of torch.func; with PyTorch's message, if a
+                passed gradient has another shape, or is missing for a non-scalar output.
+            NotImplementedError: If the call is for a tape.
         """
         if compiled_autograd_is_on():
             raise RuntimeError(
-                "compiled autograd replaces the engine whose order tapescope pins; switch it off for this backward"
+                "compiled autograd replaces the engine whose order tapescope controls; switch it off for this backward"
             )
         refuse_transforms()
         graph = graph_of(self.outputs)
@@ -250,14 +250,14 @@ class BackwardCall:
         return graph
 
     def needed(self, graph: Graph) -> frozenset[int] | None:
-        """The ids of the tasks which `inputs=` leaves; None: all."""
+        """Return the ids of the tasks that `inputs=` needs; None for all."""
         if self.limits is None:
             return None
         wanted = [each for each in self.limits if not isinstance(each, Tensor) or each.requires_grad]
         if any(not isinstance(each, Tensor | GradientEdge) for each in wanted):
-            return frozenset()  # torch is going to refuse it
+            return frozenset()  # torch will raise the error
         return needed_tasks(graph, wanted)
 
     def run(self) -> None:
-        """Runs PyTorch's own backward. Raises what that raises."""
+        """Run PyTorch's own backward, and raise its errors."""
         torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)

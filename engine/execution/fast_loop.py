@@ -1,4 +1,4 @@
-"""Runs tasks without hooks in one loop, from tables that are read once per graph."""
+"""The fast loop: runs tasks without hooks, from tables that are read once per graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .pending_inputs import InputBuffers
 
 
 class Way(NamedTuple):
-    """An edge from a task: to this input of the next one, which has so many."""
+    """An edge from a task: the output, the next task and its input, and the number of the next task's inputs."""
 
     output: int
     next_task: int
@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What the gradient on an edge has to be to need no fitting."""
+    """The metadata of a gradient that needs no conversion on an edge."""
 
     output: int
     shape: tuple[int, ...] | None
@@ -55,14 +55,14 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskLayout:
-    """The tasks of a graph.
+    """The tables of a graph's tasks.
 
     Attributes:
-        ways: by task where its outputs go.
-        takes: by task, for each of its ways, what the next task takes there.
-        leaves: by task whether it is an AccumulateGrad.
-        readers: by task what reads the tensors that its node keeps; None where it keeps none.
-        special: those which the loop can't run.
+        ways: by task, the edges of its outputs.
+        takes: by task, the expected metadata on each of its edges.
+        leaves: by task, whether it is an AccumulateGrad.
+        readers: by task, the function that reads its node's saved tensors; None if it has none.
+        special: the tasks that the loop cannot run.
     """
 
     ways: list[tuple[Way, ...]]
@@ -73,14 +73,15 @@ class TaskLayout:
 
     @staticmethod
     def of(graph: Graph, takes: list[tuple[TensorMeta, ...]], as_in_graph: bool) -> TaskLayout:
-        """That of the graph.
+        """Return the tables of a graph.
 
         Args:
-            takes: by task what it takes.
-            as_in_graph: whether that is what the graph says.
+            graph: the graph.
+            takes: by task, the metadata of its inputs.
+            as_in_graph: whether these are the graph's own.
         """
         like = graph.like
-        if like.nodes or not as_in_graph:  # it was compared with none
+        if like.nodes or not as_in_graph:  # there is no equal graph to share with
             return _read(graph, takes)
         found = _known.get(like)
         if found is None:
@@ -119,10 +120,10 @@ def _taken(edge: Edge, meta: TensorMeta) -> Received:
 
 
 class BareNotes(Protocol):
-    """Takes down the times of tasks and their order, and looks at gradients where they may be unusual, or at all.
+    """A recorder of tasks' times and order, and of gradients that may be unusual, or of all.
 
     Attributes:
-        looks_at_all: whether it is to be told of usual outputs, too.
+        looks_at_all: whether it also needs usual outputs.
     """
 
     looks_at_all: bool
@@ -141,7 +142,7 @@ class BareNotes(Protocol):
 
 
 class BareStops(Protocol):
-    """The breakpoints, of which other threads and code that runs inside a task may make some."""
+    """The breakpoints, which other threads and code inside a task may add."""
 
     stop_asked: bool
 
@@ -150,7 +151,7 @@ class BareStops(Protocol):
 
 
 class BareLoop(Protocol):
-    """A backward whose tasks run and of which nothing else is wanted, but maybe a record."""
+    """A session that only runs tasks, perhaps with a record."""
 
     queue: AnyQueue
     buffers: InputBuffers
@@ -174,15 +175,15 @@ class BareLoop(Protocol):
 
 
 class BareTasks:
-    """Runs tasks as `TaskRunner.run` does, where there are no hooks.
+    """Runs tasks as `TaskRunner.run` does, but without hooks.
 
     Args:
         graph: the graph.
-        takes: for each task what it takes, one per input number.
-        as_in_graph: whether that is what the graph says.
-        keep_graph: whether the nodes keep what they saved.
-        graph_task: is told of the node that runs.
-        free: lets go of what a node saved.
+        takes: by task, the metadata of its inputs.
+        as_in_graph: whether these are the graph's own.
+        keep_graph: whether the nodes keep their saved tensors.
+        graph_task: holds the running node.
+        free: frees a node's saved tensors.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class BareTasks:
         self._fitting = as_in_graph
 
     def run(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
-        """Up to one of these tasks, to the end, or until there may be hooks."""
+        """Run up to one of these tasks, to the end, or until there may be hooks."""
         apart = self._layout.special.union(last)
         while (queue := loop.queue) and loop.is_plain and not loop.stops.stop_asked and not watch.registered():
             task_id = queue.choose()
@@ -224,12 +225,15 @@ class BareTasks:
     def _run_plain(
         self, loop: BareLoop, turns: Iterator[int], queue: AnyQueue | None, apart: Collection[int], watch: HookWatch
     ) -> None:
-        """Up to a task that is apart, or which runs code of the user's. Calls between the parts of this would cost as
-        much as small tasks themselves.
+        """Run up to a task in `apart`, or one that runs user code. The loop is inline because calls would cost as much
+        as small tasks themselves.
 
         Args:
-            turns: the tasks, in their order.
-            queue: is told of what runs, and what is ready then; None: nobody is.
+            loop: the session.
+            turns: the tasks in their order.
+            queue: the ready queue to update; None for none.
+            apart: the tasks before which to stop.
+            watch: the watch for hooks.
         """
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
         layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.bare_record()
@@ -237,11 +241,11 @@ class BareTasks:
         free, stops = self._free, loop.stops
         take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
         asks = queue is not None and record is not None and not _knows_labels(record, queue)
-        handles, told = RemovableHandle.next_id, noting.asked
+        handles, retained = RemovableHandle.next_id, noting.asked
         for task_id in turns:
             if task_id in apart or stops.stop_asked or stops.asks:
                 return
-            if (handles != RemovableHandle.next_id or told != noting.asked) and watch.registered():
+            if (handles != RemovableHandle.next_id or retained != noting.asked) and watch.registered():
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)
@@ -279,10 +283,10 @@ class BareTasks:
                     if (buffer := buffers.get(next_task)) is None:
                         buffer = buffers[next_task] = InputBuffer(inputs)
                         buffer.gradients[number] = gradient
-                        outputs[output] = None  # the buffer alone holds it
+                        outputs[output] = None  # now only the buffer holds it, so the next sum can be in place
                     elif gradient is not None and buffer.add(number, gradient):
                         outputs[output] = None
-                    gradient = None
+                    gradient = None  # one more reference, with which the next sum would be out of place
                     missing[next_task] -= 1
                     if not missing[next_task]:
                         if queue is not None:
@@ -299,7 +303,7 @@ class BareTasks:
     def _settle(
         self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: BareNotes | None
     ) -> None:
-        """Notes how the outputs look, and makes of them what the next tasks take."""
+        """Record unusual outputs, and convert them to the next tasks' metadata."""
         if record is not None:
             record.gave(task_id, outputs, unusual)
         with without_torch_function():
@@ -310,7 +314,7 @@ class BareTasks:
 
 
 def _unusual(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Edge]:
-    """The edges on which there is no gradient, or one that is not at once as its receiver takes it (see `fits`)."""
+    """Return the edges without a gradient, or with one that does not match the receiver's metadata (see `fits`)."""
     found = []
     strided = torch.strided
     with without_torch_function():
@@ -328,7 +332,7 @@ def _unusual(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Ed
 
 
 def _chosen(queue: AnyQueue) -> Iterator[int]:
-    """What the queue gives, until it is empty."""
+    """Yield the queue's choices until it is empty."""
     while queue:
         yield queue.choose()
 

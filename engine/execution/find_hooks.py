@@ -1,4 +1,4 @@
-"""Finds Python hooks: whether a graph has any, and those of tensors that are alive."""
+"""Search for Python hooks: whether a graph has any, and the hooks of living tensors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from .run_hooks import Hook, hook_name
 
 
 class TensorHooks:
-    """Looks once, among all that Python's garbage collector tracks, for the tensors; their hooks are read when asked.
-    The look takes some 50 ms in a process that has imported torch and little else.
+    """The tensors of a graph's nodes and their hooks. The tensors are found once, among all objects that Python's
+    garbage collector tracks, which takes about 50 ms in a process with little more than torch. Hooks are read on
+    access.
 
-    Known limitations: hooks of tensors that are gone run too, and nothing lists them; tensors that were frozen
-    (`gc.freeze`) are not found.
+    Known limitations: hooks of freed tensors also run, and nothing lists them; frozen tensors (`gc.freeze`) are not
+    found.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -51,15 +52,16 @@ class TensorHooks:
 
     @property
     def tasks(self) -> Sequence[int]:
-        """The tasks, ascending, of whose tensors some lived as Python objects when they were looked for."""
+        """The tasks, ascending, with tensors that were Python objects at the time of the search."""
         return sorted(self._tensors)
 
     def others(self) -> Iterator[Tensor]:
-        """The tensors of other nodes that lived as Python objects when they were looked for, and still do."""
+        """Yield the living tensors of other nodes that were Python objects at the time of the search."""
         return (tensor for each in self._others if (tensor := each()) is not None)
 
     def of(self, task_id: int) -> list[Hook]:
-        """What runs before the task, in the engine's order: hooks by output number, then retained gradients."""
+        """Return the hooks that run before the task in the engine's order: by output number, then retained
+        gradients."""
         alive = self.alive(task_id)
         if not alive:
             return []
@@ -68,7 +70,7 @@ class TensorHooks:
             return hooks + [Hook("retain_grad", "retain_grad") for tensor in alive if tensor.retains_grad]
 
     def retained(self, task_id: int) -> list[Tensor]:
-        """The tensors in which the task's gradients are kept (`retain_grad`), by output number."""
+        """Return the tensors that retain the task's gradients (`retain_grad`), by output number."""
         alive = self.alive(task_id)
         if not alive:
             return []
@@ -76,7 +78,7 @@ class TensorHooks:
             return [tensor for tensor in alive if tensor.retains_grad]
 
     def alive(self, task_id: int) -> list[Tensor]:
-        """The tensors which the task's node made in the forward and that live as Python objects, by output number."""
+        """Return the living Python tensors that the task's node created in the forward, by output number."""
         alive = [tensor for each in self._tensors.get(task_id, ()) if (tensor := each()) is not None]
         if len(alive) < 2:
             return alive
@@ -85,14 +87,14 @@ class TensorHooks:
 
 
 class LateTensorHooks:
-    """The same for tasks as they run: while no tensor and no node of the process has a hook, nobody looks for tensors.
+    """Tensor hooks found as tasks run: while no tensor or node of the process has a hook, tensors are not searched.
 
     Attributes:
-        quiet: whether there are no hooks, nor retained gradients; asked at each task.
+        quiet: whether there are no hooks or retained gradients; checked at each task.
     """
 
     _hooked_at = -1
-    """So many hooks had been registered when some were found: until the next one, that is not looked for again."""
+    """The number of hooks registered when some were last found. Until another is registered, there is no new search."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -121,19 +123,19 @@ class LateTensorHooks:
 
 
 Registry = OrderedDict[int, object]
-"""Hooks by the numbers of their handles."""
+"""Hooks by the ids of their handles."""
 
 
 class HookWatch:
-    """Looks once for Python hooks on the nodes and tensors of a graph, and notices later ones.
+    """Searches once for Python hooks on the nodes and tensors of a graph, and notices later ones.
 
-    Each hook of `register_hook` and its kin stands in an OrderedDict under the number of its handle, and handles are
-    counted; a tensor whose gradient is retained says so. Both are found among the objects which Python's garbage
-    collector tracks; where some are frozen (`gc.freeze`), nothing can be said. Hooks of modules and optimizers look the
-    same, and are told apart by who holds them.
+    Each hook of `register_hook` and the like is in an OrderedDict under the id of its handle, and handle ids are
+    counted (`RemovableHandle.next_id`); a tensor that retains its gradient has a flag. Both are found among the objects
+    that Python's garbage collector tracks; with frozen objects (`gc.freeze`) the search is inconclusive. Hooks of
+    modules and optimizers look the same, and are distinguished by their holders.
 
-    That takes a while where there are many objects, and is done once: while no further hook is registered there are
-    none, and which tensors are told to retain their gradient is noted from then on.
+    The search is slow with many objects, so it runs once. While no hook is registered after it, there are none; calls
+    of `retain_grad` are recorded from then on.
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
@@ -145,11 +147,11 @@ class HookWatch:
             found = retaining() if no_hooks(look=False) else None
             if found is None:
                 found = self._look()
-            # Of these nodes; only they can be told to retain their gradient.
+            # Only tensors of these nodes matter for retained gradients.
             self._tensors = made_by(nodes, found)
 
     def _look(self) -> list[Tensor]:
-        """All tensors of the process."""
+        """Search for hooks, and return all tensors of the process."""
         global _none_of
         note_retained()
         tensors, hooks = look_through()
@@ -161,41 +163,41 @@ class HookWatch:
         return tensors
 
     def possible(self) -> bool:
-        """Whether there may be hooks; also those which came since."""
+        """Return whether there may be hooks, including later ones."""
         return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
-        """The same without gradients that were retained before; costs next to nothing."""
+        """Return whether there may be new hooks, at almost no cost. Gradients retained before are not included."""
         if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
             return self._found
-        self._next_handle = RemovableHandle.next_id  # some may have been ours
+        self._next_handle = RemovableHandle.next_id  # some handles may be tapescope's own
         self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
         return self._found
 
 
 _none_of = 0
-"""So many hooks had been registered when none was left on any tensor or node of the process."""
+"""The number of hooks registered when a search found none left on any tensor or node of the process."""
 
 
 def no_hooks(look: bool) -> bool:
-    """Whether no tensor and no node of this process has a Python hook, as far as that is known.
+    """Return whether it is known that no tensor and no node of this process has a Python hook.
 
     Args:
-        look: where it is not known, looks through all objects of the process. That there are none is then known until
-            another hook is registered.
+        look: whether to search all objects of the process if it is not known. The result holds until another hook is
+            registered.
     """
     return hooks_registered() == _none_of or (look and not HookWatch(()).registered())
 
 
 _seen = _looked = -1
-"""The number of hooks registered at the last call of `look_is_cheap`, and at the last that returned True for a look."""
+"""The number of hooks registered at the last call of `look_is_cheap`, and at the last one that allowed a search."""
 
 
 def look_is_cheap() -> bool:
-    """Whether no hooks are known to exist, or one look may show that for many backwards.
+    """Return whether no hooks are known to exist, or whether one search may show that for many backwards.
 
-    A look may, if no hook was registered since the last call, and none was made since then. A program may register a
-    hook in each step, or keep one.
+    A search pays off if no hook was registered since the last call and no search was made since then. A program may
+    register a hook in each step, or keep one.
     """
     global _seen, _looked
     if no_hooks(look=False):
@@ -232,7 +234,7 @@ def _has_hooks(found: Registry) -> bool:
 
 
 def look_through() -> tuple[list[Tensor], list[Registry]]:
-    """All tensors that Python has, and all that looks like hooks of anything. To be called without torch functions."""
+    """Return all Python tensors, and all dicts that look like hooks. Must be called with torch functions disabled."""
     kinds = subclasses(Tensor)
     wanted = {*kinds, OrderedDict}
     tensors: list[Tensor] = []
@@ -247,7 +249,7 @@ def look_through() -> tuple[list[Tensor], list[Registry]]:
 
 
 def made_by(nodes: Collection[Node], tensors: list[Tensor]) -> list[ref[Tensor]]:
-    """Those of the tensors which these nodes made. To be called without torch functions."""
+    """Return the tensors that these nodes created. Must be called with torch functions disabled."""
     if not tensors:
         return []
     of_graph = frozenset(nodes)
@@ -255,29 +257,29 @@ def made_by(nodes: Collection[Node], tensors: list[Tensor]) -> list[ref[Tensor]]
 
 
 def tensors_and_hooks(nodes: Collection[Node]) -> tuple[list[ref[Tensor]], list[Registry]]:
-    """The tensors which these nodes made, as far as Python has them, and all that looks like hooks of anything. Looks
-    through all objects of the process."""
+    """Return the Python tensors that these nodes created, and all dicts that look like hooks, from a search of all
+    objects of the process."""
     with without_torch_function():
         tensors, hooks = look_through()
         return made_by(nodes, tensors), hooks
 
 
 def of_tensors(hooks: list[Registry]) -> list[ref[Registry]]:
-    """Those of tensors and nodes."""
+    """Return the hooks of tensors and nodes."""
     held = _held_by_objects(hooks)
     return [ref(each) for each in hooks if id(each) not in held]
 
 
 def node_of(tensor: Tensor) -> Node | None:
-    """The node that made it."""
+    """Return the node that created the tensor."""
     try:
         return None if tensor.is_leaf else tensor.grad_fn
-    except RuntimeError:  # a view that was modified where that is forbidden: no graph leads to it
+    except RuntimeError:  # grad_fn of a view after a forbidden in-place change; no graph leads to it
         return None
 
 
 def subclasses(kind: type) -> set[type]:
-    """The class and all that are derived from it."""
+    """Return the class and all its subclasses."""
     found = {kind}
     subclass: type
     for subclass in kind.__subclasses__():

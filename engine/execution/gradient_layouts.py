@@ -1,4 +1,4 @@
-"""What the engine asks about the layouts of gradients: may it add in place, is a copy due, how is a sum laid out."""
+"""Layouts of gradients: whether the engine adds in place or copies, and the layout of a sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...inspector.torch_private.tensors import SPARSE, local_of, stored_bytes
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> TensorLayout:
-    """The layout of a new tensor of this shape."""
+    """Return the layout of a new tensor of this shape."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -27,7 +27,7 @@ def contiguous(shape: Sequence[int], itemsize: int) -> TensorLayout:
 
 
 def layout_of(tensor: Tensor) -> TensorLayout:
-    """The layout of a tensor. A nested one, which has neither shape nor strides, is taken for a vector."""
+    """Return the layout of a tensor. A nested tensor, which has no shape or strides, counts as a vector."""
     if tensor.layout in SPARSE:
         return sparse(tensor.shape, stored_bytes(tensor))
     if tensor.is_nested:
@@ -39,12 +39,12 @@ def layout_of(tensor: Tensor) -> TensorLayout:
 
 
 def sparse(shape: Sequence[int], nbytes: int) -> TensorLayout:
-    """The layout of a sparse tensor which stores so many bytes: nothing is added to it in place."""
+    """Return the layout of a sparse tensor with this many bytes. Gradients are never added to it in place."""
     return replace(contiguous(shape, 1), dense=False, nbytes=nbytes, sparse=True)
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill their span, in whatever order of dimensions, without gaps or overlaps.
+    """Return whether the elements fill their span without gaps or overlaps, in any order of dimensions.
 
     The rule is that of TensorImpl.cpp, compute_non_overlapping_and_dense.
     """
@@ -59,7 +59,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def same_strides(one: TensorLayout, other: TensorLayout) -> bool:
-    """Whether two layouts of one shape have equal strides; those of dimensions of size 1 are nothing."""
+    """Return whether two layouts of one shape have equal strides, ignoring dimensions of size 1."""
     pairs = zip(one.shape, one.strides, other.strides, strict=True)
     return all(size == 1 or stride == its for size, stride, its in pairs)
 
@@ -69,7 +69,7 @@ def is_contiguous(layout: TensorLayout) -> bool:
 
 
 def suits(gradient: TensorLayout, leaf: TensorLayout) -> bool:
-    """Whether such a gradient may be the .grad of such a leaf (grad_layout_contract.h, obeys_layout_contract)."""
+    """Return whether the gradient may become the leaf's .grad (grad_layout_contract.h, obeys_layout_contract)."""
     if gradient.sparse:
         return True
     if not leaf.dense or gradient.shape != leaf.shape:
@@ -79,7 +79,7 @@ def suits(gradient: TensorLayout, leaf: TensorLayout) -> bool:
 
 
 def copy_for(gradient: TensorLayout, leaf: TensorLayout) -> TensorLayout:
-    """The layout of the copy that becomes .grad where the gradient itself does not (clone_obey_contract)."""
+    """Return the layout of the copy that becomes .grad if the gradient itself cannot (clone_obey_contract)."""
     if gradient.sparse:
         return gradient
     if gradient.shape == leaf.shape and leaf.dense:
@@ -87,11 +87,12 @@ def copy_for(gradient: TensorLayout, leaf: TensorLayout) -> TensorLayout:
     return replace(contiguous(gradient.shape, 1), nbytes=gradient.nbytes)
 
 
-_TRANSPOSED_BY_BLOCKS = 60 * 60  # elements from which on, and of the block
+_TRANSPOSED_BY_BLOCKS = 60 * 60  # least number of elements, and the size of a block
 
 
 def scratch_of_copy(source: TensorLayout, copy: TensorLayout) -> int:
-    """Bytes that the CPU takes to copy a transposed matrix by blocks (Copy.cpp, copy_transpose_valid); else 0."""
+    """Return the scratch bytes with which the CPU copies a transposed matrix by blocks (Copy.cpp,
+    copy_transpose_valid)."""
     count = prod(source.shape)
     transposed = len(source.shape) == 2 and source.strides == (1, source.shape[0])
     if not transposed or count < _TRANSPOSED_BY_BLOCKS or not is_contiguous(copy) or source.nbytes != copy.nbytes:
@@ -101,9 +102,9 @@ def scratch_of_copy(source: TensorLayout, copy: TensorLayout) -> int:
 
 @lru_cache(maxsize=4096)
 def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
-    """The layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions).
+    """Return the layout of a sum in a new block (TensorIterator.cpp, fast_set_up and reorder_dimensions).
 
-    Of two sparse tensors it stores what both do, side by side.
+    The sum of two sparse tensors stores the entries of both.
     """
     if one.sparse and other.sparse:
         return replace(one, nbytes=one.nbytes + other.nbytes)
@@ -124,7 +125,8 @@ def sum_of(one: TensorLayout, other: TensorLayout) -> TensorLayout:
 
 
 def _innermost_first(one: TensorLayout, other: TensorLayout) -> list[int]:
-    """The dimensions as the sum has them: by the strides of the first term, where it has no say by the second's."""
+    """Return the sum's order of dimensions: by the strides of the first term, and by the second's if those are
+    ambiguous."""
     order = list(reversed(range(len(one.shape))))
     for start in range(1, len(order)):
         place = start
@@ -139,7 +141,7 @@ def _innermost_first(one: TensorLayout, other: TensorLayout) -> list[int]:
 
 
 def _compare(inner: int, outer: int, *terms: TensorLayout) -> int:
-    """Positive if two neighbours have to change places, negative if they are right, 0 if nothing tells."""
+    """Return a positive number if two neighbours must be swapped, negative if they are in order, 0 if ambiguous."""
     for term in terms:
         ours, its = term.strides[inner], term.strides[outer]
         if ours and its and ours != its:
@@ -150,7 +152,7 @@ def _compare(inner: int, outer: int, *terms: TensorLayout) -> int:
 
 
 class Layouts:
-    """Numbers for layouts, so that millions of tensors can be compared; each question is answered once."""
+    """Numbers for layouts, with cached results, to compare millions of tensors quickly."""
 
     def __init__(self) -> None:
         self.dense: list[bool] = []  # whether the engine may add in place
@@ -159,7 +161,7 @@ class Layouts:
         self._numbers: dict[TensorLayout, int] = {}
         self._sums: dict[tuple[int, int], int] = {}
         self._suits: dict[tuple[int, int], bool] = {}
-        self._lock = Lock()  # simulations in several threads share one
+        self._lock = Lock()  # simulations in several threads share the numbers
 
     def number(self, layout: TensorLayout) -> int:
         found = self._numbers.get(layout)
@@ -189,7 +191,7 @@ class Layouts:
         return found
 
     def differ(self, one: int, other: int) -> bool:
-        """Whether shapes differ, or strides that matter."""
+        """Return whether the shapes differ, or strides of dimensions larger than 1."""
         first, second = self._layouts[one], self._layouts[other]
         if first.sparse or second.sparse:
             return first != second
@@ -198,13 +200,14 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Shape and strides of a tensor, as far as they decide whether memory is shared or copied.
+    """The shape and strides of a tensor, and other facts that decide whether memory is shared or copied.
 
     Attributes:
-        dense: its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
-        nbytes: what a dense copy of it takes; of a sparse one a copy of what it stores, indices included.
-        sparse: it is a COO tensor; its strides say nothing.
-        wrapped: it is one rank's part of a DTensor, to which nothing is added in place (input_buffer.cpp).
+        dense: whether its elements fill its span without gaps or overlaps (c10: is_non_overlapping_and_dense).
+        nbytes: the bytes of a dense copy; for a sparse tensor, of a copy of its values and indices.
+        sparse: whether it is a COO tensor; its strides then have no meaning.
+        wrapped: whether it is one rank's part of a DTensor, to which gradients are never added in place
+            (input_buffer.cpp).
     """
 
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""One backward in torch's eyes, whether its tasks are run at once or step by step."""
+"""One backward as PyTorch sees it, whether its tasks run at once or step by step."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .undo_python_state import HookState
 
 
 class GraphTask:
-    """What PyTorch's engine calls a graph task: the state of one backward, to which user code may refer.
+    """The state of one backward that user code can query, which PyTorch's engine calls a graph task.
 
-    Code that runs in a backward asks torch which backward that is (checkpoints recompute once in each, hooks on several
-    tensors count in each), whether the graph is kept, and may leave callbacks for its end. So tasks are run inside a
-    run of the engine. A session that is stepped needs several such runs, which give one answer.
+    Code inside a backward asks torch for the backward's id (checkpoints recompute once per backward, multi-grad hooks
+    count per backward) and whether the graph is kept, and may queue callbacks for its end. So tasks run inside a run of
+    the engine. A stepped session needs several such runs, which must give the same answers.
 
     Args:
         graph: the graph whose nodes run.
-        needed: the tasks that `inputs=` needs; None: all. Reentrant checkpoints don't work with it.
-        keep_graph, create_graph: as the engine has them.
-        streams: those of accelerators, on which tasks run.
+        needed: the tasks that `inputs=` needs; None for all. Reentrant checkpoints do not work with it.
+        keep_graph, create_graph: as in the engine.
+        streams: the streams of accelerators on which tasks run.
 
     Attributes:
-        number, first_number: of the backward, once it has begun: the present one, and the one before any `reopen`.
-        node: the one that runs.
-        accumulated_inside: whether user code ran a backward of its own meanwhile, which added to .grad.
+        number, first_number: the current id of the backward once it has begun, and the id before any `reopen`.
+        node: the running node.
+        accumulated_inside: whether user code ran a nested backward that added to .grad.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GraphTask:
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._finished = False
-        self._end: HookState | None = None  # what the callbacks changed
+        self._end: HookState | None = None  # the Python state that the callbacks changed
         self.accumulated_inside = False
 
     @cached_property
@@ -71,12 +71,12 @@ class GraphTask:
         return node in self._executed
 
     def wants_part_of(self, task_id: int) -> bool:
-        """Whether only some of its outputs lead to `inputs=`: a C++ node then computes only them."""
+        """Return whether only some of its outputs lead to `inputs=`. A C++ node then computes only those."""
         needed = self._needed
         return needed is not None and len({edge.next_task in needed for edge in self._graph.out_edges[task_id]}) == 2
 
     def wanted(self, node: Node, free: bool) -> list[GradientEdge]:
-        """The edges that a run of this node alone has to want, see `run_in_engine`."""
+        """Return the edges to pass as `wanted` to `run_in_engine` for this node."""
         return [
             GradientEdge(child, number)
             for child, number in node.next_functions
@@ -95,19 +95,23 @@ class GraphTask:
 
     @property
     def callbacks_left(self) -> int:
-        """How many callbacks tasks have left for the end of the backward."""
+        """The number of callbacks that tasks have queued for the end of the backward."""
         return len(self._callbacks)
 
     def reopen(self, callbacks: int, another: bool) -> None:
-        """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is
-        `another` backward: it computes again what it computes once in each."""
+        """Continue after an undo.
+
+        Args:
+            callbacks: the number of callbacks queued by then; later ones are dropped.
+            another: whether checkpoints treat the rest as another backward and recompute again.
+        """
         del self._callbacks[callbacks:]
         self._finished = False
         if another:
-            self.number = None
+            self.number = None  # checkpoint.py keys recomputed tensors by graph task id, so a new id recomputes them
 
     def body(self) -> None:
-        """Is called by the engine."""
+        """Run the body; the engine calls this."""
         if self.number is None:
             self.number = real_graph_task_id()
             self.first_number = self.number if self.first_number is None else self.first_number
@@ -115,18 +119,20 @@ class GraphTask:
         assert body is not None
         try:
             body()
-        except BaseException as error:  # in anomaly mode the engine would blame the leaf from which it started
+        except BaseException as error:  # raised later: in anomaly mode the engine would name the leaf it started from
             self._error = error
 
     def run(self, body: Callable[[], None], order: Callable[[], Sequence[int]]) -> None:
-        """Calls `body` in a run of the engine, with the grad mode of the backward.
+        """Call `body` inside a run of the engine, with the backward's grad mode.
 
-        `order` gives the ids of all tasks in the order in which they ran or are going to.
+        Args:
+            body: the function to call.
+            order: returns the ids of all tasks in the order in which they ran or will run.
         """
         self._body, self._order = body, order
         provide_input_grad_buffers()
         try:
-            # On accelerators the small runs that a task needs would be made in their threads, where we don't answer.
+            # On an accelerator, nested engine runs of a task would be in the device's thread, without our answers.
             only_cpu = all(device.type == "cpu" for device in self._graph.devices)
             with (
                 nullcontext() if self.streams is None else self.streams.entered(),
@@ -142,13 +148,13 @@ class GraphTask:
             try:
                 raise error
             finally:
-                del error  # else it would hold itself through this frame
+                del error  # avoids a reference cycle through this frame
 
     def finish(self, again: bool) -> None:
-        """Leaves the callbacks to the run which is under way: the engine calls them at its end, and theirs.
+        """Queue the callbacks in the current run of the engine, which calls them, and those they queue, at its end.
 
         Args:
-            again: the end may be reached once more, with the same callbacks.
+            again: whether the end may be reached once more, with the same callbacks.
         """
         if not self._finished:
             self._end = HookState(self._callbacks) if again else None
@@ -160,21 +166,21 @@ class GraphTask:
 
     @property
     def why_end_stays(self) -> str | None:
-        """What callbacks for the end changed that can't be put back, in words; None: all can."""
+        """The state changed by end callbacks that cannot be restored, in words; None if all can be."""
         return None if self._end is None else self._end.spoiled
 
     def undo_end(self) -> None:
-        """A task is going to be taken back: what callbacks for the end keep in Python is as before they ran."""
+        """Restore the Python state from before the end callbacks ran, before a task is undone."""
         if self._end is not None:
             self._end.undo()
             self._end = None
 
     def run_tensor_hooks(self, node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Runs the hooks of the tensors that `node` made (`Tensor.register_hook`, then `retain_grad`).
+        """Run the hooks of the tensors that `node` created (`Tensor.register_hook`, then `retain_grad`).
 
-        Hooks of tensors that are gone can't be listed, but the engine runs them when a node's inputs are at once the
-        roots and the wanted inputs of a backward: the node itself is then not executed. Where no gradient is there at
-        all, there is nothing to start from, and no hook runs.
+        Hooks of freed tensors cannot be listed. The engine runs them if a node's inputs are both the roots and the
+        `inputs=` of a backward, without executing the node (engine.cpp, evaluate_function, captures). Without any
+        defined gradient there is no root to start from, and no hook runs.
         """
         given = [number for number, gradient in enumerate(gradients) if gradient is not None]
         if not given:
@@ -191,15 +197,19 @@ class GraphTask:
         free: bool,
         on_start: Callable[[tuple[Tensor | None, ...]], None] | None = None,
     ) -> list[Tensor | None]:
-        """Lets the engine itself execute one node with all its hooks; no other is executed.
+        """Let the engine execute one node with all its hooks, and no other.
 
-        For what Python can't do: make zeros for missing gradients as a custom Function wishes, and free what a node
-        hides. A post-hook takes the outputs; then it, or to `free` the node a pre-hook of what follows, ends the run.
+        This is for tasks that are impossible from Python: creating zeros for undefined gradients as a custom Function
+        requests, and freeing hidden saved tensors. A post-hook takes the outputs. Then it, or with `free` a pre-hook of
+        the next node, ends the run.
 
         Args:
-            wanted: edges to next nodes as `inputs=` of the run, where it needs any: to `free` the node, all of them,
-                and none may have hooks.
-            on_start: is told of what the node gets, after the hooks before it.
+            node: the node.
+            gradients: its inputs.
+            wanted: the edges to next nodes to pass as `inputs=`, if any; with `free` all of them, and none of these
+                nodes may have hooks.
+            free: whether the engine should free the node's saved tensors.
+            on_start: called with the node's inputs, after its pre-hooks.
         """
         taken: list[Tensor | None] = []
 
@@ -207,6 +217,9 @@ class GraphTask:
             taken.extend(outputs)
             if self.streams is not None:
                 self.streams.after_engine(outputs)
+            # engine.cpp, evaluate_function: post-hooks run inside call_function; release_variables (without keep_graph)
+            # and the queueing of outputs follow it. So an error raised here ends the run before the release, and one
+            # raised by the next node's pre-hook ends it after.
             if not free:
                 raise _Enough
 
@@ -216,7 +229,7 @@ class GraphTask:
         roots = [GradientEdge(node, number) for number, each in enumerate(gradients) if each is not None]
         given = [gradient for gradient in gradients if gradient is not None]
         with ExitStack() as stack:
-            if not roots:  # the engine wants one to start from, which the node need not see
+            if not roots:  # the engine needs a root to start from; the pre-hook hides it from the node
                 roots, given = [GradientEdge(node, 0)], [_zeros(node)]
                 stack.callback(own(node.register_prehook(lambda inputs: (None,) * len(gradients))).remove)
             if on_start is not None:
@@ -225,7 +238,7 @@ class GraphTask:
             if free:
                 for next_node in {edge.node for edge in wanted}:
                     stack.callback(own(next_node.register_prehook(stop)).remove)
-            if torch.is_anomaly_enabled():  # it would tell of how the run ends; the caller looks for NaN
+            if torch.is_anomaly_enabled():  # it would report the end of this run; the caller checks for NaN
                 stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(suppress(_Enough))
             run_engine(roots, given, self.keep_graph, self.create_graph, list(wanted), accumulate=not wanted)
@@ -233,7 +246,7 @@ class GraphTask:
 
 
 class _Enough(BaseException):
-    """Ends a run of the engine that has done what it was wanted for."""
+    """Ends a run of the engine that has served its purpose."""
 
 
 def _zeros(node: Node) -> Tensor:

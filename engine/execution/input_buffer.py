@@ -1,4 +1,4 @@
-"""A gradient's way into a task: fitted to what the task takes, then summed with what is there."""
+"""Input buffers: gradients are converted to the receiving task's metadata, then summed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .accumulation_rule import Accumulate
 from .gradient_layouts import is_dense
 
 Waiting = tuple[tuple[Tensor, ...], ...]
-"""By input number the gradients that wait: one sum at most, or all that came, in order."""
+"""The waiting gradients by input number: at most one sum, or all gradients in order of arrival."""
 
 
 def fits(gradient: Tensor, meta: TensorMeta) -> bool:
-    """Whether the gradient is as its receiver takes it, without more ado."""
+    """Return whether the gradient needs no conversion for its receiver."""
     return (
         gradient.shape == meta.shape
         and (gradient.dtype is meta.dtype or meta.any_dtype)
@@ -29,13 +29,13 @@ def fits(gradient: Tensor, meta: TensorMeta) -> bool:
 
 
 def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tensor:
-    """The gradient as its receiver takes it: summed over broadcast dimensions, cast, moved.
+    """Return the gradient converted for its receiver: summed over broadcast dimensions, cast, moved.
 
     The rules are those of engine.cpp, validate_outputs. Most C++ nodes leave the summing to the engine: AddBackward0
-    gives the broadcast shape for both operands.
+    returns the broadcast shape for both operands.
 
     Raises:
-        RuntimeError: shape, dtype or device can't be made to fit; PyTorch's message with the task added.
+        RuntimeError: If shape, dtype or device cannot be converted, with PyTorch's message and the task.
     """
     if meta.shape is not None and gradient.shape != meta.shape:
         try:
@@ -63,25 +63,27 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
 
 
 def _is_cast(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> bool:
-    """Whether the engine casts this gradient, whose dtype differs from its receiver's."""
+    """Return whether the engine casts this gradient, whose dtype differs from its receiver's."""
     if meta.any_dtype:
         return False
     return graph.tasks[edge.next_task].is_leaf or is_cast(graph.nodes[edge.next_task], edge.input, gradient.dtype)
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether a tensor of `shape` can be expanded to `to`."""
+    """Return whether a tensor of `shape` can be expanded to `to`."""
     if len(shape) > len(to):
         return False
     return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(to), strict=False))
 
 
 def _invalid(graph: Graph, edge: Edge, why: str) -> RuntimeError:
-    given = edge.task == edge.next_task  # by the user, for a root
+    given = edge.task == edge.next_task  # a root's gradient, passed by the user
     what = f"invalid gradient at index {edge.output} - {why}"
     source = "grad_tensors" if given else graph.describe(edge.task)
     error = RuntimeError(what if given else f"Function {graph.tasks[edge.task].name} returned an {what}")
-    error.add_note(f"tapescope: it goes from {source} to input {edge.input} of {graph.describe(edge.next_task)}")
+    error.add_note(
+        f"tapescope: the gradient is passed from {source} to input {edge.input} of {graph.describe(edge.next_task)}"
+    )
     return error
 
 
@@ -94,9 +96,9 @@ class InputBuffer:
         self.gradients: list[Tensor | None] = [None] * count
 
     def add(self, number: int, gradient: Tensor) -> bool:
-        """Adds in place where nobody else holds the sum: no node, hook, other buffer, nor user.
+        """Add a gradient, in place if nothing else holds the sum: no node, hook, other buffer or user.
 
-        Whether the gradient itself waits now: nobody else may go on holding it then.
+        Return whether the gradient itself is now in the buffer; the caller must then drop its own references.
         """
         gradients = self.gradients
         waiting = gradients[number]
@@ -107,6 +109,8 @@ class InputBuffer:
             if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
                 gradients[number] = _plus(waiting, gradient)
                 return False
+            # This local name is a reference, too: with it the sum would be out of place, as can_accumulate_inplace in
+            # input_buffer.cpp needs use_count() == 1.
             del waiting
             if _disposable(gradients, number):
                 gradients[number].add_(gradient)  # type: ignore[union-attr]
@@ -115,32 +119,32 @@ class InputBuffer:
             return False
 
     def take(self) -> list[Tensor | None]:
-        """What the task gets. The buffer is spent."""
+        """Return the task's inputs. The buffer must not be used afterwards."""
         return self.gradients
 
     def shown(self) -> tuple[Tensor | None, ...]:
-        """What the task would get now."""
+        """Return the inputs that the task would receive now."""
         return tuple(self.gradients)
 
     def count(self, number: int) -> int:
-        """How many gradients wait for this input."""
+        """Return the number of gradients that wait for this input."""
         return int(self.gradients[number] is not None)
 
     def waiting(self) -> Waiting:
-        """By input number what waits."""
+        """Return the waiting gradients by input number."""
         return tuple(() if gradient is None else (gradient,) for gradient in self.gradients)
 
     def put(self, waiting: Waiting) -> None:
-        """Lets this wait alone."""
+        """Replace the waiting gradients."""
         self.gradients[:] = [each[0] if each else None for each in waiting]
 
     def take_back(self, number: int, before: Tensor | None, count: int) -> None:
-        """Undoes an `add`. Before it `before` was the first that waited there, of so many."""
+        """Undo an `add`: `before` was the first gradient in this input, of `count`."""
         self.gradients[number] = before
 
 
 class OutOfPlaceBuffer(InputBuffer):
-    """Each sum is a new tensor."""
+    """An input buffer in which each sum is a new tensor."""
 
     __slots__ = ()
 
@@ -151,7 +155,8 @@ class OutOfPlaceBuffer(InputBuffer):
 
 
 class ListBuffer(InputBuffer):
-    """All that comes waits, and is summed when the task runs. `gradients` has the first that came to each input."""
+    """An input buffer that keeps all gradients and sums them when the task runs. `gradients` has each input's first
+    one."""
 
     __slots__ = ("_more",)
 
@@ -205,17 +210,17 @@ BUFFERS: dict[Accumulate, type[InputBuffer]] = {
 
 
 def alone(gradients: Sequence[Tensor | None]) -> Waiting:
-    """These, each as all that waits for its input."""
+    """Return these gradients as waiting gradients, one per input."""
     return tuple(() if gradient is None else (gradient,) for gradient in gradients)
 
 
 def _plus(waiting: Tensor, gradient: Tensor) -> Tensor:
-    """A new tensor: a sparse one adds itself to the other, which may be of any layout."""
+    """Return the sum as a new tensor. A sparse gradient is the left operand, as it accepts any layout on the right."""
     return waiting + gradient if torch.is_grad_enabled() or waiting.layout is torch.strided else gradient + waiting
 
 
 def _total(first: Tensor | None, more: Sequence[Tensor]) -> Tensor:
-    """The sum of a list: of the first two a new tensor, to which the others are added in place."""
+    """Return the sum of a list: a new tensor for the first two, to which the others are added in place."""
     assert first is not None
     with without_torch_function():
         found = _plus(first, more[0])
@@ -229,7 +234,7 @@ def _total(first: Tensor | None, more: Sequence[Tensor]) -> Tensor:
 
 
 def _disposable(gradients: list[Tensor | None], number: int) -> bool:
-    """Whether a sum may be added to in place (input_buffer.cpp, can_accumulate_inplace)."""
+    """Return whether a sum may be modified in place (input_buffer.cpp, can_accumulate_inplace)."""
     if not owned_alone(gradients, number):
         return False
     tensor = gradients[number]

@@ -1,4 +1,4 @@
-"""What a stepped backward needs from the nodes it runs, for PyTorch's nodes and those of another tape."""
+"""The interface through which a session runs nodes, for PyTorch's nodes and those of another tape."""
 
 from __future__ import annotations
 
@@ -23,48 +23,52 @@ from .undo_history import HasGrad, Ran
 
 
 class CodeChanges:
-    """What is noted while tasks run that may be taken back. Of a tape's nodes there is nothing: they are pure."""
+    """The record of tasks' side effects, for undo. A tape's nodes have none: they are pure."""
 
     @property
     def callbacks_left(self) -> int:
-        """How many callbacks tasks have left for the end of the backward."""
+        """The number of callbacks that tasks have queued for the end of the backward."""
         return 0
 
     def begin(self, entry: Ran) -> None:
-        """A task is going to run that may be taken back: notes what it may change besides gradients."""
+        """Record the state besides gradients that a task may change, before it runs."""
 
     def end(self, entry: Ran) -> None:
-        """It has run: notes what its code changed."""
+        """Record the changes that the task's code made."""
 
     def why_not_back(self, entry: Ran) -> str | None:
-        """Why a task that has run can't be taken back; None: it can."""
+        """Return why a task that has run cannot be undone; None if it can."""
         return None
 
     @property
     def why_end_stays(self) -> str | None:
-        """Why what was done after the last task can't be undone; None: it can."""
+        """The reason why the callbacks after the last task cannot be undone; None if they can."""
         return None
 
     def undo_end(self) -> None:
-        """Tasks are going to be taken back: what was done after the last one is undone first."""
+        """Undo the callbacks after the last task, before tasks are undone."""
 
     def reopen(self, callbacks: int, another: bool) -> None:
-        """Tasks have been taken back: so many callbacks had been left by then. In a checkpoint's eyes what follows is
-        `another` backward: it computes again what it computes once in each."""
+        """Continue after an undo.
+
+        Args:
+            callbacks: the number of callbacks queued by then; later ones are dropped.
+            another: whether checkpoints treat the rest as another backward and recompute again.
+        """
 
     def retaining(self) -> dict[int, list[ref[Tensor]]]:
-        """By task the tensors which its node made, as far as Python has them: they may be told to `retain_grad`."""
+        """Return the Python tensors that each task's node created, on which `retain_grad` may be called."""
         return {}
 
 
 OnOutputs = Callable[[int, Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None] | None], None]
 OnEnd = Callable[[Sequence[Tensor | None]], None]
 Measuring = Callable[[Graph, Sequence[object], Sequence[bool], bool, bool], "TaskMemory"]
-"""Begins to measure: the graph, outputs, whether each one's gradient is given, `keep_graph` and `create_graph`."""
+"""Begins to measure. Arguments: graph, outputs, whether each gradient was passed, `keep_graph`, `create_graph`."""
 
 
 class TaskMemory(Protocol):
-    """What measures the memory of each task: it is told of these moments, see `MemoryWatch`."""
+    """Observer that measures the memory of each task, called at these moments, see `MemoryWatch`."""
 
     def begin(self, task_id: int) -> None: ...
 
@@ -80,28 +84,25 @@ class TaskMemory(Protocol):
 
 
 class Runner(Protocol):
-    """The nodes of one backward, each of which runs when it is told to.
+    """The nodes of one backward, run one at a time.
 
-    All that flows between them are tensors, whatever the nodes compute with: buffers, traces, watchpoints and a history
-    look at those.
+    Tensors flow between them, whatever the nodes compute with: buffers, traces, watchpoints and the history use those.
 
     Attributes:
         graph: the graph.
-        needed: the tasks that run at all; None: all.
-        keep_graph: whether the nodes keep what they saved.
-        roots: by root of the graph the gradient from which the backward starts.
-        frees: whether a node frees what it saved right after its task; else `free` does later.
-        on_hook: is told of each hook before it runs.
-        on_outputs: is told of what a task takes and gives, while the node still has what it saved: its inputs, its
-            outputs as the next tasks get them, and as the node gave them. Of a leaf's task right
-            before it runs.
-        memory: is told of each task right before its node runs, after its hooks, and right after the hooks that
-            follow.
-        changes: notes what tasks change besides gradients, while they may be taken back.
-        records_bare: whether tasks that `run_bare` runs can be recorded.
-        streams: those of accelerators, on which tasks run; None: there are none.
-        inside: calls its first argument as tasks are run; the second returns all tasks in the order in which they ran
-            or are going to.
+        needed: the tasks that run; None for all.
+        keep_graph: whether the nodes keep their saved tensors.
+        roots: the gradient of each root, from which the backward starts.
+        frees: whether a node frees its saved tensors right after its task; otherwise `free` does so later.
+        on_hook: called with each hook before it runs.
+        on_outputs: called with a task's inputs, its outputs as the next tasks receive them, and its outputs as the node
+            returned them, while the node still has its saved tensors. For a leaf's task, called right before it runs.
+        memory: called right before each task's node runs, after its hooks, and right after the following hooks.
+        changes: records side effects of tasks that may be undone.
+        records_bare: whether tasks run by `run_bare` can be recorded.
+        streams: the streams of accelerators on which tasks run; None without accelerators.
+        inside: calls its first argument in the context in which tasks run; the second returns all tasks in the order in
+            which they ran or will run.
     """
 
     graph: Graph
@@ -119,85 +120,88 @@ class Runner(Protocol):
 
     @abstractmethod
     def buffer(self, task_id: int, accumulate: Accumulate) -> InputBuffer:
-        """An empty input buffer for a task."""
+        """Return an empty input buffer for a task."""
 
     @abstractmethod
     def run(
         self, task: Task, gradients: list[Tensor | None], hooks: bool, on_end: OnEnd | None = None
     ) -> list[Tensor | None]:
-        """Runs a task on its input buffer, with its hooks, lets the buffer go, and frees its node.
+        """Run a task on its input buffer with its hooks, free the buffer, and free the node's saved tensors.
 
         Args:
-            gradients: the input buffer, which nobody else holds. It is empty afterwards.
-            hooks: whether there may be any. Not looking for them saves most of the time.
-            on_end: is told of the outputs as its node and its hooks gave them.
+            task: the task.
+            gradients: the input buffer, which nothing else may hold. It is empty afterwards.
+            hooks: whether there may be hooks. Skipping their search saves most of the time.
+            on_end: called with the outputs as the node and its hooks returned them.
 
         Returns:
-            The outputs as the next tasks take them, one per output number.
+            The outputs converted for the next tasks, one per output number.
         """
 
     def fitted_roots(self) -> list[Tensor | None]:
-        """Those gradients as the tasks take them, in a new list. To be called with the grad mode of the backward."""
+        """Return the root gradients converted for their tasks, in a new list. Must be called in the backward's grad
+        mode."""
         return list(self.roots)
 
     @abstractmethod
     def free(self, task: Task) -> None:
-        """Lets a node that has run free what it saved, where it has not; what can't be freed stays spent. To be called
-        `inside`."""
+        """Free the saved tensors of a node that has run. If that is impossible, it stays marked as freed. Must be
+        called `inside`."""
 
     def spend(self, task: Task) -> None:
-        """A task has run whose node keeps what it saved for going back: to everybody else it is freed, where it would
-        have been."""
+        """Mark the node of a task as freed although it keeps its saved tensors for undo: others must not run it."""
 
     def unspend(self, task: Task) -> None:
-        """The task has been taken back: anybody may run it again."""
+        """Remove the mark of `spend` after the task was undone: it may run again."""
 
     @abstractmethod
     def leaf(self, task_id: int) -> HasGrad:
-        """What gets the gradient of a leaf's task."""
+        """Return the leaf of a leaf's task."""
 
     @property
     def leaves(self) -> Mapping[int, HasGrad]:
-        """By the id of its task each leaf."""
+        """Each leaf by the id of its task."""
         return {task.id: self.leaf(task.id) for task in self.graph.tasks if task.is_leaf}
 
     def hook_watch(self) -> HookWatch | None:
-        """What knows whether there are hooks, where that is cheaper than to look for them at each task."""
+        """Return a watch for hooks if it is cheaper than a search at each task."""
         return None
 
     def run_bare(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
-        """Runs tasks up to one of `last` as the session does, while nobody hooks them; none, if it has no such way.
+        """Run tasks in a fast loop up to one of `last`, as long as there are no hooks; none if there is no fast loop.
 
         Args:
-            watch: its own, which has seen no hook.
+            loop: the session.
+            last: the tasks at which to stop.
+            watch: its own hook watch, which has found no hooks.
         """
 
     def retain_inputs(self) -> None:
-        """Make the tensors of `inputs=` retain their gradients: the backward begins. Does nothing a second time."""
+        """Make the tensors of `inputs=` retain their gradients as the backward begins. A second call does nothing."""
 
     def pass_by(self) -> None:
-        """No task of the backward was to run, for `inputs=` are not reached: what happens to the root all the same. To
-        be called `inside`."""
+        """Run the root's hooks in a backward without tasks, whose `inputs=` are not reached. Must be called
+        `inside`."""
 
     def finish(self, again: bool) -> None:
-        """The last task has run: the callbacks for the end of the backward are due. To be called `inside`.
+        """Run the callbacks for the end of the backward after the last task. Must be called `inside`.
 
         Args:
-            again: tasks may be taken back, and the end be reached again.
+            again: whether tasks may be undone and the end be reached again.
         """
 
     def rest(self) -> None:
-        """No task runs now."""
+        """Record that no task is running."""
 
     def failed(self, task: Task) -> None:
-        """The task has raised: says what else is known of that."""
+        """Show more information about a task that raised."""
 
 
 APPLIED = {Kind.FUNCTION, Kind.CHECKPOINT, Kind.MODULE_HOOK, Kind.COMPILED}  # Python nodes: not callable themselves
 
 
 def by_edge(task: Task, node: Any, outputs: tuple[Any, ...]) -> Gradients:
-    """Sorts what a custom Function gives, one per argument of its forward, to its edges (python_function.cpp)."""
+    """Map the outputs of a custom Function, one per argument of its forward, to its edges (python_function.cpp)."""
     needed = node.needs_input_grad
     while len(outputs) > len(needed) and outputs[-1] is None:
         outputs = outputs[:-1]

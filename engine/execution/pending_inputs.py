@@ -1,4 +1,4 @@
-"""The input buffers of a backward under way, and how many gradients each task still waits for."""
+"""The input buffers of a running backward, and the number of gradients that each task still waits for."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .undo_history import Ran, Waited
 
 
 class InputBuffers:
-    """What waits for the tasks of a backward.
+    """The input buffers of a backward's tasks.
 
     Args:
         graph: the graph that is run.
-        needed: the tasks that run at all; None: all. To others nothing is given.
-        make: an empty buffer for a task.
+        needed: the tasks that run; None for all. Others receive no gradients.
+        make: returns an empty buffer for a task.
 
     Attributes:
-        by_task: the buffers to which something has been given, if only that nothing comes.
-        missing: by task how many gradients have not come.
+        by_task: the buffers of tasks that have received an input, even an undefined one.
+        missing: by task, the number of gradients that have not arrived.
     """
 
     def __init__(self, graph: Graph, needed: frozenset[int] | None, make: Callable[[int], InputBuffer]) -> None:
@@ -35,17 +35,19 @@ class InputBuffers:
         self.missing = list(self._all_missing)
 
     def of(self, task_id: int) -> InputBuffer:
-        """The buffer of a task, which is made if there is none."""
+        """Return the buffer of a task, creating it if necessary."""
         buffer = self.by_task.get(task_id)
         if buffer is None:
             buffer = self.by_task[task_id] = self._make(task_id)
         return buffer
 
     def add(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> bool:
-        """Puts an output into the next task's buffer. Says whether that was the last it waited for.
+        """Add an output to the next task's buffer. Return whether it was the last one that the task waited for.
 
         Args:
-            entry: notes what is there before, where the task may be taken back.
+            edge: the edge from the output to the next task.
+            outputs: all outputs; the list's entry is dropped if the buffer keeps it.
+            entry: the undo record of the task, which stores the previous gradient.
         """
         next_task, gradient = edge.next_task, outputs[edge.output]
         if self._needed is not None and next_task not in self._needed:
@@ -54,28 +56,29 @@ class InputBuffers:
         if entry is not None:
             entry.note(edge, buffer)
         if gradient is not None and buffer.add(edge.input, gradient):
-            outputs[edge.output] = None  # the buffer alone holds it
+            outputs[edge.output] = None  # now only the buffer holds it, so the next sum can be in place
         self.missing[next_task] -= 1
         return not self.missing[next_task]
 
     def shown(self, task_id: int) -> tuple[Tensor | None, ...]:
-        """The gradients that wait for a task, one per input number."""
+        """Return the gradients that wait for a task, one per input number."""
         buffer = self.by_task.get(task_id)
         return buffer.shown() if buffer else (None,) * len(self._tasks[task_id].inputs)
 
     def waiting(self) -> dict[int, Waiting]:
-        """By task all that waits."""
+        """Return all waiting gradients by task."""
         return {task_id: buffer.waiting() for task_id, buffer in self.by_task.items()}
 
     def fill(self, task_id: int, waiting: Waiting) -> None:
-        """A new buffer for the task, with this in it."""
+        """Create a new buffer for the task with these gradients."""
         buffer = self.by_task[task_id] = self._make(task_id)
         buffer.put(waiting)
 
     def take_back(self, entry: Ran) -> None:
-        """Takes what a task gave out of the buffers again, and puts back what it was given."""
+        """Remove a task's outputs from the buffers, and restore its inputs."""
         assert entry.gradients is not None and entry.sums is not None
         added = zip(entry.edges, entry.sums.tensors, entry.counts, strict=True)
+        # Last first: several outputs may have gone into one buffer, and each record has the state just before it.
         for edge, before, count in reversed(list(added)):
             self.by_task[edge.next_task].take_back(edge.input, before, count)
             self.missing[edge.next_task] += 1
@@ -84,17 +87,17 @@ class InputBuffers:
         self.fill(entry.task, entry.gradients.waiting)
 
     def begin_again(self, waited: Mapping[int, Waited], missing: Sequence[int]) -> None:
-        """All as it was at an earlier moment."""
+        """Restore all buffers from an earlier moment."""
         self.by_task.clear()
         for task_id, each in waited.items():
             self.fill(task_id, each.waiting)
         self.missing[:] = missing
 
     def let_go(self) -> None:
-        """The backward is over: nothing waits any more, and no buffer is made."""
+        """Drop all buffers after the backward; no buffer can be created afterwards."""
         self.by_task.clear()
-        self._make = _over  # the other has the graph's nodes
+        self._make = _over  # the previous function holds the graph's nodes
 
 
 def _over(task_id: int) -> Never:
-    raise RuntimeError(f"this backward is over: no gradient can wait for task {task_id} any more")
+    raise RuntimeError(f"this backward has ended; no gradient can be added for task {task_id}")

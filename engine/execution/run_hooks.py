@@ -1,4 +1,4 @@
-"""The Python hooks of a task, run around it as the engine does (engine.cpp, call_function; python_hook.cpp)."""
+"""Running a task's Python hooks as the engine does (engine.cpp, call_function; python_hook.cpp)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .graph_task import GraphTask
 
 Gradients = Sequence[Tensor | None]
 OnHook = Callable[[str, str], None]
-"""Is told of each hook that runs: "tensor", "pre" or "post", and the hook's name."""
+"""Called for each hook that runs, with "tensor", "pre" or "post" and the hook's name."""
 
 
 def hook_name(hook: Any) -> str:
-    """What to call a hook."""
+    """Return the name of a hook."""
     return getattr(hook, "__qualname__", None) or getattr(hook, "__name__", None) or type(hook).__qualname__
 
 
 def run_leaf_hooks(node: Node, gradients: Gradients, on_hook: OnHook | None) -> Gradients:
-    """The hooks of a leaf's `register_hook`. They see None where no gradient came."""
+    """Run the hooks of a leaf's `register_hook`, which receive None for undefined gradients."""
     for hook in leaf_hooks(leaf_of(node)):
         if on_hook is not None:
             on_hook("tensor", hook_name(hook))
@@ -38,7 +38,7 @@ def run_leaf_hooks(node: Node, gradients: Gradients, on_hook: OnHook | None) -> 
 
 
 def run_tensor_hooks(graph_task: GraphTask, node: Node, gradients: Gradients, on_hook: OnHook | None) -> Gradients:
-    """The hooks of the tensors that the node made in the forward."""
+    """Run the hooks of the tensors that the node created in the forward."""
     if on_hook is None:
         return graph_task.run_tensor_hooks(node, gradients)
     with _calls_noted(on_hook):
@@ -46,7 +46,7 @@ def run_tensor_hooks(graph_task: GraphTask, node: Node, gradients: Gradients, on
 
 
 def run_pre_hooks(node: Node, gradients: Gradients, on_hook: OnHook | None) -> Gradients:
-    """The hooks of `Node.register_prehook`."""
+    """Run the hooks of `Node.register_prehook`."""
     for hook in node_hooks(node)[0]:
         if on_hook is not None:
             on_hook("pre", hook_name(hook))
@@ -55,7 +55,7 @@ def run_pre_hooks(node: Node, gradients: Gradients, on_hook: OnHook | None) -> G
 
 
 def run_post_hooks(hooks: Sequence[Any], outputs: Gradients, gradients: Gradients, on_hook: OnHook | None) -> Gradients:
-    """The hooks of `Node.register_hook`, which see the outputs as the next tasks will get them."""
+    """Run the hooks of `Node.register_hook`, which receive the outputs as the next tasks will receive them."""
     for hook in hooks:
         if on_hook is not None:
             on_hook("post", hook_name(hook))
@@ -64,7 +64,7 @@ def run_post_hooks(hooks: Sequence[Any], outputs: Gradients, gradients: Gradient
 
 
 def replaced(hook: Any, result: Any, before: Gradients) -> Gradients:
-    """What a hook made of the gradients, checked: None leaves them as they are."""
+    """Return a hook's replacement gradients after checks; a result of None keeps the gradients."""
     if result is None:
         return before
     if not isinstance(result, tuple):
@@ -93,15 +93,16 @@ def _checked(hook: Any, result: tuple[Any, ...], before: Gradients) -> Gradients
 
 
 def _own_name(hook: Any) -> str:
-    """The name in torch's errors."""
+    """Return the hook's name as in torch's errors."""
     return getattr(hook, "__name__", "<unknown>")
 
 
 @contextmanager
 def _calls_noted(on_hook: OnHook) -> Iterator[None]:
-    """Notes the Python functions which the engine calls meanwhile: nothing else lists the hooks of tensors.
+    """Record the Python functions that the engine calls meanwhile; tensor hooks cannot be listed in another way.
 
-    Not under a profiler of the user's: there can be one at a time. Builtins (`some_list.append`) are not noted.
+    This uses `sys.setprofile`, so it does nothing while a user's profiler is active. Builtins (`some_list.append`) are
+    not recorded.
     """
     if sys.getprofile() is not None:
         yield
@@ -114,7 +115,7 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
             on_hook("tensor", frame.f_code.co_qualname)
 
     def end() -> None:
-        if sys.getprofile() is note:  # else a hook has set another one
+        if sys.getprofile() is note:  # unless a hook has set another one
             sys.setprofile(None)
 
     try:
@@ -124,7 +125,7 @@ def _calls_noted(on_hook: OnHook) -> Iterator[None]:
         finally:
             end()
     finally:
-        end()  # again: an interrupt may come at any line
+        end()  # once more, as an interrupt may come at any line
 
 
 class Hook(NamedTuple):

@@ -1,5 +1,5 @@
-"""A backward through what an earlier one has freed, or through saved tensors that were written since: which tensor ties
-it to the earlier graph, and who saved what, as notes on PyTorch's error."""
+"""Notes on PyTorch's errors about freed graphs and modified saved tensors: which tensor leads to the earlier graph, and
+which task saved the modified tensor."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _FREED = FREED.partition(" (")[0]
 _NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
-_MOST_VIEWS = 8  # or other tasks that keep nothing, between what is freed and the tensor that a program holds
+_MOST_VIEWS = 8  # views, or other tasks without saved tensors, between a freed task and a tensor the program holds
 
 
 class _Last(local):
-    """The two backwards that this thread has begun last: what the next node was to be numbered then."""
+    """The next sequence number at the start of this thread's last two backwards."""
 
     began: int | None = None
     before: int | None = None
@@ -52,16 +52,16 @@ _last = _Last()
 
 
 def backward_begins() -> int | None:
-    """To be called as a backward begins: gives what the next node of this thread was to be numbered as the one before
-    it began. What is older was made before that one; None where there was none."""
+    """Record that a backward begins. Return the next sequence number at the start of the previous one in this thread;
+    nodes with lower numbers are older than that backward. None if there was none."""
     now = sequence_nr()
-    if now != _last.began:  # else it is the same one, which begins in several steps
+    if now != _last.began:  # otherwise it is the same backward, which begins in several steps
         _last.before, _last.began = _last.began, now
     return _last.before
 
 
 def backward_continues() -> None:
-    """To be called where planning has made nodes since the backward began: what begins next is still that one."""
+    """Record that planning created nodes since the backward began, so the next start is still the same backward."""
     _last.began = sequence_nr()
 
 
@@ -72,14 +72,15 @@ def explain_spoiled_graph(
     since: int | None = None,
     maker: Callable[[int], object] | None = None,
 ) -> None:
-    """Notes on either error what led to it; on any other nothing. Nothing is run or unpacked for that.
+    """Add notes about the cause to either error; other errors stay as they are. Nothing is run or unpacked for it.
 
     Args:
-        error: what the backward raised.
+        error: the error of the backward.
         graph: the graph, with its nodes.
-        ran: the tasks which this backward has run before; None: nobody knows.
-        since: where nobody does, the number from which on nodes are younger than the backward before this one.
-        maker: what made the node of a sequence number, in words, where nobody captured the forward; None: not known.
+        ran: the tasks that this backward has run; None if unknown.
+        since: if `ran` is unknown, the sequence number from which on nodes are newer than the previous backward.
+        maker: returns the operation that created the node of a sequence number, in words, if the forward was not
+            captured; None if unknown.
     """
     said = str(error)
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
@@ -95,7 +96,7 @@ def explain_spoiled_graph(
 
 
 def crossings_told(graph: Graph, since: int) -> list[str]:
-    """What `explain_spoiled_graph` would note if a backward ran now into what is freed, and older than this number."""
+    """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
     return list(_of_freed(graph, None, since))
 
 
@@ -114,8 +115,8 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
         if ran is not None:
             yield (
                 f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
-                f"{graph.describe(max(freed))} first, and nothing was computed since that still keeps what it saved; "
-                "what to do: compute the loss again, or pass retain_graph=True to the earlier backward"
+                f"{graph.describe(max(freed))} first, and freed their saved tensors; compute the loss again, or pass "
+                "retain_graph=True to the earlier backward"
             )
         return
     names = [
@@ -124,8 +125,8 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
     ]
     for name, edge in zip(names, crossings, strict=False):
         yield (
-            f"{told_apart(graph, edge.task)} takes {f'{name}, ' if name else ''}"
-            f"the result of {told_apart(graph, edge.next_task)}, {_meta(graph, edge)}: it is of an earlier graph"
+            f"{told_apart(graph, edge.task)} uses {f'{name}, ' if name else ''}"
+            f"the result of {told_apart(graph, edge.next_task)}, {_meta(graph, edge)}, which is in an earlier graph"
         )
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
@@ -134,19 +135,17 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
     else:
         yield f"{said} of that graph {_BE[len(freed) > 1]} older than the backward before this one, and freed{more}"
     written = [name.partition(" of ")[0] for name in names if name is not None]
-    known = [
-        f"{each}.detach()" for each in written if " " not in each
-    ]  # else it is described, as no one would write it
+    known = [f"{each}.detach()" for each in written if " " not in each]  # only names that are valid in code
     yield (
-        f"what to do: {joined(known) if known else '.detach() of what is taken there'} in whichever of the two losses "
-        "need not go through it (a state that is carried on: before the next step); where both must, "
-        "retain_graph=True in the earlier backward"
+        f"what to do: call {joined(known) if known else '.detach() on that tensor'} for the loss that does not need "
+        "gradients through it (for a carried state: before the next step); if both losses do, pass retain_graph=True "
+        "to the earlier backward"
     )
 
 
 def _crossings(graph: Graph, freed: Collection[int], over: Collection[int], since: int | None) -> list[Edge]:
-    """The edges by which this backward gets from what it may run to what is freed, one for each tensor. What is below a
-    freed task was made before that, and so is part of the earlier graph, freed or not."""
+    """Return the edges on which this backward reaches freed tasks, one per tensor. Tasks below a freed task are older,
+    so they belong to the earlier graph, too, freed or not."""
     below = _reached(freed, [[edge.next_task for edge in edges] for edges in graph.out_edges])
     leading = _reached(freed, [[edge.task for edge in edges] for edges in graph.in_edges])
     old = below & leading
@@ -174,8 +173,8 @@ def _meta(graph: Graph, edge: Edge) -> str:
 
 
 def _is_new(graph: Graph, task_id: int, freed: Collection[int], over: Collection[int], since: int | None) -> bool:
-    """Whether this task, or one from which its gradients come, was made since: it kept something, and the earlier
-    backward did not free it. Of one that keeps nothing this is told by its number, where another is known."""
+    """Return whether this task, or one above it, is newer than the earlier backward: it has saved tensors that are not
+    freed. A task without saved tensors is judged by its sequence number, if the limit is known."""
     seen, waiting = {task_id}, [task_id]
     while waiting:
         at = waiting.pop()
@@ -191,13 +190,13 @@ def _is_new(graph: Graph, task_id: int, freed: Collection[int], over: Collection
 
 
 def _keeps(graph: Graph, task_id: int) -> bool:
-    """Whether the task's node is seen to keep something."""
+    """Return whether the task's node visibly has saved tensors."""
     node = graph.nodes[task_id]
     return not hides_saved(node) and holds_saved(node)
 
 
 def _held_elsewhere(node: Node, number: int) -> str | None:
-    """Who holds the tensor: `trainer.hidden`."""
+    """Return the program's reference to the tensor: `trainer.hidden`."""
     from ...inspector.references.find_referrers import who_holds
 
     with all_objects() as objects:
@@ -227,7 +226,7 @@ def _in_frames(graph: Graph, edge: Edge) -> str | None:
 def _is_made_by(node: Node, number: int, tensor: Tensor) -> bool:
     try:
         return tensor.grad_fn is node and tensor.output_nr == number
-    except RuntimeError:  # one of several views whose base was written
+    except RuntimeError:  # one of several views whose base was modified
         return False
 
 
@@ -252,25 +251,25 @@ def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator
         made = None if maker is None or task.source is not None else maker(task.sequence_nr)
         who = told_apart(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{who} saved {slot.name}{called} at version {slot.version}; it has been written since{_by_whom(slot)} "
-            f"and is at version {slot.now}"
+            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_by_whom(slot)} and is "
+            f"now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
-        yield f"so have {counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph been written"
+        yield f"{counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph also modified in place"
     if of_leaf:
         yield (
-            "what to do: run this backward before what writes the parameters (an optimizer's step(), as a rule), or "
-            "compute the loss again after it"
+            "what to do: run this backward before the parameters are modified (usually by an optimizer's step()), or "
+            "compute the loss again afterwards"
         )
     else:
         yield (
-            "what to do: make a new tensor in place of writing into this one (y = y + 1, not y += 1), or write after "
-            "the backward"
+            "what to do: create a new tensor instead of modifying this one in place (y = y + 1, not y += 1), or modify "
+            "it after the backward"
         )
 
 
 def _by_whom(slot: WrittenSlot) -> str:
-    """The calls that wrote it, where somebody watched: ` by add_ at train.py:45`."""
+    """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
     from ...inspector.capture.inplace_writes import writes_between
 
     storage = None if slot.tensor is None else storage_of(slot.tensor)
@@ -283,7 +282,7 @@ def _by_whom(slot: WrittenSlot) -> str:
 
 
 def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
-    """What the slot's tensor is called, and whether it is a leaf."""
+    """Return the name of the slot's tensor, and whether it is a leaf."""
     storage = None if slot.tensor is None else storage_of(slot.tensor)
     if slot.tensor is None or storage is None:
         return None, False

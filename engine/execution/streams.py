@@ -1,4 +1,4 @@
-"""On which of an accelerator's streams tasks run: each on that of its forward, as in PyTorch's engine."""
+"""Streams of accelerators: each task runs on the stream of its forward operation, as in PyTorch's engine."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Stream = torch.Stream
 
 
 class TaskStreams:
-    """Puts a backward's tasks on streams so that kernels wait for those whose results they use, and no block of memory
-    goes back to the allocator while a stream that it does not know of may still use it.
+    """The streams of a backward's tasks. Kernels wait for the kernels whose results they use, and no block of memory
+    returns to the allocator while another stream may still use it.
 
-    A node has the stream that was current as its forward operation ended (node.h, `Node::stream`), and PyTorch's engine
-    runs it there. Python does not show it, but a capture notes it. Where one saw all of the forward, each task runs on
-    its own stream: events lead from the stream of a task to those of the next ones, and gradients are noted for the
-    streams that take them (`record_stream`), as engine.cpp and input_buffer.cpp do.
+    A node's stream is the one that was current when its forward operation ended (node.h, `Node::stream`), and PyTorch's
+    engine runs the node there. Python does not show it, but a capture records it. If a capture saw all of the forward,
+    each task runs on its own stream: events connect the stream of a task with those of the next ones, and gradients are
+    recorded for the streams that use them (`record_stream`), as in engine.cpp and input_buffer.cpp.
 
-    Elsewhere the streams are not known. All tasks of a device then run on one stream; the host waits for the device
-    before the first of them, and after each run of tasks. What they let go may belong to another stream: it is noted
-    for this one, which is nothing to the allocator if it is its own.
+    Otherwise the streams are unknown. All tasks of a device then run on one stream, and the host waits for the device
+    before the first task and after each run of tasks. Freed tensors may belong to another stream, so they are recorded
+    for this one; that has no effect if it is their own.
 
-    On the way into each run of tasks these streams wait for the caller's, and on the way out the caller's for them. A
-    caller may so look at gradients, and edit them, between two steps.
+    At the start of each run of tasks these streams wait for the caller's, and at the end the caller's waits for them,
+    so a caller may read and edit gradients between two steps.
 
     Args:
         graph: the graph.
-        by_task: of each task that runs on an accelerator the stream; None: they are not known.
+        by_task: the stream of each task that runs on an accelerator; None if unknown.
 
     Attributes:
-        several: whether tasks of one device run on several.
-        known: whether they are those of the forward.
+        several: whether tasks of one device run on several streams.
+        known: whether these are the streams of the forward.
     """
 
     def __init__(self, graph: Graph, by_task: dict[int, Stream] | None) -> None:
@@ -61,7 +61,7 @@ class TaskStreams:
 
     @staticmethod
     def of(graph: Graph) -> TaskStreams | None:
-        """The streams of these tasks; None where no device has any."""
+        """Return the streams of a graph's tasks; None if no device has streams."""
         if not any(map(_has_streams, graph.devices)):
             return None
         found = {task.id: _noted(task) for task in graph.tasks if _has_streams(task.device)}
@@ -69,11 +69,11 @@ class TaskStreams:
         return TaskStreams(graph, known if len(known) == len(found) else None)
 
     def of_task(self, task_id: int) -> Stream | None:
-        """The stream of a task of its own; None where it runs on whichever is current."""
+        """Return a task's own stream; None if it runs on the current one."""
         return self._by_task.get(task_id) if self.several else None
 
     def give_up(self, waiting: Iterable[Tensor | None] = ()) -> None:
-        """From here on each device's tasks run on one stream: something is done with gradients beside them.
+        """Run each device's tasks on one stream from now on, because gradients are also used outside tasks.
 
         Args:
             waiting: the gradients that wait for tasks.
@@ -86,8 +86,8 @@ class TaskStreams:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Meanwhile each device's stream is the current one, and its streams stand between what the caller asked for
-        before and asks for after."""
+        """Make each device's stream current inside this context. Its streams first wait for the caller's stream, and
+        the caller's waits for them at the end."""
         callers = {device: torch.accelerator.current_stream(device) for device in self._devices}
         for device, caller in callers.items():
             for stream in self._others(device, caller):
@@ -102,25 +102,25 @@ class TaskStreams:
             for device, caller in callers.items():
                 for stream in self._others(device, caller):
                     caller.wait_stream(stream)
-            if not self.known:  # what nodes hide goes when they do
+            if not self.known:  # hidden saved tensors are freed with their nodes, without record_stream
                 self.wait_for_all()
 
     def _others(self, device: torch.device, caller: Stream) -> list[Stream]:
         return [stream for stream in self._used[device] if stream != caller]
 
     def hand_over(self, edge: Edge, gradient: Tensor | None, waits: bool) -> Stream | None:
-        """Lets the stream of the task that gets a gradient wait for that which gives it. Gives that stream, on which it
-        has to be summed with others; None: both are one.
+        """Make the receiving task's stream wait for the stream that produced a gradient. Return the receiving stream,
+        on which the gradient must be summed with others; None if both are the same.
 
         Args:
-            edge: from one task to the other.
-            gradient: what goes there.
-            waits: whether another one waits there, to which this one may be added in place. It may have gone to further
-                tasks, which hold it no more, but whose kernels may still read it: then all streams are waited for.
-                PyTorch's engine asks only who holds it (input_buffer.cpp, can_accumulate_inplace), and may race.
+            edge: the edge between the tasks.
+            gradient: the gradient.
+            waits: whether another gradient waits there, to which this one may be added in place. Kernels of other tasks
+                may still read that gradient although they no longer hold it, so then the stream waits for all streams.
+                PyTorch's engine only tests the references (input_buffer.cpp, can_accumulate_inplace), and may race.
         """
         if gradient is None or edge.task == edge.next_task or (device := gradient.device) not in self._main:
-            return None  # a root has it of the caller
+            return None  # a root's gradient comes from the caller
         stream, consumer = self._on(device, edge.task), self._on(device, edge.next_task)
         for other in self._others(device, consumer):
             if waits or other == stream:
@@ -131,19 +131,20 @@ class TaskStreams:
         return consumer
 
     def given(self, task_id: int, gradients: Iterable[Tensor | None]) -> None:
-        """A task is going to get these, which the caller made."""
+        """Prepare gradients that the caller created for the stream of their task."""
         stream = self.of_task(task_id)
         for gradient in gradients:
             if stream is not None and gradient is not None and gradient.device == stream.device:
                 gradient.record_stream(stream)
 
     def _on(self, device: torch.device, task_id: int) -> Stream:
-        """The stream of this device on which what a task does there goes."""
+        """Return the stream of this device on which a task's kernels run."""
         stream = self._by_task.get(task_id)
         return self._main[device] if stream is None or stream.device != device else stream
 
     def after_engine(self, outputs: Iterable[Tensor | None]) -> None:
-        """In a hook that ends a run of the engine's own, whose node has a stream: what follows may run on another."""
+        """Synchronize after a nested engine run, called in the hook that ends it: later kernels may run on another
+        stream."""
         if self.known:
             return
         for device, main in self._main.items():
@@ -152,19 +153,19 @@ class TaskStreams:
         self._note(outputs)
 
     def before_release(self, node: Node, gradients: Sequence[Tensor | None], saved: Sequence[object]) -> None:
-        """A task has run, and lets go of what it took and saved."""
+        """Record a task's inputs and saved tensors for its stream before they are freed."""
         if not self.known:
             self._note(gradients)
             self._note(kept_tensors(node, saved))
 
     def free_saved(self, saved: Sequence[object]) -> None:
-        """`free_saved`, where nothing else is let go."""
+        """Call `free_saved` if nothing else is freed."""
         if not self.known:
             self._note(kept_tensors(None, saved))
         free_saved(saved)
 
     def wait_for_all(self) -> None:
-        """Waits until the devices have done all that they were asked for."""
+        """Wait until the devices have finished all work."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
 
@@ -176,7 +177,7 @@ class TaskStreams:
 
 @contextmanager
 def on_stream(stream: Stream | None) -> Iterator[None]:
-    """`with stream`, which one stream can't do twice, one in the other. None: nothing."""
+    """Enter a stream. Unlike `with stream`, this can be nested for one stream. None does nothing."""
     if stream is None:
         yield
         return
@@ -195,7 +196,7 @@ def _has_streams(device: torch.device) -> bool:
 
 
 def _can_note(stream: Stream) -> bool:
-    """Whether the device's allocator keeps blocks by stream, as CUDA's; that of MPS has one stream."""
+    """Return whether the device's allocator keeps blocks by stream, as CUDA's does. MPS has one stream."""
     with unobserved():
         try:
             torch.empty(0, device=stream.device).record_stream(stream)
@@ -205,7 +206,7 @@ def _can_note(stream: Stream) -> bool:
 
 
 def _noted(task: Task) -> Stream | None:
-    """The stream on which a capture saw the task's node made."""
+    """Return the stream on which a capture saw the task's node created."""
     operation = task.operation
     stream = operation.stream if isinstance(operation, Operation) else None
     return stream if stream is not None and stream.device == task.device else None

@@ -1,4 +1,4 @@
-"""Runs one node as PyTorch's engine does (engine.cpp, evaluate_function and call_function)."""
+"""Running one node as PyTorch's engine does (engine.cpp, evaluate_function and call_function)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ from .unsupported import cannot, refuse_surroundings, refuse_tasks
 
 
 def check_nan(name: str, outputs: Sequence[Tensor | None]) -> None:
-    """Raises for the first gradient with a NaN in it, in the engine's words (engine.cpp, evaluate_function)."""
+    """Raise the engine's error for the first gradient with a NaN (engine.cpp, evaluate_function)."""
     for number, output in enumerate(outputs):
         if output is not None and torch.isnan(output.detach()).any():
             raise RuntimeError(f"Function '{name}' returned nan values in its {number}th output.")
 
 
 def warn_of_forward(node: Node) -> None:
-    """Shows where the forward made the node, as anomaly mode noted it (python_anomaly_mode.cpp, print_stack)."""
+    """Warn with the place where the forward created the node, as anomaly mode does (python_anomaly_mode.cpp,
+    print_stack)."""
     notes = notes_on(node)
     if "traceback_" not in notes:
         warn(
@@ -75,8 +76,8 @@ def warn_of_forward(node: Node) -> None:
         parent = notes.get("parent_")
 
 
-_MANY_TASKS = 1000  # from here on looking through the process for hooks is cheaper than asking each node
-_SOME_TASKS = 50  # from here on where it has been looked through, or one look is for many backwards
+_MANY_TASKS = 1000  # tasks from which one search of the process for hooks is cheaper than a check of each node
+_SOME_TASKS = 50  # the same if the search is done already, or serves many backwards
 
 
 class TaskRunner(Runner):
@@ -84,16 +85,16 @@ class TaskRunner(Runner):
 
     Args:
         graph: the graph.
-        needed: the tasks that `inputs=` needs; None: all.
-        keep_graph: whether the nodes keep what they saved.
-        create_graph: whether the backward gets a graph of its own.
-        roots: by root of the graph the gradient from which the backward starts.
-        streams: those of accelerators, on which tasks run.
+        needed: the tasks that `inputs=` needs; None for all.
+        keep_graph: whether the nodes keep their saved tensors.
+        create_graph: whether the backward builds a graph.
+        roots: the gradient of each root, from which the backward starts.
+        streams: the streams of accelerators on which tasks run.
 
     Attributes:
-        graph_task: what torch's engine has for this backward.
-        takes: for each task what it takes, one per input number.
-        hooked: tasks the hooks of whose tensors have run before their turn: of each hook its kind and name.
+        graph_task: the graph task of this backward.
+        takes: by task, the metadata of its inputs.
+        hooked: tasks whose tensor hooks ran before their turn, with each hook's kind and name.
     """
 
     def __init__(
@@ -122,13 +123,14 @@ class TaskRunner(Runner):
 
     @classmethod
     def of(cls, call: BackwardCall, measuring: Measuring | None = None) -> Self:
-        """The nodes below these tensors.
+        """Create a runner of the nodes below these tensors.
 
         Args:
-            measuring: begins to measure the memory, once the graph is known and before anything is made.
+            call: the arguments of the backward.
+            measuring: begins to measure the memory once the graph is known, before anything is allocated.
 
         Raises:
-            NotImplementedError: what would not be done as PyTorch does it.
+            NotImplementedError: If the backward would differ from PyTorch's.
         """
         outputs, keep_graph, create_graph = call.outputs, bool(call.keep_graph), bool(call.create_graph)
         if (limits := call.limits) is not None:
@@ -172,7 +174,7 @@ class TaskRunner(Runner):
 
     @cached_property
     def watch(self) -> HookWatch:
-        """Whether there may be hooks at all. The first look goes through all objects of the process."""
+        """The watch for hooks. Its first search examines all objects of the process."""
         return HookWatch(self._graph.nodes)
 
     def run(
@@ -204,7 +206,7 @@ class TaskRunner(Runner):
             after = node_hooks(node)[1]
             if after:
                 raw = None if self.on_outputs is None else list(outputs)
-                self.fit(task, outputs)  # the hooks see what the next tasks will get
+                self.fit(task, outputs)  # before post-hooks, as validate_outputs in engine.cpp, call_function
                 outputs = list(run_post_hooks(after, outputs, gradients, on_hook))
         if on_end is not None:
             on_end(outputs)
@@ -220,7 +222,9 @@ class TaskRunner(Runner):
             check_nan(task.name, outputs)
         if self.streams is not None:
             self.streams.before_release(node, gradients, saved)
-        gradients.reverse()  # the first goes first
+        # list.clear() frees from the end, std::vector from the front. Freeing in the engine's order lets a caching
+        # allocator reuse the same blocks.
+        gradients.reverse()
         gradients.clear()
         if self.frees:
             if python:
@@ -265,8 +269,8 @@ class TaskRunner(Runner):
         retain_gradients(limits)
 
     def pass_by(self) -> None:
-        """The engine looks at a root that is the only one before it finds that nothing is needed (engine.cpp,
-        evaluate_function): hooks of its tensor run, and its gradient is retained."""
+        """Run the hooks of the only root's tensor and retain its gradient: the engine does so before it finds that
+        nothing is needed (engine.cpp, evaluate_function)."""
         if self.needed or self.needed is None or len(self.roots) != 1:
             return
         (root,), (gradient,) = self.graph.roots, self.roots
@@ -288,7 +292,7 @@ class TaskRunner(Runner):
             warn_of_forward(self.graph.nodes[task.id])
 
     def fit(self, task: Task, outputs: list[Tensor | None]) -> list[Tensor | None]:
-        """Makes of these outputs what the next tasks will get."""
+        """Convert the outputs in place for the next tasks, and return them."""
         with without_torch_function():  # as in C++
             for edge in self._graph.out_edges[task.id]:
                 gradient = outputs[edge.output]
@@ -339,10 +343,10 @@ class TaskRunner(Runner):
 
 
 def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
-    """By task what it takes: a leaf's `grad_dtype` is not in its node's metadata.
+    """Return the metadata of each task's inputs, with a leaf's `grad_dtype`, which its node's metadata does not have.
 
     Raises:
-        NotImplementedError: a leaf takes gradients of any dtype.
+        NotImplementedError: If a leaf accepts gradients of any dtype.
     """
     kind = Kind.ACCUMULATE_GRAD
     found = [task.inputs for task in graph.tasks]
@@ -351,6 +355,6 @@ def all_taken(graph: Graph) -> list[tuple[TensorMeta, ...]]:
     for place, dtype in gradient_dtypes([graph.nodes[task_id] for task_id in leaves], usual).items():
         if dtype is None:
             leaf = graph.describe(leaves[place])
-            raise cannot(f"leave the gradient of {leaf} in the dtype in which it comes (grad_dtype is None)")
+            raise cannot(f"keep the gradient of {leaf} in its own dtype (grad_dtype is None)")
         found[leaves[place]] = (replace(found[leaves[place]][0], dtype=dtype),)
     return found

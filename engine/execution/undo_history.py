@@ -1,4 +1,4 @@
-"""What undo keeps for each task that ran: its inputs, `.grad`, and buffers that checkpoints recompute."""
+"""The undo history: for each task that ran, its inputs, `.grad`, and buffers that recomputation modifies."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .undo_python_state import HookState, tensors_below
 
 
 class RecomputedBuffers:
-    """Buffers, and tensors that the code refers to, before a task that has regions computed again, and after it.
+    """Buffers, and tensors to which code refers, before and after a task that recomputes checkpointed regions.
 
-    PyTorch computes a region once in a backward. After going back it is computed once more if the task that had it
-    computed was not taken back; then it finds what it found the first time, and what it writes is taken back at once.
+    PyTorch recomputes a region once per backward. After an undo, a region is recomputed again if the task that first
+    triggered it was not undone. It then reads the values of the first time, and its writes are undone immediately.
 
-    Known limitations. A task may have an outer region computed once more, and one inside of it for the first time: then
-    what the inner one writes is taken back, too. Counters in Python stay as the forward left them.
+    Known limitations: a task may recompute an outer region again and a nested region for the first time; then the
+    nested region's writes are undone, too. Counters in Python keep the values of the forward.
 
     Args:
-        regions: those that the task may have computed again.
-        first: by region what it found when it was computed first, as far as that was not taken back.
-        number: that of the backward, in a checkpoint's eyes.
+        regions: the regions that the task may recompute.
+        first: by region, the values at its first recomputation, unless that was undone.
+        number: the id of the backward for checkpoints.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RecomputedBuffers:
                 each._put_back()
 
     def end(self) -> None:
-        """The task has run."""
+        """Record the values after the task has run."""
         computed = [region for region in self._regions if is_recomputed(region, self._number)]
         self._regions.clear()
         with unobserved():
@@ -70,7 +70,7 @@ class RecomputedBuffers:
             self._first[region] = self
 
     def undo(self) -> None:
-        """Puts back what there was before the task, but where somebody else has written since."""
+        """Restore the values from before the task, except where something else has written since."""
         for region in [region for region, each in self._first.items() if each is self]:
             del self._first[region]
         with unobserved():
@@ -85,7 +85,7 @@ class RecomputedBuffers:
 
 @dataclass(slots=True)
 class _Noted:
-    """A tensor under its name, and what it held then; and the same after the task."""
+    """A named tensor, with its values before and after the task."""
 
     names: MutableMapping[str, Tensor | None] | None
     name: str
@@ -108,14 +108,14 @@ class _Noted:
             self.names[self.name] = self.tensor
         if not _same(self.tensor, self.copy):
             self.tensor.detach().copy_(self.copy)
-            set_version(self.tensor, self.version)  # who saved it before is to find it as it was
+            set_version(self.tensor, self.version)  # nodes that saved it before must not see a modification
 
     def _now(self) -> Tensor | None:
         return self.tensor if self.names is None else self.names.get(self.name)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """NaN is the same as NaN: statistics that have become so are put back, too."""
+    """Return whether two tensors are equal, with NaN equal to NaN, so that statistics that became NaN are restored."""
     return torch.equal(one, other) or bool(equal_elements(one, other).all())
 
 
@@ -127,10 +127,10 @@ class Edited:
     """Gradients in the buffer of a waiting task that were replaced by hand.
 
     Attributes:
-        position: how many tasks had run.
+        position: the number of tasks that had run.
         task: the id of the task.
         before, after: its gradients, one per input number, of the shapes in `Task.inputs`.
-        waited: all that waited before, of which `before` are the sums.
+        waited: all gradients that waited before, of which `before` are the sums.
     """
 
     position: int
@@ -141,7 +141,7 @@ class Edited:
 
 
 class Referenced:
-    """Tensors by reference, and whether somebody has modified one in place since."""
+    """Tensors held by reference, which shows in-place modifications. The reference makes later sums out of place."""
 
     __slots__ = ("_versions", "tensors")
 
@@ -155,7 +155,7 @@ class Referenced:
 
 
 class Waited(Referenced):
-    """What waited in an input buffer."""
+    """The gradients that waited in an input buffer."""
 
     __slots__ = ("_counts",)
 
@@ -174,14 +174,14 @@ def _version(tensor: Tensor | None) -> int:
 
 
 class HasGrad(Protocol):
-    """A leaf, or another tensor whose gradient is kept."""
+    """A leaf, or another tensor that retains its gradient."""
 
     grad: Tensor | None
 
 
 @dataclass(slots=True)
 class _Grad:
-    """The .grad of a tensor as it was before a task. `copy` has its values where they were going to be added to."""
+    """The .grad of a tensor before a task. `copy` has its values if the task adds to it in place."""
 
     tensor: HasGrad
     grad: Tensor | None
@@ -196,21 +196,21 @@ class _Grad:
         return cls(tensor, grad, grad.detach().clone() if in_place and grad is not None else None)
 
     def leave(self) -> None:
-        """The task has run: what it left is its own as long as nobody changes it."""
+        """Record the .grad that the task left, to notice later changes by others."""
         grad = self.tensor.grad
         self._left = None if grad is None else TensorWeakRef(grad)
         self._left_version = _version(grad)
 
     @property
     def is_anothers(self) -> bool:
-        """Whether something else has changed the .grad since: taken back, that would be lost."""
+        """Whether something else has changed the .grad since; an undo would lose that."""
         grad = self.tensor.grad
         if grad is None:
             return False
         return self._left is None or self._left() is not grad or self._left_version != _version(grad)
 
     def after(self) -> Tensor | None:
-        """What it is now. Nobody changes it any more, once this has been put back."""
+        """Return the current .grad. After `put_back` nothing changes it."""
         grad = self.tensor.grad
         return grad.detach().clone() if grad is not None and grad is self.grad else grad
 
@@ -227,20 +227,20 @@ class _Grad:
 
 @dataclass(slots=True)
 class Ran:
-    """One task that ran, and what it found.
+    """The undo record of one task that ran.
 
     Attributes:
         task: its id.
         by_hand: whether it was chosen by hand.
-        callbacks: how many callbacks for the end of the backward were waiting.
-        gradients: its input buffer before hooks; None where it was let go.
-        edges, sums, counts: the buffers that it added to, the first gradient that had been there, and how many had.
-        grads: the .grad of its leaf, and of what it had to `retain_grad`.
-        random: the states of the random generators, where it drew from them.
-        packed: whether `saved_tensors_hooks` give what it saved: checkpoints recompute once in each backward.
-        kept: what its hooks, or its Function, changed of what they keep in Python.
-        recomputed: the buffers that checkpointed regions wrote, which it had computed again.
-        version, values: of its leaf; the values where hooks might change them unseen.
+        callbacks: the number of callbacks queued for the end of the backward.
+        gradients: its input buffer before hooks; None if it was dropped.
+        edges, sums, counts: the buffers to which it added, with the first gradient and the number of gradients before.
+        grads: the .grad of its leaf, and of tensors with `retain_grad`.
+        random: the states of the random generators, if it drew from them.
+        packed: whether `saved_tensors_hooks` packed its saved tensors: checkpoints recompute once per backward.
+        kept: the Python state that its hooks or its Function changed.
+        recomputed: the buffers that its recomputed regions modified.
+        version, values: those of its leaf; values only if hooks might change them unnoticed.
     """
 
     task: int
@@ -260,47 +260,47 @@ class Ran:
     values: Tensor | None = None
 
     def undo_state(self) -> None:
-        """Puts back what its code and that of checkpointed regions changed, besides gradients."""
+        """Restore the state besides gradients that its code and checkpointed regions changed."""
         if self.recomputed is not None:
             self.recomputed.undo()
         if self.kept is not None:
             self.kept.undo()
 
     def note(self, edge: Edge, buffer: InputBuffer) -> None:
-        """It is going to add to this buffer."""
+        """Record a buffer before the task adds to it."""
         self.edges.append(edge)
         self.found.append(buffer.gradients[edge.input])
         self.counts.append(buffer.count(edge.input))
 
 
 class KeepsGradients(Protocol):
-    """What keeps gradients besides."""
+    """Another holder of gradients."""
 
     @property
     def gradient_bytes(self) -> int: ...
 
 
 class History:
-    """How a session can go back: tasks taken back one by one, from the last on.
+    """The undo history of a session: tasks are undone one by one, last first.
 
-    Gradients are kept by reference, up to a budget; beyond it the oldest are let go, and going back there computes them
-    again from where the history begins. What nodes saved is kept by not freeing it: it never is more than the forward
-    left. A .grad that was there before is copied, since PyTorch adds to it in place.
+    Gradients are kept by reference, up to a budget. Beyond it the oldest are dropped, and an undo to that point
+    recomputes them from the start of the history. Saved tensors are kept by not freeing them, so they never exceed the
+    forward's. An existing .grad is copied, because PyTorch adds to it in place.
 
     Args:
         graph: the graph that is run.
-        reach: how many tasks had run when it began.
-        waiting, missing: the input buffers at that time, and how many gradients each task waits for.
-        edits: those in force, which were made before.
-        branches: what else is kept.
-        budget_bytes: for gradients.
-        keeps_graph: whether nodes keep what they saved in any case (`retain_graph`).
+        reach: the number of tasks that had run when it began.
+        waiting, missing: the input buffers at that time, and the number of gradients that each task waits for.
+        edits: the active edits made before.
+        branches: other holders of gradients.
+        budget_bytes: the budget for gradients.
+        keeps_graph: whether nodes keep their saved tensors in any case (`retain_graph`).
 
     Attributes:
-        reach: the first position to which one can go back.
-        ran: what ran since, in order.
-        edits: the edits that are in force, in order.
-        retaining: by task the tensors which its node made, and which may have been told to `retain_grad`.
+        reach: the first position to which an undo is possible.
+        ran: the records of tasks that ran since, in order.
+        edits: the active edits, in order.
+        retaining: by task, the tensors that its node created, on which `retain_grad` may have been called.
     """
 
     def __init__(
@@ -323,11 +323,11 @@ class History:
         self._graph = graph
         self._branches = branches
         self._keeps_graph = keeps_graph
-        self._storages: dict[int, list[int]] = {}  # by address: bytes, and how many times it is kept
+        self._storages: dict[int, list[int]] = {}  # by address: bytes, and the number of references here
         self._held_bytes = 0
         self._copied_bytes = 0
         self._saved: _SavedBytes | None = None
-        self._let_go = 0  # so many of `ran` have no gradients any more
+        self._let_go = 0  # the number of records whose gradients were dropped
         self.retaining: dict[int, list[ref[Tensor]]] = {}
 
     def __repr__(self) -> str:
@@ -335,15 +335,15 @@ class History:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of gradients that it keeps alive, those of other branches included; some live anyway."""
+        """The bytes of gradients that it holds, including other branches; some would be alive anyway."""
         return self._held_bytes + self._copied_bytes + self._branches.gradient_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of what nodes saved and a backward would have freed by now."""
+        """The bytes of saved tensors that a backward would have freed by now."""
         if self._keeps_graph:
             return 0
-        if self._saved is None:  # many graphs are never asked
+        if self._saved is None:  # created on first access, as it is rarely needed
             self._saved = _SavedBytes(self._graph)
             for entry in self.ran:
                 self._saved.run(entry.task)
@@ -351,11 +351,11 @@ class History:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that going back takes."""
+        """All bytes that undo needs."""
         return self.gradient_bytes + self.saved_bytes
 
     def begin(self, entry: Ran, leaf: HasGrad | None) -> None:
-        """A task is about to run. What it may change is copied."""
+        """Copy the state that a task may change, before it runs."""
         if leaf is not None:
             entry.grads.append(_Grad.of(leaf))
         for each in self.retaining.get(entry.task, ()):
@@ -364,7 +364,7 @@ class History:
                 entry.grads.append(_Grad.of(tensor))
 
     def end(self, entry: Ran) -> None:
-        """It has run, and its gradients are in the next tasks' buffers."""
+        """Add the record of a task that has run, with its gradients in the next tasks' buffers."""
         entry.sums = Referenced(entry.found)
         entry.found = []
         self.ran.append(entry)
@@ -379,7 +379,7 @@ class History:
             self._let_go += 1
 
     def take_last(self) -> Ran:
-        """The last task that ran, which is to be taken back."""
+        """Remove and return the record of the last task, to undo it."""
         entry = self.ran.pop()
         if self._saved is not None:
             self._saved.take_back(entry.task)
@@ -391,18 +391,18 @@ class History:
         return entry
 
     def take_edits(self, position: int) -> list[Edited]:
-        """The edits that were made after this position, last first: they are not in force any more."""
+        """Remove and return the edits made after this position, last first."""
         taken = []
         while self.edits and self.edits[-1].position > position:
             taken.append(self.edits.pop())
         return taken
 
     def edits_at(self, position: int) -> list[Edited]:
-        """The edits in force that were made when so many tasks had run."""
+        """Return the active edits made at this position."""
         return [edit for edit in self.edits if edit.position == position]
 
     def clear(self) -> None:
-        """Forgets what ran, but not the edits."""
+        """Clear the records, but not the edits."""
         self.ran.clear()
         self._saved = None
         self._storages.clear()
@@ -431,13 +431,13 @@ class History:
 
 
 def expect_budget(budget_bytes: int | str, name: str) -> int:
-    """How many bytes may be kept: a number, or a size such as "2GiB"."""
-    wanted = "how many bytes may be kept, a number from 0 on"
+    """Return the budget in bytes, from a number or a size such as "2GiB"."""
+    wanted = "a number of bytes, 0 or more"
     if isinstance(budget_bytes, str):
         return bytes_of(budget_bytes, name, wanted)
     expect_number(budget_bytes, int | float, name, wanted)
     if not budget_bytes >= 0:
-        raise ValueError(f"{name} is {budget_bytes}; expected {wanted}")
+        raise ValueError(f"{name} must be {wanted}, got {budget_bytes}")
     return budget_bytes
 
 
@@ -446,17 +446,17 @@ def _copied(entry: Ran) -> int:
 
 
 def nbytes_of(tensor: Tensor) -> int:
-    """Bytes of its elements; of a sparse tensor those that are stored, and of their indices."""
+    """Return the bytes of a tensor's elements; for a sparse tensor, of its values and indices."""
     return stored_bytes(tensor) if tensor.layout in SPARSE else tensor.nbytes
 
 
 class _SavedBytes:
-    """How many bytes of saved storages the nodes of tasks that ran alone keep alive."""
+    """The bytes of saved storages that only nodes of tasks that have run keep alive."""
 
     def __init__(self, graph: Graph) -> None:
         self.held_bytes = 0
         self._nbytes: dict[int, int] = {}
-        self._left: dict[int, int] = {}  # by storage: how many of its keepers have not run
+        self._left: dict[int, int] = {}  # by storage: the number of keepers that have not run
         self._storages: dict[int, set[int]] = {}
         for saved in graph.saved:
             if saved.storage is None or saved.held or saved.storage_bytes is None:
@@ -481,5 +481,5 @@ class _SavedBytes:
 
 
 def drawn_since(before: RandomStates) -> bool:
-    """Whether random numbers were drawn."""
+    """Return whether random numbers were drawn since these states."""
     return not all(torch.equal(state, before[device]) for device, state in random_states(before).items())

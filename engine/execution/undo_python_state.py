@@ -41,12 +41,13 @@ from .undo_snapshots import (
 
 _SEQUENCES: tuple[Any, ...] = ([], (), "", "ä", b"", bytearray())
 _BY_INDEX = {type(iter(each)) for each in _SEQUENCES} | {type(reversed([])), reversed}
-"""Iterators of sequences, whose `__reduce__` tells the index. Another count would be wrong of a list that grows."""
+"""Iterators of sequences, whose `__reduce__` returns the index. The remaining length would be wrong for a growing
+list."""
 
 _DICTS: tuple[Any, ...] = ({}, {}.values(), {}.items())
 _COUNTED: tuple[Any, ...] = (range(1), range(1 << 70), set(), *_DICTS)
 _BY_REST = {type(iter(each)) for each in _COUNTED} | {type(reversed(each)) for each in _DICTS} | {itertools.repeat}
-"""Those that tell how much is left."""
+"""Iterators that report the remaining length."""
 
 _BY_OTHERS = {zip, map, filter, enumerate, type(iter(int, 1))}
 _BY_OTHERS |= {
@@ -57,15 +58,15 @@ _BY_OTHERS |= {
     )
     if hasattr(itertools, name)  # batched: since Python 3.12
 }
-"""Those that go on as the iterators do to which they refer."""
+"""Iterators whose position is that of the iterators they refer to."""
 
 
 @dataclass(frozen=True, slots=True)
 class IteratorProgress:
-    """How far an iterator, or a file that is read, was.
+    """The position of an iterator, or of a file being read.
 
     Attributes:
-        others: what it referred to: of a generator also what waits on its stack.
+        others: the objects to which it refers; for a generator also those on its stack.
     """
 
     iterator: Iterator[Any]
@@ -74,14 +75,14 @@ class IteratorProgress:
 
     @staticmethod
     def of(iterator: Iterator[Any]) -> IteratorProgress | None:
-        """None for one of which that can't be seen."""
+        """Return the position; None if it cannot be read."""
         at = _position_of(iterator)
         others = () if isinstance(iterator, io.IOBase) else tuple(gc.get_referents(iterator))
         return None if at is None else IteratorProgress(iterator, at, others)
 
     @property
     def is_another(self) -> bool:
-        """Whether somebody has advanced it since."""
+        """Whether it was advanced since."""
         now = IteratorProgress.of(self.iterator)
         if now is None or now.at != self.at or len(now.others) != len(self.others):
             return True
@@ -89,8 +90,8 @@ class IteratorProgress:
 
 
 def is_iterator(found: object) -> bool:
-    """Whether it is an iterator that is written in C, or a file that is only read. Others keep what they are in
-    attributes; a file that is written stays written."""
+    """Return whether it is an iterator written in C, or a file opened for reading. Other iterators have their state in
+    attributes; writes to files are not undone."""
     if isinstance(found, io.IOBase):
         return not found.closed and found.readable() and not found.writable()
     return isinstance(found, Iterator) and not hasattr(found, "__dict__")
@@ -100,7 +101,7 @@ def _position_of(iterator: Any) -> object:
     if isinstance(iterator, io.IOBase):
         try:
             return -1 if iterator.closed else iterator.tell()
-        except OSError:  # a pipe; a text that is read by `for`
+        except OSError:  # a pipe, or a text file read by `for`
             return None
     if isinstance(iterator, GeneratorType):
         return "over" if iterator.gi_frame is None else iterator.gi_frame.f_lasti
@@ -110,31 +111,30 @@ def _position_of(iterator: Any) -> object:
     if kind in _BY_INDEX:
         return iterator.__reduce__()[-1]
     if kind in _BY_REST:
-        return length_hint(iterator, -1)  # of `repeat` without an end
+        return length_hint(iterator, -1)  # -1 for an infinite `repeat`
     return "as they are" if kind in _BY_OTHERS else None
 
 
-_DEEP = 10  # hooks, one of them, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict, ...
-_NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapescope")  # they know by themselves what another run of a task is
-_MANY = 3_000  # objects, each with up to 30 entries or 1 KiB: at most some 50 ms for a task, and 3 MB that are copied
+_DEEP = 10  # e.g. hooks, a hook, its closure, torch's BackwardHook, its list, the user's hook, its closure, a dict
+_NOT_OURS_TO_TOUCH = ("torch.utils.checkpoint", "tapescope")  # these handle repeated runs of a task themselves
+_MANY = 3_000  # objects, each with up to 30 entries or 1 KiB: at most about 50 ms and 3 MB of copies per task
 
 
 class HookState:
-    """What the code of one task may change in Python, as it was before the task and as the task left it.
+    """The Python state that the code of one task may change, before and after the task.
 
-    That is what closures, globals by name, attributes (of objects, their classes, a Function's `ctx`) and defaults
-    refer to, the lists, dicts, sets, deques and arrays there, and the generators of random numbers. So the next call of
-    a hook finds what it found before: the module's gradients of a full backward hook, the count of a multi-grad hook, a
-    log. What can't be put back is told: `spoiled`. That is a tensor that was changed in place, as tensors are not
-    copied; an iterator that was advanced, or one of which that can't be seen; and all of it where code leads to so much
-    that looking at it would slow down each task (`_MANY`).
+    It includes the objects that closures, globals by name, attributes (of objects, their classes, a Function's `ctx`)
+    and defaults refer to, the lists, dicts, sets, deques and arrays in them, and random number generators. After an
+    undo, the next call of a hook finds the earlier state: the module's gradients of a full backward hook, the count of
+    a multi-grad hook, a log. State that cannot be restored is named in `spoiled`: a tensor modified in place, because
+    tensors are not copied; an iterator that was advanced or whose position cannot be read; or everything, if code
+    reaches so many objects that reading them would slow down each task (`_MANY`).
 
-    Known limitations. What lies elsewhere stays as the task left it: in files that are written, in C++, in objects of
-    the standard library's classes, in the attributes of an optimizer. What somebody else has changed since stays as he
-    left it.
+    Known limitations: other state stays as the task left it: written files, C++ state, objects of the standard
+    library's classes, attributes of an optimizer. State that something else has changed since is not restored.
 
     Attributes:
-        spoiled: what was or may have been changed and can't be put back, in words.
+        spoiled: the state that was or may have been changed and cannot be restored, in words.
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
@@ -157,7 +157,7 @@ class HookState:
             self._before += [(each, each.read()) for each in drawn_by_all()]
 
     def end(self) -> bool:
-        """The task has run. Says whether anything was changed."""
+        """Read the state after the task. Return whether anything was changed."""
         for place, before in self._before or ():
             change = place.change(before)
             if change is not None:
@@ -175,19 +175,19 @@ class HookState:
         return bool(self._changes)
 
     def undo(self) -> None:
-        """Puts back what there was before the task."""
+        """Restore the state from before the task."""
         for change in reversed(self._changes):
             change.undo()
 
     def redo(self) -> None:
-        """Puts back what the task left."""
+        """Restore the state that the task left."""
         for change in self._changes:
             change.redo()
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Something of which can't be seen whether a task changes it."""
+    """An object whose changes cannot be detected."""
 
     why: str
 
@@ -196,18 +196,19 @@ _Owner = FunctionType | None
 
 
 def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
-    """The places, and the tensors and iterators by name, to which hooks or what a Function keeps leads, each once, with
-    the function that leads there.
+    """Yield the places, and the named tensors and iterators, that hooks or a Function's state refer to, each once, with
+    the function that refers to it.
 
     Args:
-        most: of so many objects; that there are more is the last that it says.
-        goes_on: it leaves out what is too large, and looks at the rest.
+        code: the hooks and functions.
+        most: the largest number of objects to examine; if there are more, the last item says so.
+        goes_on: whether to skip large objects and continue.
     """
     seen: set[int] = set()
     objects = 0
     queue: deque[tuple[Any, str, _Owner, int]] = deque((each, "", None, 0) for each in code)
     while queue:
-        each, name, owner, depth = queue.popleft()  # the nearest first: what is far away for one may be near another
+        each, name, owner, depth = queue.popleft()  # nearest first: an object far from one function may be near another
         if id(each) in seen or depth > _DEEP:
             continue
         seen.add(id(each))
@@ -238,7 +239,7 @@ _Found = Place | Tensor | IteratorProgress | Unseen
 
 
 def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
-    """What an object that goes by this name is, if a task can change it; and the objects to which it leads, by name."""
+    """Return the place of an object with this name, if a task can change it, and the objects it refers to, by name."""
     place: _Found | None = None
     follow: Iterable[tuple[Any, str]] = ()
     if isinstance(each, Tensor):
@@ -273,7 +274,7 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         place = array
     elif (drawn := drawn_by(each)) is not None:
         place = drawn
-    elif isinstance(each, dataloader._BaseDataLoaderIter):  # its attributes alone would not wind it back
+    elif isinstance(each, dataloader._BaseDataLoaderIter):  # restoring its attributes would not rewind it
         follow = [(value, name) for value in vars(each).values()]
     elif _has_attributes(each):
         place, follow = ByKey(vars(each)), [*_attributes(each), (type(each), type(each).__name__)]
@@ -287,14 +288,14 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
     return place, follow
 
 
-_TOO_MUCH = "it leads to more than is looked at before each task{size}; let it keep less, to go back over its tasks"
-_OWN_ACCESS = "a {kind} reads and writes its entries by methods of its own, which are not called to look at it"
-_ADVANCED = "an iterator ({kind}), which can't be wound back; keep a number instead"
-_HIDDEN = "an iterator ({kind}) does not show how far it is; keep a number, or keep it where no hook leads"
+_TOO_MUCH = "it refers to too many objects to be read before each task{size}; keep less there to undo its tasks"
+_OWN_ACCESS = "a {kind} overrides access to its entries, and these methods are not called to read it"
+_ADVANCED = "an iterator ({kind}), which cannot be rewound; keep a number instead"
+_HIDDEN = "an iterator ({kind}) does not show its position; keep a number, or keep it where no hook refers to it"
 
 
 def _has_own_access(kind: type) -> bool:
-    """Whether a container's class overrides how entries are read or written: reading them would run its code, which may
+    """Return whether a container's class overrides access to its entries. Reading them would run its code, which may
     import, load or count (the lazy mappings of transformers import all models)."""
     own = (each for each in kind.__mro__ if each.__module__ not in ("builtins", "collections"))
     return any(not _ACCESS.isdisjoint(vars(each)) for each in own)
@@ -304,7 +305,7 @@ _ACCESS = {"__iter__", "__getitem__", "__setitem__", "__delitem__", "keys", "val
 
 
 def _weight(found: Any) -> int:
-    """For how many objects it counts."""
+    """Return the number of objects that it counts as."""
     array = Array.of(found)
     if array is not None:
         return 1 + (array.nbytes >> 10)
@@ -322,22 +323,22 @@ _Names = MutableMapping[str, Tensor | None]
 
 
 def tensors_below(code: Iterable[Any]) -> Iterator[tuple[_Names | None, str, Tensor]]:
-    """The tensors to which code refers, and the buffers of the modules that it calls, of all inside these too: each
-    with its name, and where it is bound to that if it is a buffer. Parameters are not among them."""
+    """Yield the tensors to which code refers, and the buffers of the modules that it calls and of their submodules,
+    each with its name, and with the names in which a buffer is bound. Parameters are left out."""
     modules: dict[nn.Module, None] = {}
     seen: set[int] = set()
     tensors: list[tuple[_Names | None, str, Tensor | None]] = []
     for found, name, _ in reach(code):
         if isinstance(found, Tensor):
             tensors.append((None, name, found))
-        elif isinstance(found, ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # what a module is made of
+        elif isinstance(found, ByKey) and found.kept.keys() >= {"_modules", "_buffers"}:  # the attributes of a module
             inside = [each for each in found.kept["_modules"].values() if each is not None]
             modules.update((module, None) for each in inside for module in each.modules())
             tensors += [(found.kept["_buffers"], *each) for each in found.kept["_buffers"].items()]
     for module in modules:
         binds = not isinstance(module, torch.jit.ScriptModule)
         tensors += [(module._buffers if binds else None, *each) for each in module._buffers.items()]
-    tensors.sort(key=lambda each: each[0] is None)  # a buffer as such
+    tensors.sort(key=lambda each: each[0] is None)  # prefer a tensor's entry as a buffer
     for names, name, tensor in tensors:
         if tensor is None or id(tensor) in seen:
             continue
@@ -350,15 +351,15 @@ _ATOMS = (int, float, complex, str, bytes, type(None), ModuleType)
 
 
 def _may_lead(value: Any) -> bool:
-    """Whether code may change it, or something in it."""
+    """Return whether code may change it or something in it."""
     return _is_users(value) if isinstance(value, type) else not isinstance(value, _ATOMS)
 
 
 def _containers(elements: Iterable[Any], name: str) -> list[tuple[Any, str]]:
-    """Those that may be changed: what a log of tensors has is not looked at one by one."""
+    """Return the elements that may be changed, tested by type, so that a long log of tensors is fast."""
     elements = tuple(elements)
     kinds = _leading(elements)
-    found = [(each, name) for each in elements if type(each) in kinds] if kinds else []  # of a long log none
+    found = [(each, name) for each in elements if type(each) in kinds] if kinds else []  # none in a log of tensors
     return [each for each in found if type(each[0]) is not tuple or _leading(each[0])] if tuple in kinds else found
 
 
@@ -367,7 +368,7 @@ def _leading(elements: Iterable[Any]) -> set[type]:
 
 
 def _has_attributes(found: Any) -> bool:
-    """Whether code may keep something in the attributes of this object: one of the user's, or torch's own for hooks."""
+    """Return whether code may keep state in this object's attributes: it is the user's, or torch's own for hooks."""
     if isinstance(found, nn.Module | SimpleNamespace | BackwardHook):
         return True
     return hasattr(found, "__dict__") and _is_users(type(found)) and not isinstance(found, Optimizer)
@@ -401,7 +402,7 @@ def _below_function(function: FunctionType) -> list[tuple[Any, str]]:
 
 
 def _names(function: FunctionType) -> ByKey | None:
-    """The names of its module to which a function assigns."""
+    """Return the global names that a function assigns."""
     stored = () if _is_torchs(function) else _globals_of(function.__code__)[1]
     return ByKey(function.__globals__, stored) if stored else None
 
@@ -414,7 +415,7 @@ _globals: WeakKeyDictionary[CodeType, tuple[tuple[str, ...], tuple[str, ...]]] =
 
 
 def _globals_of(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The global names that code, and functions inside of it, read and assign."""
+    """Return the global names that code and nested functions read and assign."""
     found = _globals.get(code)
     if found is None:
         found = _globals[code] = _find_globals(code)
@@ -435,8 +436,8 @@ def _find_globals(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _can_call(owner: _Owner, did: str) -> str:
-    """Who it is that did something."""
+    """Return the subject of a sentence: the owner, and its action."""
     if owner is None:
-        return f"is of a Function that {did}"
+        return f"belongs to a Function that {did}"
     at = Source(owner.__code__.co_filename, owner.__code__.co_firstlineno, "").short
     return f"can call `{owner.__qualname__}` ({at}), which {did}"

@@ -1,4 +1,4 @@
-"""What the code of PyTorch's nodes, hooks and checkpoints changes besides gradients, for taking tasks back."""
+"""Side effects of PyTorch's nodes, hooks and checkpoints besides gradients, recorded for undo."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from .undo_python_state import HookState
 
 
 class NodeChanges(CodeChanges):
-    """What tasks of one backward may change, of which PyTorch's nodes, and what is attached to them, can tell.
+    """The side effects of one backward's tasks, found through PyTorch's nodes and their hooks.
 
     Args:
-        graph_task: what torch's engine has for this backward: callbacks for its end are there.
+        graph: the graph.
+        graph_task: the graph task of this backward, which has the callbacks for its end.
     """
 
     def __init__(self, graph: Graph, graph_task: GraphTask) -> None:
         self._graph = graph
         self._graph_task = graph_task
         self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
-        self._other_hooks: list[ref[Registry]] = []  # of tensors, which may be gone: torch lists no hooks of those
-        self._selective = False  # a region of a selective checkpoint was computed again
+        self._other_hooks: list[
+            ref[Registry]
+        ] = []  # of tensors, which may be freed, as torch does not list their hooks
+        self._selective = False  # whether a region of a selective checkpoint was recomputed
 
     @property
     def callbacks_left(self) -> int:
@@ -66,14 +69,14 @@ class NodeChanges(CodeChanges):
     def why_not_back(self, entry: Ran) -> str | None:
         task, node = self._graph.tasks[entry.task], self._graph.nodes[entry.task]
         if task.kind is Kind.COMPILED:
-            return "is a compiled region, which runs once: it gives away the memory of what it saved"
+            return "is a compiled region, which can run only once because it gives away the memory of its saved tensors"
         if entry.packed and self._selective:
             return (
-                "unpacks what a checkpoint saved, and a selective checkpoint (create_selective_checkpoint_contexts) "
-                "computes its region again only once"
+                "unpacks saved tensors of a selective checkpoint (create_selective_checkpoint_contexts), which can "
+                "recompute its region only once"
             )
         if self._graph_task.accumulated_inside:
-            return "ran a backward of its own, which added to .grad"
+            return "ran a nested backward, which added to .grad"
         if entry.kept is not None and entry.kept.spoiled is not None:
             return entry.kept.spoiled
         if task.is_leaf:
@@ -81,9 +84,9 @@ class NodeChanges(CodeChanges):
             entry.values = None
             written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
             if written or version_of(leaf) != entry.version:
-                return "had a hook that changed the parameter itself, as an optimizer's step does"
+                return "had a hook that modified the parameter itself, as an optimizer's step does"
         elif not self._graph_task.keep_graph and task.kind in APPLIED and function_is_freed(node):
-            return "has freed what it saved by itself"
+            return "has freed its saved tensors itself"
         return None
 
     @property
@@ -100,7 +103,8 @@ class NodeChanges(CodeChanges):
         ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self._graph.nodes)}
         tensors, hooks = tensors_and_hooks(self._graph.nodes)
         here = {id(each) for task in self._graph.tasks for each in self._hooks_of(task)} if hooks else ()
-        hooks[:] = [each for each in hooks if id(each) not in here]  # no other list may hold them
+        # In place: of_tensors() asks gc.get_referrers, and a second list would be one more holder of every dict.
+        hooks[:] = [each for each in hooks if id(each) not in here]
         self._other_hooks = of_tensors(hooks)
         found: dict[int, list[ref[Tensor]]] = {}
         for each in tensors:
@@ -110,7 +114,7 @@ class NodeChanges(CodeChanges):
         return found
 
     def _code_of(self, task: Task) -> Iterator[Any]:
-        """What a task may call: hooks, its Function, what unpacks its saved tensors."""
+        """Yield the functions that a task may call: hooks, its Function, unpack hooks of its saved tensors."""
         node = self._graph.nodes[task.id]
         yield from self._hooks_of(task)
         if isinstance(node, BackwardCFunction):
@@ -121,7 +125,7 @@ class NodeChanges(CodeChanges):
         yield from filter(None, [each() for each in self._other_hooks])
 
     def _hooks_of(self, task: Task) -> Iterator[dict[int, Any]]:
-        """The hooks that torch lists."""
+        """Yield the hooks that torch lists."""
         node = self._graph.nodes[task.id]
         yield from hook_dicts(node)
         if task.is_leaf:

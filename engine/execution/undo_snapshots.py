@@ -1,4 +1,4 @@
-"""Places in which Python code keeps something: read before a task, put back when it is taken back."""
+"""Places in which Python code keeps state: read before a task, and restored by undo."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ MISSING = object()
 
 
 class PlaceChange(Protocol):
+    """A change of a place, which can be undone and redone."""
+
     def undo(self) -> None: ...
 
     def redo(self) -> None: ...
 
 
 class Place(Protocol):
-    """Where something is kept that code may change."""
+    """A place with state that code may change."""
 
     def read(self) -> Any: ...
 
@@ -37,7 +39,7 @@ class Place(Protocol):
 
 @dataclass(slots=True)
 class ByKey:
-    """A dict, or the names in one that code refers to."""
+    """A dict, or the names in it to which code refers."""
 
     kept: MutableMapping[Any, Any]
     names: tuple[str, ...] | None = None
@@ -51,7 +53,7 @@ class ByKey:
         kept = self.kept
         is_whole = self.names is None and isinstance(kept, dict) and len(kept) == len(before)
         if is_whole and all(map(is_, kept, before)) and all(map(is_, kept.values(), before.values())):
-            return None  # most are as they were: no copy is needed to see it
+            return None  # unchanged, as most are, found without a copy
         after = self.read()
         if len(before) == len(after) and all(map(is_, (*before, *before.values()), (*after, *after.values()))):
             return None
@@ -63,7 +65,7 @@ class ByKey:
 
 @dataclass(slots=True)
 class Rebound:
-    """Keys with what they had before and after; hooks that are put back stand where they stood."""
+    """Keys with their values before and after. Restored hooks keep their position in the order."""
 
     kept: MutableMapping[Any, Any]
     changed: list[tuple[Any, Any, Any]]
@@ -92,7 +94,7 @@ class Rebound:
 
 
 class Attributes(MutableMapping[str, Any]):
-    """Attributes that stand in no dict which may be written."""
+    """Attributes that are not in a writable dict."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
@@ -108,7 +110,7 @@ class Attributes(MutableMapping[str, Any]):
 
 
 class OfClass(Attributes):
-    """Those of a class: the `backward` of a custom Function is static, so a count has no other place."""
+    """Attributes of a class. The `backward` of a custom Function is static, so it may keep a count there."""
 
     def __getitem__(self, name: str) -> Any:
         return vars(self._found)[name]
@@ -118,7 +120,7 @@ class OfClass(Attributes):
 
 
 class OfSlots(Attributes):
-    """Those of an object with `__slots__`."""
+    """Attributes of an object with `__slots__`."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -133,7 +135,7 @@ class OfSlots(Attributes):
 
 
 class OfLeaf(Attributes):
-    """The hooks of a leaf. Where there never was any, torch has None in place of the dict."""
+    """The hooks of a leaf. If there never were any, torch has None in place of the dict."""
 
     _NAMES = "_backward_hooks", "_post_accumulate_grad_hooks"
 
@@ -152,7 +154,7 @@ class OfLeaf(Attributes):
 
 @dataclass(slots=True)
 class SavedState:
-    """The state of a generator of random numbers, or of a file in memory."""
+    """The state of a random number generator, or of a file in memory."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
@@ -166,14 +168,14 @@ class SavedState:
 
 
 def drawn_by_all() -> Iterator[SavedState]:
-    """Of Python's and NumPy's own numbers; torch's are kept with each task."""
+    """Yield the states of Python's and NumPy's global generators; torch's are recorded with each task."""
     yield SavedState(random.getstate, random.setstate)
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _pickled(numpy.random.get_state, numpy.random.set_state)
 
 
 def drawn_by(found: Any) -> SavedState | None:
-    if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):  # which has no state
+    if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):  # it has no state
         return SavedState(found.getstate, found.setstate)
     if isinstance(found, io.StringIO | io.BytesIO) and not found.closed:
         in_memory: Any = found
@@ -188,13 +190,13 @@ def drawn_by(found: Any) -> SavedState | None:
 
 
 def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> SavedState:
-    """A state with arrays in it, as bytes that can be compared."""
+    """Return a state that contains arrays, pickled so that it can be compared."""
     return SavedState(lambda: pickle.dumps(read()), lambda state: write(pickle.loads(state)))
 
 
 @dataclass(slots=True)
 class ClosureCell:
-    """A variable of the function around."""
+    """A closure variable of an enclosing function."""
 
     cell: CellType
 
@@ -231,7 +233,7 @@ class Entries:
         after = self.read()
         if self.same(before, after):
             return None
-        if isinstance(self.kept, list) and self.same(before, after[: len(before)]):  # a log: keep what is new alone
+        if isinstance(self.kept, list) and self.same(before, after[: len(before)]):  # a log: store only the new entries
             return _Grown(self.kept, len(before), after[len(before) :])
         return _Whole(self, before, after)
 
@@ -245,6 +247,8 @@ class Entries:
 
 @dataclass(slots=True)
 class _Grown:
+    """A list that only grew. Undo removes the new entries, unless something else has changed them since."""
+
     kept: list[Any]
     length: int
     added: tuple[Any, ...]
@@ -261,6 +265,8 @@ class _Grown:
 
 @dataclass(slots=True)
 class Set:
+    """A set."""
+
     kept: set[Any]
 
     def read(self) -> frozenset[Any]:
@@ -286,7 +292,7 @@ class Array:
 
     @staticmethod
     def of(found: Any) -> Array | None:
-        """None for what is none, and for what nobody may write into."""
+        """Return the array; None for other objects and for read-only arrays."""
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(found, numpy.ndarray):
             return Array(found) if found.flags.writeable else None
@@ -314,7 +320,7 @@ class Array:
 
 @dataclass(slots=True)
 class _Whole:
-    """Something that is put back as a whole."""
+    """A change that is restored as a whole."""
 
     place: ClosureCell | Entries | Set | SavedState | Array
     before: Any

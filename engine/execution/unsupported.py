@@ -1,4 +1,4 @@
-"""What the direct engine refuses before it runs anything: what it would not do as PyTorch does."""
+"""Checks of the direct engine before it runs anything: it refuses backwards that it would run differently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..schedule.fsdp_stages import is_sharded
 
 
 def refuse_tasks(graph: Graph) -> None:
-    """Says what can't be run before anything is."""
+    """Raise an error for graphs that the direct engine cannot run."""
     nested = [task for task in graph.tasks for meta in task.inputs if meta.shape is None]
     if nested:
         raise cannot(f"check the nested gradients of {graph.describe(nested[0])}")
@@ -27,7 +27,7 @@ def refuse_tasks(graph: Graph) -> None:
 
 
 def refuse_surroundings() -> None:
-    """Says where no backward can be run."""
+    """Raise an error in contexts in which no backward can run."""
     refuse_transforms()
     if compiled_autograd_is_on():
         raise cannot("run under compiled autograd")
@@ -37,11 +37,11 @@ def refuse_transforms(verb: str | None = None) -> None:
     """Refuse to run a backward inside a transform of torch.func, before anything runs.
 
     Args:
-        verb: the function that runs its own backward, `ts.find_nan`; None: it is the user's, which PyTorch refuses in
-            these words.
+        verb: the function that runs its own backward, such as `ts.find_nan`; None for the user's backward, with
+            PyTorch's own message.
 
     Raises:
-        RuntimeError: this is inside one.
+        RuntimeError: If called inside a transform.
     """
     if not functorch_is_active():
         return
@@ -51,11 +51,11 @@ def refuse_transforms(verb: str | None = None) -> None:
             "functorch.vjp instead or call backward() outside of functorch transforms."
         )
     raise RuntimeError(
-        f"{verb}() was called inside a transform of torch.func (grad, vmap, jvp, ...), where PyTorch can't run a "
-        "backward; call it outside of the transform, which the function that it runs may use"
+        f"{verb}() was called inside a transform of torch.func (grad, vmap, jvp, ...), where PyTorch cannot run "
+        "a backward; call it outside the transform (the function passed to it may use transforms)"
     )
 
 
 def cannot(what: str) -> NotImplementedError:
-    """The error for what the direct engine would not do as PyTorch does."""
+    """Return the error for something that the direct engine cannot do as PyTorch does."""
     return NotImplementedError(f'the direct engine cannot {what}; use engine="native"')

@@ -1,4 +1,4 @@
-"""Memory: lifetimes of storages, and a backward's timeline, measured or predicted, with the memory alive before it.
+"""Memory: lifetimes of storages, measured and predicted timelines of a backward, and the memory from before it.
 
 May import: inspector, execution, schedule.
 """

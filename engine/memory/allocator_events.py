@@ -1,4 +1,4 @@
-"""What an allocator did: blocks born and freed, with marks between them that say what was going on."""
+"""Allocator events: blocks allocated and freed, with marks between them that tell what the program was doing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...inspector.torch_private.allocators import start_allocation_events, stop_
 CPU = torch.device("cpu")
 
 MARK_BYTES = 12_347
-"""A size which nothing else has, as good as certainly; and of each mark the address is known, too."""
+"""The size of a mark's block. Nothing else is likely to have it, and the address of each mark is known, too."""
 
 
 class AllocatorEvent(NamedTuple):
-    """One event of an allocator: `nbytes` is negative for a block that was freed. Nanoseconds since 1970.
+    """One event of an allocator, at a time in nanoseconds since 1970; `nbytes` is negative if a block was freed.
 
-    Threads are numbers; where one alone is recorded, 0 will do.
+    Threads are numbered; 0 if only one thread is recorded.
     """
 
     ns: int
@@ -31,7 +31,7 @@ class AllocatorEvent(NamedTuple):
 
 
 class Instant(NamedTuple):
-    """When something happened in a thread: before the row of this index, and at these nanoseconds."""
+    """The moment of something in a thread: the index of the next row, and the time in nanoseconds."""
 
     row: int
     ns: int
@@ -40,12 +40,12 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AllocatorRecording:
-    """What was recorded.
+    """The events of an allocator, with marks.
 
     Attributes:
-        rows: the events, in order, without the marks' own.
-        marks: each mark, in order.
-        tasks: when each task began, by the engine; empty unless asked for.
+        rows: the events in order, without those of the marks.
+        marks: the marks in order.
+        tasks: the start of each task as the engine reported it; empty unless requested.
     """
 
     rows: list[AllocatorEvent]
@@ -53,7 +53,7 @@ class AllocatorRecording:
     tasks: list[Instant]
 
     def with_rows(self, added: Mapping[int, Sequence[AllocatorEvent]]) -> AllocatorRecording:
-        """The same with more rows: those that stand right after the mark of each number."""
+        """Return a copy with these rows added right after the mark of each number."""
         rows: list[AllocatorEvent] = []
         marks: list[Instant] = []
         tasks: list[Instant] = []
@@ -71,14 +71,14 @@ class AllocatorRecording:
         return AllocatorRecording(rows + self.rows[done:], marks, tasks)
 
     def without(self, spans: Sequence[tuple[int, int]]) -> AllocatorRecording:
-        """The same without the blocks born between these pairs of marks, by number, in the marks' thread."""
+        """Return a copy without the blocks allocated between these pairs of marks (by number) in the marks' thread."""
         if not spans:
             return self
         kept, new_row = self._kept(spans)
         return self._moved(kept, new_row)
 
     def without_blocks(self, addresses: Sequence[int]) -> AllocatorRecording:
-        """The same without one block at each of these addresses in turn, all of which were freed at once."""
+        """Return a copy without the block at each of these addresses in turn, each of which was freed immediately."""
         kept: list[AllocatorEvent] = []
         new_row: list[int] = []
         expected = deque(addresses)
@@ -95,12 +95,13 @@ class AllocatorRecording:
         return self._moved(kept, new_row)
 
     def _moved(self, rows: list[AllocatorEvent], new_row: Sequence[int]) -> Self:
-        """The same with these rows; of each there was, and of the end, its new number is given."""
+        """Return a copy with these rows; `new_row` maps each old row number, and the end, to its new number."""
         marks, tasks = ([each._replace(row=new_row[each.row]) for each in all_] for all_ in (self.marks, self.tasks))
         return replace(self, rows=rows, marks=marks, tasks=tasks)
 
     def _kept(self, spans: Sequence[tuple[int, int]]) -> tuple[list[AllocatorEvent], list[int]]:
-        """The rows but for blocks born between these pairs of marks; and for each row, and the end, its new number."""
+        """Return the rows without blocks allocated between these pairs of marks, and the new number of each row and of
+        the end."""
         kept: list[AllocatorEvent] = []
         new_row: list[int] = []
         others: set[int] = set()  # addresses
@@ -123,7 +124,7 @@ class AllocatorRecording:
         return kept, [*new_row, len(kept)]
 
     def split(self, number: int) -> tuple[AllocatorRecording, AllocatorRecording]:
-        """What came before the mark of this number, and what came after; the mark is in neither."""
+        """Return the parts before and after the mark of this number; the mark is in neither."""
         row = self.marks[number].row
         begun = bisect_left(self.tasks, self.marks[number])
         first = AllocatorRecording(self.rows[:row], self.marks[:number], self.tasks[:begun])
@@ -133,25 +134,26 @@ class AllocatorRecording:
 
 
 class Marks(Protocol):
-    """What takes marks among the events of allocators."""
+    """A recorder that can place marks among the events of allocators."""
 
     def mark(self) -> None: ...
 
 
 class ProfiledAllocators:
-    """Records the allocators that report to torch's profiler, the CPU's and those of accelerators, all at once.
+    """Recorder of all allocators that report to torch's profiler: the CPU's and those of accelerators.
 
-    For one thread and the tasks which the engine runs for it. A mark is a block of an odd size on the CPU that is
-    allocated and freed at once: it stands among the events where it was made, which no clock could tell as surely. One
-    takes about 1.5 microseconds. Where several threads make marks they do so one after the other.
+    It records one thread and the tasks that the engine runs for it. A mark is a CPU block of an unusual size that is
+    allocated and freed immediately. Its position among the events is exact, while a clock's time would not be. A mark
+    costs about 1.5 microseconds. Threads that place marks do so one at a time.
 
-    Known limitations: what other threads allocate is not seen, nor memory that does not come from torch's allocators
-    (scratch memory of oneDNN and MKL). A block of the CPU that was there before the recording is not seen to be freed.
-    Of a caching allocator the blocks are told, which are larger than what was asked for.
+    Known limitations: allocations of other threads are not recorded, nor is memory that does not come from torch's
+    allocators (scratch memory of oneDNN and MKL). The profiler does not report the free of a CPU block that was
+    allocated before the recording. A caching allocator reports its blocks, which are larger than the requested bytes.
 
     Args:
-        tasks: note, too, when the engine begins each task, hooks of tensors included. This times each operation, and
-            costs several times as much. What accelerators do in the engine's own threads is told with it alone.
+        tasks: whether to record when the engine begins each task, including tensor hooks. This times each operation
+            and costs several times as much. Only with it are the events of the engine's own threads recorded, which
+            run the tasks of accelerators.
     """
 
     def __init__(self, tasks: bool = False) -> None:
@@ -159,20 +161,20 @@ class ProfiledAllocators:
         self._addresses: list[int] = []
 
     def start(self) -> None:
-        """Begins to record. Raises RuntimeError if a profiler is at work already."""
+        """Begin to record. Raise RuntimeError if a profiler is already running."""
         start_allocation_events(self._tasks)
 
     def mark(self) -> None:
         self._addresses.append(torch.UntypedStorage(MARK_BYTES).data_ptr())  # type: ignore[no-untyped-call]
 
     def stop(self, devices: Collection[torch.device] = ()) -> dict[torch.device, AllocatorRecording]:
-        """Ends the recording; what was marked since `start` is found in it. All have the same marks and tasks.
+        """End the recording and return it by device. All recordings have the same marks and tasks.
 
-        Of the CPU, of these devices, and of those of which an event was told.
+        The devices are the CPU, `devices`, and all others that reported an event.
         """
         events = stop_allocation_events()
-        told = {device for _, device, *_ in events.rows}
-        found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *told}}
+        reporting = {device for _, device, *_ in events.rows}
+        found = {device: AllocatorRecording([], [], []) for device in {CPU, *devices, *reporting}}
         recordings = list(found.values())
         expected = iter(self._addresses)
         address = next(expected, None)
@@ -195,13 +197,13 @@ class ProfiledAllocators:
         if address is not None:
             raise RuntimeError(
                 f"only {len(recordings[0].marks)} of {len(self._addresses)} marks are among the allocator's events: "
-                "was another profiler started or stopped meanwhile?"
+                "another profiler may have been started or stopped meanwhile"
             )
         return found
 
 
 class CpuAllocator:
-    """Records the CPU's allocator alone; see `ProfiledAllocators`."""
+    """Recorder of the CPU's allocator only; see `ProfiledAllocators`."""
 
     def __init__(self) -> None:
         self._all = ProfiledAllocators()

@@ -1,4 +1,4 @@
-"""Records allocators during a measurement: torch's profiler events, and the CUDA caching allocator's history."""
+"""Recording allocators during a measurement, with torch's profiler events or the CUDA caching allocator's history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 
 class Reserved(NamedTuple):
-    """How many bytes the allocator held of the device from here on, in use or not. `row` is that of the next event."""
+    """The bytes that the allocator holds of the device from now on, in use or not. `row` is that of the next event."""
 
     row: int
     ns: int
@@ -30,7 +30,7 @@ class Reserved(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The allocator could not get so many bytes: a task that ran out of memory. `free_bytes` is what CUDA had left."""
+    """A request for memory that the allocator could not satisfy. `free_bytes` is the memory that CUDA had left."""
 
     row: int
     ns: int
@@ -39,10 +39,10 @@ class Failure(NamedTuple):
 
 
 class Level(NamedTuple):
-    """How high the allocator's own numbers have been since the mark before, for all that is on the device.
+    """The peaks of the allocator's own counters since the previous mark, for all memory on the device.
 
-    `requested` is what was asked for; `allocated` is that in blocks, as torch.cuda.memory_allocated() says; `reserved`
-    is what the allocator held of the device, as torch.cuda.memory_reserved() says.
+    `requested` counts requested bytes; `allocated` counts blocks, as torch.cuda.memory_allocated() does; `reserved`
+    counts segments, as torch.cuda.memory_reserved() does.
     """
 
     requested: int
@@ -52,14 +52,14 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CudaRecording(AllocatorRecording):
-    """What was recorded. `nbytes` of rows is as requested, not as rounded up to blocks.
+    """The events of a CUDA device's allocator. The `nbytes` of a row are requested bytes, not rounded up to blocks.
 
     Attributes:
-        reserved: over time, the first as the recording began.
-        failures: where memory ran out. The allocator frees what it can and tries again, so it need not have raised.
-        levels: the allocator's own numbers at the last marks, from the one on which was the first to note them, and as
-            the recording ended. Empty: not noted.
-        peak_before: what torch.cuda.max_memory_allocated() said before it was reset for the levels.
+        reserved: the reserved bytes over time, first those at the start of the recording.
+        failures: the requests that failed. The allocator frees cached memory and tries again, so none may have raised.
+        levels: the allocator's own counters at the last marks, starting with the first mark that read them, and at the
+            end of the recording. Empty if they were not read.
+        peak_before: the value of torch.cuda.max_memory_allocated() before it was reset to read the levels.
     """
 
     reserved: list[Reserved]
@@ -69,11 +69,11 @@ class CudaRecording(AllocatorRecording):
 
     @property
     def peak_allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated() would say at the end if it had not been reset for the levels."""
+        """The value that torch.cuda.max_memory_allocated() would have at the end without the resets for the levels."""
         return max([self.peak_before, *(level.allocated for level in self.levels)])
 
     def without(self, spans: Sequence[tuple[int, int]]) -> CudaRecording:
-        """See `AllocatorRecording.without`. What the allocator reserved for these blocks it goes on holding."""
+        """See `AllocatorRecording.without`. The memory that the allocator reserved for these blocks stays reserved."""
         if not spans:
             return self
         _, new_row = self._kept(spans)
@@ -84,7 +84,7 @@ class CudaRecording(AllocatorRecording):
         return replace(found, reserved=reserved, failures=failures)
 
     def split(self, number: int) -> tuple[CudaRecording, CudaRecording]:
-        """See `AllocatorRecording.split`. What the mark noted, as how it was until then, is in the first part."""
+        """See `AllocatorRecording.split`. The counters that the mark read belong to the first part."""
         first, second = AllocatorRecording.split(self, number)
         row, ns, _ = self.marks[number]
         held = [each for each in self.reserved if each.ns <= ns]
@@ -107,9 +107,11 @@ class CudaRecording(AllocatorRecording):
 
 
 def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -> BlockLevels | None:
-    """By place the highest levels from the start of a task to the start of the next one; None if none were noted.
+    """Return the highest levels by place, from a task's start to the next one's; None if no levels were read.
 
-    `marks`: for each mark of the recording, in order, its task and the moment in its turn.
+    Args:
+        recording: the recording.
+        marks: the task of each mark in order, and the moment within that task.
     """
     if not isinstance(recording, CudaRecording) or not recording.levels:
         return None
@@ -117,7 +119,7 @@ def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -
     peak_before = recording.peak_before
     opens = TaskMoment.BEGUN if any(moment == TaskMoment.BEGUN for _, moment in marks) else TaskMoment.STARTED
     for level, (_, moment) in zip(recording.levels, [*marks, (-1, TaskMoment.ENDED)], strict=True):
-        if moment is TaskMoment.BACK:  # so high it was with what is not counted
+        if moment is TaskMoment.BACK:  # this peak includes memory that is not the backward's
             continue
         for column, nbytes in zip(columns, level, strict=True):
             if column:
@@ -131,31 +133,31 @@ def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -
 
 
 class CudaAllocator:
-    """Records the allocator of one CUDA device, whichever thread and stream uses it.
+    """Recorder of one CUDA device's allocator, for all threads and streams.
 
-    A mark is a block of an odd size that is allocated and freed at once; it stands in the history where it was made.
-    The host allocates and frees in the order of the program, ahead of the device, so nothing has to wait for it.
+    A mark is a block of an unusual size that is allocated and freed immediately; its position in the history is exact.
+    The host allocates and frees in program order, ahead of the device, so recording never waits for the device.
 
-    A block counts until its last tensor is gone (`free_requested`). One that another stream still uses
-    (`Tensor.record_stream`) is not free for others until later, which the levels do not show.
+    A block counts until its last tensor is freed (`free_requested`). If another stream still uses it
+    (`Tensor.record_stream`), the allocator reuses it only later, which the levels do not show.
 
-    Known limitations: memory that does not come from this allocator (of cuBLAS without workspaces from torch, of NCCL,
-    of CUDA itself) is not seen. A mark can make the allocator reserve one more segment of 2 MiB, and can raise the
-    device's peak counter by its own 12,800 bytes. Which hooks of tensors ran before a task is not told
+    Known limitations: memory that does not come from this allocator (NCCL's, CUDA's own, cuBLAS workspaces that torch
+    does not allocate) is not recorded. A mark can make the allocator reserve one more segment of 2 MiB, and can raise
+    the device's peak counter by its own 12,800 bytes. The history does not show which tensor hooks ran before a task
     (`AllocatorRecording.tasks` is empty).
 
     Args:
-        device: a CUDA device; None is the current one.
+        device: a CUDA device; None for the current one.
 
     Attributes:
-        device: with its number.
+        device: the device, with its index.
         marks: the addresses of the marks.
     """
 
     def __init__(self, device: torch.device | int | str | None = None) -> None:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if wanted.type != "cuda":
-            raise ValueError(f"CudaAllocator records a CUDA device, not {wanted}")
+            raise ValueError(f"device of CudaAllocator must be a CUDA device, got {wanted}")
         self._number = torch.cuda.current_device() if wanted.index is None else wanted.index
         self.device = torch.device("cuda", self._number)
         self.marks: list[int] = []
@@ -163,17 +165,17 @@ class CudaAllocator:
         self._peak_before = 0
 
     def start(self) -> None:
-        """Begins to record. Raises RuntimeError if the user records the history already."""
+        """Begin to record. Raise RuntimeError if the history is already being recorded."""
         start_cuda_history(_MOST)
         self._reserved_before = torch.cuda.memory_reserved(self.device)
 
     def note_levels(self) -> None:
-        """From now on, at each mark and at the end, the allocator's own numbers are noted: how high they have been.
+        """Read the peaks of the allocator's own counters at each mark and at the end, from now on.
 
-        They are exact, and of blocks as these are. **This resets the device's peak counters at each mark**: afterwards
-        torch.cuda.max_memory_allocated() and its like know of nothing before the last one.
-        `CudaRecording.peak_allocated` says what the first of these would have said; what max_memory_reserved() and the
-        other peaks of torch.cuda.memory_stats() would have said is lost.
+        The counters are exact. **Reading them resets the device's peak counters at each mark**: afterwards
+        torch.cuda.max_memory_allocated() and the like only cover the time since the last mark.
+        `CudaRecording.peak_allocated` restores the first of these; the true values of max_memory_reserved() and of the
+        other peaks in torch.cuda.memory_stats() are lost.
         """
         self._levels = []
         self._peak_before = torch.cuda.max_memory_allocated(self.device)
@@ -185,25 +187,25 @@ class CudaAllocator:
         self.marks.append(block.data_ptr())
         del block
         if self._levels is not None:
-            torch.cuda.reset_peak_memory_stats(self.device)  # after the mark, which is no part of the peak
+            torch.cuda.reset_peak_memory_stats(self.device)  # after the mark, to leave it out of the peak
 
     def _note(self) -> None:
         if self._levels is not None:
             self._levels.append(_level(torch.cuda.memory.memory_stats_as_nested_dict(self.device)))
 
     def stop(self) -> CudaRecording:
-        """Ends the recording; what was marked since `start` is found in it."""
+        """End the recording and return it, with the marks since `start`."""
         self._note()
         entries = stop_cuda_history(self._number)
         if len(entries) >= _MOST:
             raise RuntimeError(
-                f"the CUDA allocator did more than the {_MOST:,} things of which its history has room: record less"
+                f"the CUDA allocator's history is full ({_MOST:,} entries); record a shorter part of the program"
             )
         return read_history(entries, self.marks, self._reserved_before, self._levels or (), self._peak_before)
 
 
 def _level(numbers: Mapping[str, Any]) -> Level:
-    """From torch.cuda.memory_stats_as_nested_dict(), which costs a part of memory_stats()."""
+    """Read the peaks from torch.cuda.memory_stats_as_nested_dict(), which is cheaper than memory_stats()."""
     requested, allocated, reserved = (
         numbers[f"{name}_bytes"]["all"]["peak"] for name in ("requested", "allocated", "reserved")
     )
@@ -217,17 +219,17 @@ def read_history(
     levels: Sequence[Level] = (),
     peak_before: int = 0,
 ) -> CudaRecording:
-    """A device's history as a recording.
+    """Convert a device's history to a recording.
 
     Args:
-        entries: of torch.cuda.memory._snapshot()["device_traces"][device], oldest first; `size` is in bytes as
-            requested, `time_us` in microseconds since 1970 (c10/cuda/CUDACachingAllocator.cpp, record_trace).
+        entries: the entries of torch.cuda.memory._snapshot()["device_traces"][device], oldest first; `size` is in
+            requested bytes, `time_us` in microseconds since 1970 (c10/cuda/CUDACachingAllocator.cpp, record_trace).
         marks: the addresses of the marks, in order.
-        reserved_before: what the allocator held as the history began.
+        reserved_before: the bytes that the allocator held at the start of the history.
         levels, peak_before: see `CudaRecording`.
 
     Raises:
-        RuntimeError: not all of the marks are in the history.
+        RuntimeError: If some of the marks are not in the history.
     """
     rows: list[AllocatorEvent] = []
     found: list[Instant] = []
@@ -259,21 +261,21 @@ def read_history(
             failures.append(Failure(len(rows), ns, nbytes, entry["device_free"]))
     if address is not None:
         raise RuntimeError(
-            f"only {len(found)} of {len(marks)} marks are in the CUDA allocator's history: was it started or ended by "
-            "somebody else meanwhile?"
+            f"only {len(found)} of {len(marks)} marks are in the CUDA allocator's history; other "
+            "code may have started or ended its recording meanwhile"
         )
     return CudaRecording(rows, found, [], reserved, failures, list(levels), peak_before)
 
 
 class RecordedAllocators:
-    """Records several allocators at once, with the same marks in each.
+    """Recorder of several allocators at once, with the same marks in each.
 
-    Of one CUDA device the history tells the bytes as they were asked for; of all others the profiler tells of blocks.
-    Where the history turns out to be of a device that is not alone of its kind, the profiler's word counts for all.
+    For one CUDA device the history reports requested bytes; for all others the profiler reports blocks. If the backward
+    turns out to run on several CUDA devices, the profiler is used for all of them.
 
     Args:
-        history: records one CUDA device, or nothing does.
-        profiled: whether others are recorded.
+        history: the recorder of one CUDA device; None for no history.
+        profiled: whether other devices are recorded.
     """
 
     def __init__(self, history: CudaAllocator | None, profiled: bool) -> None:
@@ -284,13 +286,13 @@ class RecordedAllocators:
 
     @classmethod
     def of_all(cls) -> Self:
-        """Of all devices that may turn out to be a program's; the history is of CUDA's current one."""
+        """Return a recorder of all devices that the program may use; the history is that of the current CUDA device."""
         in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         history = CudaAllocator(measurable(torch.device("cuda"))) if in_use else None
         return cls(history, profiled=True)
 
     def start(self, tasks: bool = False) -> None:
-        """Begins to record. Raises RuntimeError if somebody records already. `tasks` as in `ProfiledAllocators`."""
+        """Begin to record; `tasks` as in `ProfiledAllocators`. Raise RuntimeError if a recording is already running."""
         if self._profiled is not None and tasks:
             self._profiled = ProfiledAllocators(tasks)
         for each in (self._profiled, self.history):
@@ -299,7 +301,7 @@ class RecordedAllocators:
                 self._started.append(each)
 
     def keep(self, devices: Collection[torch.device], threads: bool = False) -> None:
-        """From now on these alone count. `threads`: whether it has to be told in which thread something happens."""
+        """Record only these devices from now on. `threads`: whether events need the thread in which they happened."""
         if self.history is not None and (
             threads or [each for each in devices if each.type == self.history.device.type] != [self.history.device]
         ):
@@ -310,7 +312,7 @@ class RecordedAllocators:
             self._profiled = None
 
     def tells_of_older(self, device: torch.device) -> bool:
-        """Whether the end of blocks is told of that were there before the recording."""
+        """Return whether the recorder reports the free of blocks that were allocated before the recording."""
         return device != CPU or (self.history is not None and self.history.device == CPU)
 
     def mark(self) -> None:
@@ -318,7 +320,7 @@ class RecordedAllocators:
             each.mark()
 
     def begin_tasks(self, devices: Collection[torch.device]) -> dict[torch.device, AllocatorRecording]:
-        """From now on the profiler tells when tasks begin, too; what it has told until now."""
+        """Record the start of each task from now on, and return the profiler's recordings until now."""
         if self._profiled is None:
             return {}
         self._started.remove(self._profiled)
@@ -329,7 +331,7 @@ class RecordedAllocators:
         return found
 
     def stop(self, devices: Collection[torch.device]) -> dict[torch.device, AllocatorRecording]:
-        """Ends the recording: what is known of these devices."""
+        """End the recording and return it for these devices."""
         found: dict[torch.device, AllocatorRecording] = {}
         with ExitStack() as each:
             each.callback(self.close)
@@ -342,7 +344,7 @@ class RecordedAllocators:
         return {device: found[device] for device in devices}
 
     def close(self) -> None:
-        """End all recordings, without results. To close it twice does no harm."""
+        """End all recordings without results. Closing twice is harmless."""
         self._started = []
         end_recordings()
 

@@ -1,4 +1,4 @@
-"""The baseline: memory that was there before a forward or a step, which the levels of a backward do not count."""
+"""The baseline: memory allocated before a forward or a step, which the levels of a backward do not count."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from .census import StorageCensus, state_tensors
 from .lifetimes import BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 
 OLDER_THAN_RECORDING = (
-    "Not counted is what is older than the recording and is neither a parameter, a buffer, a gradient nor optimizer "
-    "state of the loop: a batch, an average of the weights (EMA), DistributedDataParallel's buckets. So a step takes "
-    "at least what is said."
+    "Tensors from before the recording count only if they are parameters, buffers, gradients or optimizer state of the "
+    "loop. A batch, an average of the weights (EMA) or DistributedDataParallel's buckets do not, so the step needs at "
+    "least this much."
 )
-"""The memory that recorded steps leave out: an allocator does not report blocks that were there before."""
+"""The memory that recorded steps leave out: an allocator does not report blocks allocated before the recording."""
 
 BUCKETS = "buckets of DistributedDataParallel"
 
 
 def constants_sentence(nbytes: int) -> str:
-    """Say what `Timeline.constant_bytes` may add; "" where it is 0."""
+    """Return a sentence on what `Timeline.constant_bytes` may add; "" if it is 0."""
     if not nbytes:
         return ""
     return (
-        f"Not counted are {size_text(nbytes)} of tensors without a gradient that nodes saved and something else holds: "
-        "inputs, buffers, constants. For those that the forward itself made the true figure may be higher by up to as "
-        "much; a forward under ts.capture() shows which these are."
+        f"{size_text(nbytes)} of saved tensors without a gradient (inputs, buffers, constants), which are also held "
+        "outside the graph, are not counted. If the forward allocated some of them, the true figure is higher by their "
+        "size; run the forward under ts.capture() to see which."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Memory on one device that was there before, by kind.
+    """Memory on one device from before the forward, by kind.
 
     Attributes:
         parts: the bytes of each kind: "parameters" (of the graph, of the modules that a capture saw, and of the
-            optimizers that hold any of these), "buffers", "gradients" (`.grad`), "optimizer state", "batch" (what the
-            forward was given, as far as that was seen), "buckets of DistributedDataParallel". Each storage counts once.
+            optimizers that hold any of these), "buffers", "gradients" (`.grad`), "optimizer state", "batch" (the known
+            inputs of the forward), "buckets of DistributedDataParallel". Each storage counts once.
     """
 
     parts: Mapping[str, int] = field(default_factory=dict)
@@ -59,47 +59,48 @@ class Baseline:
 
     @property
     def grad_bytes(self) -> int:
-        """The bytes of the .grad that was there."""
+        """The bytes of the .grad from before."""
         return self.parts.get(GRADIENTS, 0)
 
     def with_gradients(self, nbytes: int) -> Baseline:
-        """The same with this much .grad."""
+        """Return a copy with this many bytes of .grad."""
         parts = {**self.parts, GRADIENTS: nbytes}
         return replace(self, parts={kind: size for kind, size in parts.items() if size})
 
     @property
     def listed(self) -> str:
-        """`parameters 1.5 MiB, optimizer state 3.0 MiB`, most first."""
+        """The parts in words, largest first: `parameters 1.5 MiB, optimizer state 3.0 MiB`."""
         most_first = sorted(self.parts.items(), key=lambda part: -part[1])
         return ", ".join(f"{'.grad' if kind == GRADIENTS else kind} {size_text(size)}" for kind, size in most_first)
 
     @property
     def older_gradients(self) -> str:
-        """A sentence to put beside a peak: what zero_grad() would add to it. "" where there was no .grad."""
+        """A sentence about a peak: the bytes that zero_grad() would add to it. "" without a .grad."""
         if not self.grad_bytes:
             return ""
         return (
-            f"That is without the .grad that was there before ({size_text(self.grad_bytes)}), to which the backward "
-            "adds; after zero_grad() the backward allocates it, and it counts."
+            f"The peak does not include the existing .grad ({size_text(self.grad_bytes)}), to which the backward adds. "
+            "After zero_grad() the backward allocates it, and it counts."
         )
 
     def sentence(self, peak_bytes: int | None = None) -> str:
-        """Say what was there before the forward, and the peak with it if one is given; "" if nothing was found."""
+        """Return a sentence on the memory from before the forward, and the peak with it if one is passed; "" if
+        empty."""
         if not self.nbytes:
             return ""
-        whole = "" if peak_bytes is None else f" With them the peak is {size_text(peak_bytes + self.nbytes)}."
+        total = "" if peak_bytes is None else f" With them the peak is {size_text(peak_bytes + self.nbytes)}."
         return (
-            f"{size_text(self.nbytes)} were there before the forward and are not counted: {self.listed}.{whole} "
-            "Parameters and buffers never count, also where make_loss makes the model."
+            f"{size_text(self.nbytes)} from before the forward are not counted: {self.listed}.{total} "
+            "Parameters and buffers never count, even if make_loss creates the model."
         )
 
 
 def census_before(graph: Graph, allocations: ForwardAllocations) -> StorageCensus:
-    """Count what was there before the forward of a graph: its model, the model's .grad, and optimizer state.
+    """Count the memory from before a graph's forward: its model, the model's .grad, and optimizer state.
 
     Args:
         graph: the graph, whose backward has not run.
-        allocations: the tensors that its forward made without a node.
+        allocations: the tensors that its forward created without a node.
     """
     census = StorageCensus()
     with unobserved():
@@ -118,12 +119,12 @@ def census_before(graph: Graph, allocations: ForwardAllocations) -> StorageCensu
         census.add(STATE, (each for optimizer in optimizers for each in state_tensors(optimizer)))
         census.add(BATCH, leaves)
         census.add(BUFFERS, model)
-        for task in reduced:  # C++ holds them
+        for task in reduced:  # C++ holds the buckets, so they have no tensor here
             leaf = graph.leaves[task]
             census.storages[leaf.device, -1 - task] = BUCKETS, leaf.nbytes
     return census
 
 
 def baseline_on(census: StorageCensus, device: torch.device | str) -> Baseline:
-    """The part of a census that is on one device."""
+    """Return the part of a census that is on one device."""
     return Baseline(census.parts(torch.device(device)))

@@ -1,4 +1,4 @@
-"""From an allocator's events to a timeline: what made each storage, what it was for, who kept it, what freed it."""
+"""Conversion of allocator events to a timeline: the maker, category and keepers of each storage, and its lifetime."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ from .timeline import (
 from .timeline_categories import summed_inputs, with_names
 
 RECOMPUTED = "recomputed"
-"""The slot of what a checkpointed region has made again, for the node that needs it."""
+"""The slot of a tensor that a checkpointed region recomputed, for the node that needs it."""
 
 HIDDEN = "hidden"
-"""The slot of what a node keeps, as its being freed shows, and torch does not."""
+"""The slot of a tensor that a node keeps although torch does not show it; its free shows it."""
 
 _CHECKPOINT = Maker(None, StoredOperation("get_rng_state", None), "torch.utils.checkpoint")
-"""The maker that reports name for the random state that a checkpoint saves."""
+"""The maker shown for the random state that a checkpoint saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen of one forward and backward on one device.
+    """The record of one forward and backward on one device.
 
     Attributes:
         graph: the graph.
-        device: whose allocator was recorded.
-        forward: its events until the loss was there; later ones in it are tapescope's own. Or, where it was not
-            recorded, births alone: of what is known to be alive as the backward starts.
+        device: the device whose allocator was recorded.
+        forward: the events of the forward until the loss existed; later events in it are tapescope's own. If the
+            forward was not recorded, only allocations: of the storages known to be alive at the start of the backward.
         recorded: whether the forward was recorded.
-        makers: what had run at each of the forward's marks, the last of which stands where the loss was there. Where
-            it was not recorded, what made each storage.
-        returned: by address the numbers of the forward's marks at which a tensor there was returned.
-        kept: what nodes keep as the backward starts.
+        makers: the operation that had run at each of the forward's marks; the last mark is at the loss. If the forward
+            was not recorded, the maker of each storage.
+        returned: by address, the numbers of the forward's marks at which a tensor at that address was returned.
+        kept: the tensors that nodes keep at the start of the backward.
         backward: the events of the backward.
-        marks: for each of the backward's marks its task, and the moment in its turn.
-        visits: what each task got and gave, in the order in which they ended.
-        keep_graph: the graph was retained.
-        create_graph: the backward made a graph of its own.
-        accumulation: how gradients were summed, and when they were let go.
-        trees: the tasks of each sum that was made as one product, in the order in which they ran.
-        of_model: the addresses of parameters and buffers, which count in no level, also where the forward made them.
+        marks: the task of each of the backward's marks, and the moment within that task.
+        visits: the inputs and outputs of each task, in the order in which the tasks ended.
+        keep_graph: whether the graph was retained.
+        create_graph: whether the backward built a graph.
+        accumulation: how gradients were summed and when they were freed.
+        trees: the tasks of each sum that was computed as one product, in the order in which they ran.
+        of_model: the addresses of parameters and buffers, which no level counts, even if the forward allocated them.
         variables: see `variables_of`.
-        tensors: by address weak references to the tensors that were returned there.
+        tensors: by address, weak references to the tensors that were returned at it.
     """
 
     graph: Graph
@@ -92,13 +92,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Lives:
-    """The storages of a measurement, numbered in order of birth, and the tasks' turns.
+    """The storages of a measurement, numbered in the order in which they were allocated, and the tasks' turns.
 
     Attributes:
-        births, deaths: by storage the index of its row, forward and backward counted through; a death of None: alive
-            at the end.
+        births, deaths: by storage, the index of the row that allocates or frees it, counted through forward and
+            backward; a death of None if it is alive at the end.
         first: the index of the first row of the backward.
-        numbers: by row its storage, -1 for what was there before.
+        numbers: the storage of each row; -1 for a storage from before.
         places: see `Turns`.
     """
 
@@ -111,7 +111,8 @@ class Lives:
     places: list[int] | None = None
 
     def place_of(self, row: int) -> int:
-        """The place of the task to which a row belongs; -1 before, `len(turns)` after the last one's end."""
+        """Return the place of the task to which a row belongs; -1 before the first, `len(turns)` after the last one's
+        end."""
         if self.places is not None:
             return -1 if row < self.first else self.places[row - self.first]
         if row < self.first + (self.turns[0].begin if self.turns else 0):
@@ -122,21 +123,21 @@ class Lives:
 
     @cached_property
     def start(self) -> int:
-        """The row with which the first task begins."""
+        """The row at which the first task begins."""
         return self.first + min((turn.begin for turn in self.turns), default=0)
 
     @property
     def bounds(self) -> list[int]:
-        """By place the row of the backward at which the task begins, and the one at which the last one ends.
+        """The row of the backward at which each task begins, by place, and the row at which the last one ends.
 
-        Of tasks beside each other it is where they start, for they need not begin in that order.
+        For tasks that run side by side it is the row at which they start: they may begin in another order.
         """
         begins = [turn.begin if self.places is None else turn.start for turn in self.turns]
         return [self.start - self.first, *begins[1:], max((turn.end for turn in self.turns), default=0)]
 
 
 def lives_of(measured: Measured) -> Lives:
-    """Follows each block from its birth to its death, and finds the blocks of the tensors that were looked at."""
+    """Follow each block from its allocation to its free, and find the blocks of the observed tensors."""
     rows = [*measured.forward.rows, *measured.backward.rows]
     first = len(measured.forward.rows)
     found = Turns.of(measured.backward, measured.marks, measured.visits)
@@ -184,12 +185,12 @@ def lives_of(measured: Measured) -> Lives:
 
 
 def between_tasks(measured: Measured, lives: Lives) -> int:
-    """How many blocks were born between tasks that are no sums of gradients, and so a hook's.
+    """Return how many blocks hooks allocated between tasks: those that are not sums of gradients.
 
-    Where the recording tells when tasks begin, hooks belong to these: 0.
+    If the recording has the start of each task, hooks belong to the tasks, and the result is 0.
     """
-    told = any(moment is TaskMoment.BEGUN for _, moment in measured.marks[:1])
-    if measured.backward.tasks or told or not lives.turns:
+    has_starts = any(moment is TaskMoment.BEGUN for _, moment in measured.marks[:1])
+    if measured.backward.tasks or has_starts or not lives.turns:
         return 0
     graph, turns = measured.graph, lives.turns
     arriving = Counter([(edge.next_task, edge.input) for edge in graph.edges])
@@ -214,7 +215,7 @@ def between_tasks(measured: Measured, lives: Lives) -> int:
 
 
 def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
-    """The timeline of what was measured."""
+    """Return the timeline of a measurement."""
     graph, turns = measured.graph, lives.turns
     shown = _shown(measured, lives)
     renumbered = {number: new for new, number in enumerate(shown)}
@@ -283,7 +284,7 @@ def _forward_maker(measured: Measured, lives: Lives, kinds: Kinds, number: int) 
 def _tensors_held(
     measured: Measured, lives: Lives, held: Sequence[int], renumbered: Mapping[int, int]
 ) -> dict[int, tuple[int, Sequence[ref[Tensor]]]]:
-    """See `Timeline.tensors`."""
+    """Return `Timeline.tensors`."""
     addresses = {number: lives.rows[lives.births[number]].address for number in held if lives.deaths[number] is None}
     return {
         renumbered[number]: (address, measured.tensors[address])
@@ -293,7 +294,7 @@ def _tensors_held(
 
 
 def _began(measured: Measured, base_ns: int) -> int | None:
-    """What `time.perf_counter_ns` said at `base_ns` of the allocator's clock: an operation's end is known on both."""
+    """Convert `base_ns` from the allocator's clock to `time.perf_counter_ns`; an operation's end is known on both."""
     if measured.recorded:
         for maker, mark in zip(reversed(measured.makers), reversed(measured.forward.marks), strict=False):
             if isinstance(maker.operation, Operation):
@@ -302,7 +303,7 @@ def _began(measured: Measured, base_ns: int) -> int | None:
 
 
 def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
-    """What waits in lists, see `Timeline.listed`; storages by their numbers in `Lives`."""
+    """Yield the entries of `Timeline.listed`, with the storages' numbers in `Lives`."""
     if not measured.accumulation.lists:
         return
     ran = {turn.visit.task for turn in turns}
@@ -314,7 +315,8 @@ def _listed(measured: Measured, turns: Sequence[Turn]) -> Iterator[Listed]:
 
 
 def _shown(measured: Measured, lives: Lives) -> list[int]:
-    """All storages but those which tapescope itself made and freed between forward and backward, and the model's."""
+    """Return all storages except the model's and those that tapescope allocated and freed between forward and
+    backward."""
     end = measured.forward.marks[-1].row if measured.recorded else lives.first
 
     def is_shown(birth: int, death: int | None) -> bool:
@@ -332,7 +334,7 @@ def _shown(measured: Measured, lives: Lives) -> list[int]:
 
 
 def forward_maker(measured: Measured, row: int) -> Maker:
-    """What made the block of this row of the forward."""
+    """Return the maker of the block in this row of the forward."""
     mark = bisect_right(measured.forward.marks, row, key=itemgetter(0)) if measured.recorded else row
     maker = measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
     if mark not in measured.variables or row >= len(measured.forward.rows):
@@ -343,7 +345,7 @@ def forward_maker(measured: Measured, row: int) -> Maker:
 
 
 def maker_of(made: Operation | CallRecord | None) -> Maker:
-    """The makers of the storages allocated while this ran."""
+    """Return the maker of the storages allocated while this operation or call ran."""
     if made is None:
         return Maker(None, None, None)
     if isinstance(made, CallRecord):
@@ -375,14 +377,14 @@ def variables_of(made: Sequence[Operation | CallRecord | None]) -> dict[int, tup
 
 
 class Kinds:
-    """What each storage was for.
+    """The categories of the storages of a measurement.
 
     Attributes:
-        born_as: by storage, its category at birth.
+        born_as: the category of each storage when it was allocated.
         changes: (row, storage, category from then on).
-        saved: by storage what keeps it.
-        held: those which something outside of the graph keeps.
-        grads: those that are a .grad in the end, with the leaf's task.
+        saved: by storage, the slots that keep it.
+        held: the storages that something outside the graph holds.
+        grads: the storages that are a .grad at the end, with the leaf's task.
     """
 
     def __init__(self, measured: Measured, lives: Lives) -> None:
@@ -394,9 +396,9 @@ class Kinds:
         self._measured = measured
         self._lives = lives
         self._ran = {turn.visit.task for turn in lives.turns}
-        self._last_use: dict[int, int] = {}  # by storage the place of the last task that got or gave it
+        self._last_use: dict[int, int] = {}  # by storage: place of the last task with it as input or output
         self._outputs: set[tuple[int, int]] = set()
-        self._taken: dict[int, Turn] = {}  # by storage the turn of the leaf whose .grad it became
+        self._taken: dict[int, Turn] = {}  # by storage: the turn of the leaf whose .grad it became
         for place, turn in enumerate(lives.turns):
             for number in (*turn.inputs, *turn.outputs):
                 self._last_use[number] = place
@@ -433,7 +435,7 @@ class Kinds:
                         keepers += ((task, HIDDEN),)
                     elif self._waited_in_tree(keepers, task):
                         keepers += ((task, IN_TREE),)
-                    else:  # a hook let go of it
+                    else:  # only a hook can have dropped its last reference
                         self.held.add(number)
             elif death is None and not self._stays_with_graph(keepers):
                 self.held.add(number)
@@ -442,26 +444,26 @@ class Kinds:
                 self.born_as[number] = Category.SAVED
             elif self._was_returned(number):
                 self.born_as[number] = Category.FORWARD
-            else:  # kept inside of an operation: a library's cache, or an extension
+            else:  # kept inside an operation: a library's cache, or an extension
                 self.held.discard(number)
 
     @property
     def taken(self) -> dict[int, int]:
-        """The storages that become a .grad, with the leaf's task; also those that are let go later."""
+        """The storages that become a .grad, with the leaf's task, including those freed later."""
         return {number: turn.visit.task for number, turn in self._taken.items()}
 
     def _waited_in_tree(self, keepers: Slots, last: int) -> bool:
-        """Whether what these nodes had saved was left for a product that this task made."""
+        """Return whether a tensor saved by these nodes was kept for a product that this task computed."""
         return any(tree[-1] == last and task in tree for tree in self._measured.trees for task, _ in keepers)
 
     def _stays_with_graph(self, keepers: Slots) -> bool:
-        """Whether nodes go on keeping something when the backward has run."""
+        """Return whether nodes still keep the storage after the backward."""
         if self._measured.keep_graph and keepers:
             return True
         return any(lasts_with_graph(slot) or task not in self._ran for task, slot in keepers)
 
     def _was_returned(self, number: int) -> bool:
-        """Whether any operation of the forward, since its birth, returned a tensor on this storage."""
+        """Return whether an operation of the forward returned a tensor on this storage since it was allocated."""
         measured, birth = self._measured, self._lives.births[number]
         marks = measured.forward.marks
         found = measured.returned.get(self._lives.rows[birth].address, ())
@@ -472,12 +474,12 @@ class Kinds:
         start = lives.start
         for number, (birth, death) in enumerate(zip(lives.births, lives.deaths, strict=True)):
             if birth < start:
-                if number in self._taken:  # a hook or a custom Function gave something of the forward as gradient
+                if number in self._taken:  # a hook or custom Function returned a tensor of the forward as gradient
                     self._take(number)
                 continue
             place = lives.place_of(birth)
             if place == len(lives.turns):
-                continue  # made at the end of backward(), by callbacks
+                continue  # callbacks allocated it at the end of backward()
             turn = lives.turns[place]
             row = birth - lives.first
             flows = (place, number) in self._outputs or number in turn.inputs
@@ -507,7 +509,8 @@ class Kinds:
                 self.changes.append((lives.first + last.end, number, category))
 
     def _later_keeper(self, turn: Turn, death: int | None) -> tuple[int, str] | None:
-        """Which node keeps what a task made and did not give on, or gave on and was not freed; None: a hook does."""
+        """Return the node that keeps a storage the task allocated and that outlived its use; None if a hook holds
+        it."""
         lives, measured = self._lives, self._measured
         if death is None:
             return (turn.visit.task, GRADIENT_GRAPH) if measured.create_graph else None
@@ -519,5 +522,5 @@ class Kinds:
         return (task, RECOMPUTED) if task in region else None
 
     def _take(self, number: int) -> None:
-        """The storage became a .grad when its leaf's task ended."""
+        """Record that the storage became a .grad when its leaf's task ended."""
         self.changes.append((self._lives.first + self._taken[number].ended, number, Category.GRADIENT))

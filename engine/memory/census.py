@@ -1,4 +1,4 @@
-"""A census of storages: which tensors hold memory, on which device, and what for."""
+"""A census of storages: the bytes that tensors hold, by device and kind."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.optim import Optimizer
 from ...inspector.torch_private.tensors import is_fake, storage_of, strided_parts
 
 Place = tuple[torch.device, int]
-"""A device, and an address that tells the storages on it apart."""
+"""A device, and an address that identifies a storage on it."""
 
 
 class StorageCensus:
-    """Storages, each counted once, as what it was first added as.
+    """Storages by kind; each counts once, under the first kind with which it was added.
 
     Args:
-        device: the only device to count. None: all devices.
+        device: the only device to count; None for all devices.
 
     Attributes:
-        storages: by place what the storage is, and its bytes.
+        storages: the kind and the bytes of each storage.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -42,7 +42,8 @@ class StorageCensus:
         return added
 
     def parts(self, device: torch.device | None = None) -> dict[str, int]:
-        """The bytes of each kind that has any, on one device or on all, in the order in which they were added."""
+        """Return the bytes of each kind that has any, on one device or on all, in the order in which kinds were
+        added."""
         found: dict[str, int] = {}
         for (where, _), (kind, nbytes) in self.storages.items():
             if nbytes and device in (None, where):
@@ -51,7 +52,7 @@ class StorageCensus:
 
 
 def storages_of(tensors: Iterable[Tensor | None]) -> dict[Place, int]:
-    """The bytes of each storage of these tensors, by place. Fake tensors have none; sparse ones have several."""
+    """Return the bytes of each storage of these tensors. Fake tensors have none; sparse tensors have several."""
     found: dict[Place, int] = {}
     for tensor in tensors:
         if tensor is None or is_lazy(tensor) or is_fake(tensor):
@@ -63,7 +64,7 @@ def storages_of(tensors: Iterable[Tensor | None]) -> dict[Place, int]:
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
-    """The tensors that an optimizer keeps from step to step, in dicts, lists and tuples."""
+    """Yield the tensors that an optimizer keeps from step to step, in dicts, lists and tuples."""
     waiting: list[object] = [getattr(optimizer, "state", {})]
     while waiting:
         each = waiting.pop()

@@ -1,4 +1,4 @@
-"""Footprints as the simulation runs them: numbers in flat lists, which it only has to copy and to append."""
+"""Footprints compiled for the simulation: flat lists of numbers, which it only copies and appends."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from .task_memory import Footprint, Footprints, Origin, TaskOutput
 from .task_outputs import assumed_footprint, assumed_layout
 from .timeline import Maker, lasts_with_graph
 
-# Storages, tensors, inputs and layouts are numbers here, places in flat lists; these stand where there is none.
+# Storages, tensors, inputs and layouts are indices into flat lists; these constants stand for a missing one.
 OUTSIDE = -1
-"""Instead of a storage: its bytes are not counted, those on another device for one. Something else holds it, too, so
-that nothing is added to it in place."""
+"""In place of a storage whose bytes are not counted, such as one on another device. It counts as held by something
+else, so gradients are never added to it in place."""
 
 NO_TENSOR = 0
-"""Instead of a tensor: there is no gradient. 0 is false, and the facts at place 0 of each list are those of nothing."""
+"""In place of a tensor: no gradient. 0 is false, and entry 0 of each list of facts is a placeholder."""
 
 NOBODY = 0
-"""Instead of the input that takes a gradient: no task does. Inputs count from 1 on, so that this is false, too."""
+"""In place of the input that receives a gradient: no task does. Inputs count from 1, so this is false, too."""
 
 NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3
-"""Instead of the layout of a task's leaf: the task is no AccumulateGrad; what comes is added to the .grad that is
-there; what comes becomes .grad whatever its layout is (the argument of a tape)."""
+"""In place of the layout of a task's leaf: the task is not an AccumulateGrad; the gradient is added to an existing
+.grad; the gradient becomes .grad in any layout (the argument of a tape)."""
 
 NO_STORAGES: list[int] = []
-"""What most tasks release at their end. All share this list, and nobody writes to it."""
+"""The storages that most tasks release at their end: none. All share this list, and nothing writes to it."""
 
 _SAVED, _BUFFER, _FORWARD = int(Category.SAVED), int(Category.BUFFER), int(Category.FORWARD)
 _HELD, _WORKSPACE = int(Category.HELD), int(Category.WORKSPACE)
 
 
 class Program(NamedTuple):
-    """A footprint in numbers, blocks counted by birth.
+    """A footprint in numbers, with blocks numbered in the order in which they are allocated.
 
     Attributes:
-        events: births and deaths of the blocks: `n` and `~n`.
-        nbytes, born_as, uses: of each block its size, its category, and how many tensors hold it at first.
-        inputs: the layouts that are expected, -1 for none.
-        blocks, layouts, counts, bases: of each new tensor its block, its layout, the references to it (1), and of which
-            tensor it is a view (of none).
-        outputs: for each output which of the new tensors it is; -1: none.
-        more: what to go by instead of the last five, where outputs are not just new tensors, or where more is kept.
+        events: allocations (`n`) and frees (`~n`) of the blocks.
+        nbytes, born_as, uses: the size of each block, its category, and the number of tensors that first hold it.
+        inputs: the expected layouts, -1 for none.
+        blocks, layouts, counts, bases: for each new tensor its block, its layout, the number of references to it (1),
+            and its base tensor (none).
+        outputs: the new tensor that each output is; -1 for none.
+        more: replaces the last five if some outputs are not new tensors or the task keeps more.
     """
 
     events: list[int]
@@ -64,7 +64,7 @@ class Program(NamedTuple):
 
 
 class More(NamedTuple):
-    """Of each output its origin, its number, its layout, whether it keeps its base, and whether a hook holds it."""
+    """For each output its origin, number and layout, whether it keeps its base, and whether a hook holds it."""
 
     outputs: list[tuple[Origin, int, int, bool, bool] | None]
     kept: list[tuple[int, int]]
@@ -73,37 +73,37 @@ class More(NamedTuple):
 
 @dataclass(slots=True)
 class Start:
-    """What is alive as the backward starts: a fact per storage, and per tensor, the first of which is NO_TENSOR."""
+    """The storages and tensors alive at the start of the backward, one list per fact; tensor 0 is NO_TENSOR."""
 
     nbytes: list[int] = field(default_factory=list)
     born_as: list[int] = field(default_factory=list)
-    uses: list[int] = field(default_factory=list)  # how many tensors, nodes and others hold each storage
+    uses: list[int] = field(default_factory=list)  # the number of tensors, nodes and others that hold each storage
     makers: list[Maker] = field(default_factory=list)
     held: set[int] = field(default_factory=set)  # storages that something else holds
-    lasting: set[int] = field(default_factory=set)  # storages that no task frees: those held, and those of the graph
+    lasting: set[int] = field(default_factory=set)  # storages that no task frees: those held, and the graph's
     saved: dict[int, tuple[tuple[int, str], ...]] = field(default_factory=dict)
     storage_of: list[int] = field(default_factory=lambda: [OUTSIDE])
     layout_of: list[int] = field(default_factory=lambda: [-1])
-    counts: list[int] = field(default_factory=lambda: [0])  # how many references there are to each tensor
+    counts: list[int] = field(default_factory=lambda: [0])  # the number of references to each tensor
 
 
 class Compiled:
-    """All that a simulation needs and no order changes. The inputs of all tasks are counted through, from 1.
+    """The inputs of a simulation that are the same in every order. Inputs of all tasks are numbered through, from 1.
 
     Attributes:
-        layouts: numbers for the layouts. It grows with the sums that the orders need.
-        programs: by task; None for a leaf of which the rules say all. Equal footprints share one.
+        layouts: the numbers of the layouts; sums of gradients in some order may add more.
+        programs: by task; None for a leaf if the engine's rules determine it fully. Equal footprints share one.
         unknown: the tasks whose footprints are assumed.
-        first_input: by task the number of its first input, and the end of the last one's.
-        receivers: by task, for each output, the number of the input that gets it.
+        first_input: the number of each task's first input, followed by the end of the last task's inputs.
+        receivers: for each task and output, the number of the input that receives it.
         elsewhere: the inputs on another device, whose memory is not counted.
-        input_layouts: of a tape's graph, by the number of an input its layout as a new array.
+        input_layouts: for a tape's graph, the layout of each input as a new array.
         edges: the tasks where the edges start, and those where they end.
-        leaf_layouts: by task the layout of its leaf; NO_LEAF, HAS_GRAD where its gradient is added to a .grad, or
-            AS_IT_COMES where it keeps any: the argument of a tape, which may be a container of arrays.
-        start: what is alive before.
+        leaf_layouts: the layout of each task's leaf; NO_LEAF; HAS_GRAD if its gradient is added to a .grad; or
+            AS_IT_COMES if it accepts any layout: the argument of a tape, which may be a container of arrays.
+        start: the storages alive at the start.
         roots: the tensors from which the backward starts.
-        released: by task the storages which its node lets go of at its end.
+        released: the storages that each task's node releases at its end.
         keeps: whether tasks keep blocks until others have run.
     """
 
@@ -147,7 +147,7 @@ class Compiled:
         self.roots = [self._root(number, layout) for number, layout in enumerate(footprints.roots)]
 
     def _compile(self, footprints: tuple[Footprint | None, ...]) -> list[Program | None]:
-        known: dict[int, Program] = {}  # by id() of what the footprints keep
+        known: dict[int, Program] = {}  # by the id() of objects that the footprints keep alive
         equal: dict[Footprint, Program] = {}
         programs: list[Program | None] = []
         for task_id, footprint in enumerate(footprints):
@@ -167,7 +167,7 @@ class Compiled:
         return programs
 
     def _start(self, footprints: Footprints) -> Start:
-        """What the forward left."""
+        """Return the storages that the forward left."""
         start, released = Start(), self.released
         for number, storage in enumerate(footprints.start):
             start.nbytes.append(storage.nbytes)
@@ -188,16 +188,16 @@ class Compiled:
                 storages = released[task_id]
                 if not storages:
                     released[task_id] = [number]
-                elif storages[-1] != number:  # else it keeps it in several slots
+                elif storages[-1] != number:  # one node may keep it in several slots
                     storages.append(number)
                 else:
                     continue
                 uses += 1
-            start.uses.append(uses or 1)  # if nobody is known to hold it, it stays
+            start.uses.append(uses or 1)  # without a known holder it is never freed
         return start
 
     def _root(self, number: int, layout: TensorLayout | None) -> int:
-        """The tensor of a root's gradient, which the call of backward() holds until its end."""
+        """Return the tensor of a root's gradient, which the call of backward() holds until it returns."""
         start, root = self.start, self._graph.roots[number]
         start.storage_of.append(OUTSIDE if layout is None else len(start.nbytes))
         if layout is not None:
@@ -216,7 +216,7 @@ _COMPILED: WeakKeyDictionary[Footprints, Compiled] = WeakKeyDictionary()
 
 
 def compiled(footprints: Footprints) -> Compiled:
-    """The footprints, compiled; once, and kept as long as they are."""
+    """Return the footprints compiled; cached as long as they live."""
     found = _COMPILED.get(footprints)
     if found is None:
         found = _COMPILED[footprints] = Compiled(footprints)
@@ -224,7 +224,7 @@ def compiled(footprints: Footprints) -> Compiled:
 
 
 def compile_footprint(footprint: Footprint, layouts: Layouts) -> Program:
-    """The program of a footprint. Layouts that are new get a number."""
+    """Compile a footprint. New layouts get a number."""
     order = [block for block in footprint.trace if block >= 0]
     rank = {block: number for number, block in enumerate(order)}
     events = [rank[event] if event >= 0 else ~rank[~event] for event in footprint.trace]
@@ -234,7 +234,7 @@ def compile_footprint(footprint: Footprint, layouts: Layouts) -> Program:
             born_as[output.number] = _BUFFER
     for block, task_id in footprint.kept:
         born_as[block] = _SAVED if task_id >= 0 else _HELD
-    # What nobody is said to keep goes as the task's own call ends.
+    # A block that nothing is known to keep is freed when the task's own call returns.
     dead = {~event for event in footprint.trace if event < 0}
     events.extend(~rank[block] for block in order if born_as[block] == _WORKSPACE and block not in dead)
     outputs = [output for output in footprint.outputs if output is not None]

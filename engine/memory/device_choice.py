@@ -1,4 +1,4 @@
-"""Which device's memory is meant."""
+"""Choice of the device whose memory is predicted or measured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...inspector.validation import expect
 
 
 def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.device:
-    """The wanted one, with its number; by default the accelerator on which the backward runs, else the CPU.
+    """Return `wanted` with its index; by default the accelerator on which the backward runs, else the CPU.
 
-    Of several accelerators it is the one on which nodes keep most. Of tensors without memory (`device="meta"`, whose
-    tasks PyTorch runs on the CPU) it is "meta".
+    If there are several accelerators, return the one on which nodes keep most bytes. For tensors without memory
+    (`device="meta"`, whose tasks PyTorch runs on the CPU) return "meta".
 
     Raises:
-        ValueError: one of a kind is wanted, and it runs on several.
+        ValueError: If `wanted` has no index and the backward runs on several devices of that type.
     """
     device = None if wanted is None else torch.device(wanted)
     if device is not None and (device.type in ("cpu", "meta") or device.index is not None):
@@ -27,7 +27,7 @@ def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.d
     accelerators = [each for each in graph.devices if each.type != "cpu"]
     found = sorted(str(each) for each in accelerators if device is None or each.type == device.type)
     if len(found) > 1 and device is not None:
-        raise ValueError(f'this backward runs on {joined(found)}: say of which, as in device="{found[0]}"')
+        raise ValueError(f'this backward runs on {joined(found)}; choose one of them, as in device="{found[0]}"')
     if found:
         kept = _kept_bytes(graph)
         return torch.device(min(found, key=lambda each: (-kept[each], each)))
@@ -35,14 +35,14 @@ def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.d
 
 
 def devices_of(graph: Graph) -> list[torch.device]:
-    """Those whose memory its backward takes, the CPU first; "meta" alone for tensors without memory."""
+    """Return the devices whose memory the backward uses, the CPU first; only "meta" for tensors without memory."""
     if _on_meta(graph):
         return [torch.device("meta")]
     return sorted(graph.devices, key=lambda device: (device.type != "cpu", str(device)))
 
 
 def _kept_bytes(graph: Graph) -> Counter[str]:
-    """By device what the nodes keep."""
+    """Return the bytes that nodes keep on each device."""
     sizes = {(str(each.device), each.storage): each.storage_bytes or 0 for each in graph.saved}
     found: Counter[str] = Counter()
     for (device, _), nbytes in sizes.items():
@@ -51,34 +51,34 @@ def _kept_bytes(graph: Graph) -> Counter[str]:
 
 
 def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:
-    """The one of these that is meant: by its whole name, or by its kind where there is one of it.
+    """Return the device in `found` that `wanted` names, by its full name or by its type if there is only one.
 
     Raises:
-        TypeError, ValueError: `wanted` is no device, or none of these is meant, or several could be.
+        TypeError, ValueError: If `wanted` is not a device, or names none or several of them.
     """
     expect(wanted, torch.device | str, "device", 'a device: "cpu", "cuda:0"')
     name = str(wanted)
     of_kind = [name] if name in found else [each for each in found if each.partition(":")[0] == name]
     if len(of_kind) == 1:
         return of_kind[0]
-    raise ValueError(f"device={name!r} is none of those whose memory is known: {joined(list(found))}")
+    raise ValueError(f"the memory of device={name!r} is not known; expected one of {joined(list(found))}")
 
 
 def measurable(device: torch.device) -> torch.device:
-    """The device with its number.
+    """Return the device with its index.
 
     Raises:
-        ValueError: memory is not measured on such, or it is not there.
+        ValueError: If memory cannot be measured on such a device, or the device does not exist.
     """
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "meta":
-        raise ValueError(f"memory is measured on the CPU and on accelerators, not on {device}")
+        raise ValueError(f"memory can be measured on the CPU and on accelerators, not on {device}")
     here = torch.accelerator.current_accelerator(check_available=True)
     count = torch.accelerator.device_count() if here is not None and here.type == device.type else 0
     number = device.index if device.index is not None else torch.accelerator.current_device_index() if count else 0
     if number >= count:
-        raise ValueError(f"there is no {device} to measure: torch sees {count or 'no'} {device.type} devices here")
+        raise ValueError(f"device {device} does not exist; torch sees {count or 'no'} {device.type} devices")
     return torch.device(device.type, number)
 
 

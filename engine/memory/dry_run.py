@@ -1,4 +1,4 @@
-"""Predicts what each task does with memory: calls each node once on fake gradients."""
+"""Prediction of the memory that each task allocates and frees, by calling each node once on fake gradients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ from .task_outputs import (
 
 
 def hooked_tasks(graph: Graph, leaves: Mapping[int, Tensor], of_tensors: TensorHooks) -> list[int]:
-    """The ids of the tasks with hooks of nodes, of tensors that are at hand, or of leaves."""
+    """Return the ids of the tasks with hooks on nodes, on known tensors, or on leaves."""
     if not hooks_registered():
         return []
     found = []
@@ -95,51 +95,51 @@ def hooked_tasks(graph: Graph, leaves: Mapping[int, Tensor], of_tensors: TensorH
 
 @collector_paused()
 def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hooks: bool = True) -> Footprints:
-    """Finds out what the tasks of a graph would do with memory. No backward runs.
+    """Predict the memory that the tasks of a graph allocate and free. No backward runs.
 
-    Each C++ node of PyTorch's own is called once, as the engine calls it and in an order of the engine's, on fake
-    tensors: they have shapes and strides, and no bytes. Nothing of the graph's is computed or freed, no .grad and no
-    random number generator changes. Code of the user's doesn't run: no hook, no backward of a custom Function, in
-    Python or in C++, no tensor subclass's operations. Nobody can see from outside whether such code writes, counts or
-    communicates. What these tasks do is assumed (each gradient is a new block), but for the Functions of `PASSING`.
+    Each of PyTorch's own C++ nodes is called once, as the engine would call it and in an order that the engine could
+    choose, on fake tensors, which have shapes and strides but no data. The graph is not computed or freed; no .grad and
+    no random number generator changes. User code does not run: no hooks, no backward of a custom Function in Python or
+    C++, no operations of tensor subclasses. Such code might write, count or communicate, which cannot be seen from
+    outside. These tasks are assumed to allocate a new block for each gradient, except for the Functions in `PASSING`.
 
-    What is alive before is known from `Graph.saved`. Of what a node saves, a storage counts as made since just before
-    the forward if the tensor has a `grad_fn` in this graph, if nothing but nodes holds it (a dropout mask, say), or if
-    a capture saw the forward make it. So do leaves that the forward made (of a gradient penalty, an adversarial
-    example), which stay as long as the graph does. Parameters and buffers of the model don't count, wherever they are
-    made, nor does what the caller holds of the inputs and targets. Without a capture, a tensor which the forward made
-    and the caller holds can't be told from an input: such a leaf is among the limits, and such a constant (a mask that
-    a module keeps) counts as an input (`Footprints.constant_bytes`). What nodes made and variables still hold counts,
-    too; it is found among what Python's garbage collector tracks. So do results of the same forward that the graph does
-    not lead to, such as an auxiliary output, with what their nodes saved. So does a root, if only its edge is at hand.
+    The storages alive at the start are known from `Graph.saved`. A saved storage counts as allocated by the forward if
+    its tensor has a `grad_fn` in this graph, if only nodes hold it (such as a dropout mask), or if a capture saw the
+    forward allocate it. Leaves that the forward created (for a gradient penalty or an adversarial example) also count;
+    they stay as long as the graph. Parameters and buffers of the model never count, nor do inputs and targets that the
+    caller holds. Without a capture, a tensor that the forward created and the caller holds looks like an input: such a
+    leaf is among the limits, and such a constant (a mask that a module keeps) counts as an input
+    (`Footprints.constant_bytes`). Results of nodes that variables still hold count, too; they are found among the
+    objects that Python's garbage collector tracks. Results of the same forward that the graph does not lead to, such as
+    an auxiliary output, count with the tensors that their nodes saved, and so does a root of which only the edge is
+    known.
 
-    Tensors without memory have one here: those on meta and fake ones (FakeTensorMode) count the bytes of their storages
-    as if they existed.
+    Tensors without memory count as if they had it: meta tensors and fake tensors (FakeTensorMode) count the bytes of
+    their storages.
 
-    What kernels of the CPU allocate for themselves while they run, as convolutions do, is found by running each
-    distinct operator once in a process, alone, on tensors of its shapes (`kernel_run`). Where all of that is known, and
-    nothing else is unsure, `Footprints.limits` is empty: the prediction is exact.
+    The workspace of CPU kernels, such as convolutions, is found by running each distinct operator once per process,
+    alone, on tensors of the same shapes (`kernel_run`). If all of it is known and nothing else is uncertain,
+    `Footprints.limits` is empty and the prediction is exact.
 
-    Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they do (`ts.profile`).
-    What custom C++ nodes keep is not known of, nor what a CopySlices keeps besides leaves. What the forward left that
-    no node saved and that has no gradient (a detached hidden state that a model keeps for the next forward, say) counts
-    where a capture saw it being made; without one nothing is known of it. Operators that are not run alone (oneDNN's
-    LSTM, what is too large, what is on an accelerator) are named among the limits, after
-    `WORKSPACE`.
+    Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they allocate
+    (`ts.profile`). The tensors that custom C++ nodes keep are unknown, and so are those of a CopySlices other than
+    leaves. A tensor that the forward left, that no node saved and that has no gradient (such as a detached hidden state
+    that a model keeps for the next forward) counts only if a capture saw the forward create it. Operators that are not
+    run alone (oneDNN's LSTM, large ones, those on an accelerator) are named among the limits, after `WORKSPACE`.
 
     Args:
-        graph: the graph. The caller gives the gradients of roots that are no scalars.
-        device: whose memory. None: of the accelerator on which the backward runs, and of several of the one on which
-            nodes keep most; else "meta", of tensors there; else of the CPU.
-        names_hooks: among the limits are the tasks with hooks, for which all objects are looked through. No footprint
+        graph: the graph. The caller passes the gradients of roots that are not scalars.
+        device: the device whose memory is predicted. None for the accelerator on which the backward runs (if there are
+            several, the one on which nodes keep most bytes); else "meta" for tensors there; else the CPU.
+        names_hooks: whether the limits name the tasks with hooks, which needs a pass over all objects. No footprint
             depends on it.
 
     Raises:
-        ValueError: the graph is from a file; or it is on several accelerators of the kind that was chosen.
-        TypeError: it is no graph.
-        RuntimeError: a backward has freed it.
+        ValueError: If the graph is from a file, or runs on several accelerators of the chosen type.
+        TypeError: If `graph` is not a graph.
+        RuntimeError: If a backward has freed the graph.
     """
-    expect(graph, Graph, "graph", "one, such as ts.graph(loss)")
+    expect(graph, Graph, "graph", "a graph, such as ts.graph(loss)")
     expect_truth(names_hooks, "names_hooks")
     if graph.is_tape:
         return _of_tape(graph)
@@ -149,7 +149,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     freed = first_freed(graph.nodes[task_id] for task_id in order)
     if freed is not None:
         task = graph.describe(graph.nodes.index(freed))
-        said = f"a backward has freed what {task} saved, so it can't be asked; make the graph again"
+        said = f"a backward has freed the saved tensors of {task}, so it cannot be called; run the forward again"
         raise RuntimeError("; ".join([said, *begun_by_session(graph)]))
     with telling(None, "running dry") as tell:
         tell(f"what {len(graph):,} tasks allocate")
@@ -157,7 +157,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
 
 
 def _of_tape(graph: Graph) -> Footprints:
-    """What is known of a tape; of one that is gone, or is in a file, by the shapes of its gradients."""
+    """Return the footprints of a tape; if it was freed or is from a file, only those by its gradients' shapes."""
     if (tape := tape_of(graph)) is not None:
         from .hips_footprints import tape_footprints  # which needs the package autograd
 
@@ -166,6 +166,8 @@ def _of_tape(graph: Graph) -> Footprints:
 
 
 class _DryRun:
+    """One dry run of a graph, for one device."""
+
     def __init__(self, graph: Graph, device: torch.device) -> None:
         from .kernel_workspaces import FakeKernels
         from .start_storages import ForwardStorages
@@ -176,7 +178,7 @@ class _DryRun:
         self._takes = all_taken(graph)
         self._answers: dict[object, Answer] = {}
         self._limits: dict[str, dict[int, None]] = {}
-        self._saved = graph.saved  # looks who holds what, so before anything here does
+        self._saved = graph.saved  # it reads reference counts, so before anything here holds a tensor
         self._hooks = TensorHooks(graph.nodes)
         self._allocations = forward_allocations(graph)
         limit = partial(_note_limit, self._limits)  # not a method, which would make a cycle
@@ -192,7 +194,7 @@ class _DryRun:
         self._facts: list[object | None] = []
         self._sparse_grads: dict[int, TensorLayout] = {}  # by the leaf's task
         self._parts = parts_of_gradients(graph, self._saves_subclass)
-        self._found_out: set[int] = set()  # the tasks that hide what they keep, and keep nothing but leaves
+        self._found_out: set[int] = set()  # the tasks that hide their saved tensors and keep nothing but leaves
 
     def run(self, order: Sequence[int], names_hooks: bool) -> Footprints:
         graph = self._graph
@@ -225,8 +227,8 @@ class _DryRun:
         if not grad_layout_is_enforced():
             self._more_limits.append(
                 Estimate(
-                    "torch.autograd.enforce_grad_layout_policy(False) is in force, under which leaves keep gradients "
-                    "that are counted as copied"
+                    "torch.autograd.enforce_grad_layout_policy(False) is set: leaves may keep gradients that count as "
+                    "copied here"
                 )
             )
         return Footprints(
@@ -256,13 +258,13 @@ class _DryRun:
         )
 
     def _ask(self, order: Sequence[int], leaves: Mapping[int, LeafState]) -> list[Footprint | None]:
-        """The footprints of all tasks, by id."""
+        """Return the footprints of all tasks, by id."""
         graph = self._graph
         waiting: list[list[Gradient | None]] = [[None] * len(task.inputs) for task in graph.tasks]
         for root in graph.roots:
             self._add(waiting, root.task, root.input, self._assumed(root.task, root.input))
         footprints: list[Footprint | None] = [None] * len(graph)
-        # Reading a saved view is an operation, of which a mode would make a fake tensor each time.
+        # Before the mode: reading a saved view runs an operation, of which the mode would make a fake tensor.
         self._facts = list(map(self._facts_of, graph.tasks, graph.nodes))
         with self._operations:
             for task_id in order:
@@ -278,8 +280,8 @@ class _DryRun:
         return footprints
 
     def _accumulated(self, task_id: int, gradient: Gradient | None, leaf: LeafState) -> Footprint | None:
-        """What an AccumulateGrad takes besides the .grad that it makes: what a copy takes meanwhile, or the new bytes
-        of a sparse .grad, to which nothing is added in place."""
+        """Return the footprint of an AccumulateGrad besides the .grad it creates: the scratch memory of a copy, or the
+        new bytes of a sparse .grad, to which gradients are never added in place."""
         if gradient is None:
             return None
         before = self._sparse_grads.get(task_id)
@@ -294,7 +296,7 @@ class _DryRun:
         return scratch_of_copy(gradient.layout, copy) if gradient.device == self._device == torch.device("cpu") else 0
 
     def _retaining(self, task_id: int, footprint: Footprint, inputs: list[Gradient | None]) -> Footprint:
-        """The footprint with what `retain_grad` does first: it copies a gradient, and its tensor keeps the copy."""
+        """Add to a footprint the copy of the gradient that `retain_grad` makes first and the tensor keeps."""
         events: list[int] = []
         blocks, kept = list(footprint.blocks), list(footprint.kept)
         for tensor in self._hooks.retained(task_id):
@@ -316,13 +318,13 @@ class _DryRun:
         return replace(footprint, trace=(*events, *footprint.trace), blocks=tuple(blocks), kept=tuple(kept))
 
     def _of_nodes_alone(self, tensor: Tensor) -> bool:
-        """Whether the tensor, and with it what it retains, goes with the last node that saves it."""
+        """Return whether the tensor, and the gradient it retains, is freed with the last node that saves it."""
         storage = storage_of(tensor)
         return storage is not None and storage.address in self._held_by_nodes
 
     @cached_property
     def _held_by_nodes(self) -> set[int]:
-        """The addresses of saved storages that nobody else holds."""
+        """The addresses of saved storages that only nodes hold."""
         addresses = self._left.addresses
         saved = (each.storage for each in self._saved if each.storage is not None and not each.held)
         return {addresses[number] for number in saved if number in addresses}
@@ -330,14 +332,14 @@ class _DryRun:
     def _add(self, waiting: list[list[Gradient | None]], task_id: int, number: int, gradient: Gradient) -> None:
         other = waiting[task_id][number]
         if other is not None:
-            if other.dtype is not gradient.dtype:  # the kernel casts one of them, in memory of its own
+            if other.dtype is not gradient.dtype:  # the kernel casts one of them, which allocates
                 self._limit("tasks that sum gradients of different dtypes", task_id)
             layout = sum_of(other.layout, gradient.layout)
             gradient = gradient._replace(layout=layout, conjugated=False, negated=False)
         waiting[task_id][number] = gradient
 
     def _answer(self, task: Task, inputs: list[Gradient | None]) -> Answer:
-        """What a task does with these inputs; of equal nodes only the first is asked."""
+        """Return what a task does with these inputs; of equal nodes only the first is called."""
         node = self._graph.nodes[task.id]
         if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
             return answer
@@ -371,13 +373,13 @@ class _DryRun:
         return self._guessed(task)
 
     def _is_split(self, task: Task, inputs: list[Gradient | None]) -> bool:
-        """Whether the task takes or gives a DTensor, whose code is not called."""
+        """Return whether the task receives or returns a DTensor, whose code is not called."""
         edges = self._graph.out_edges[task.id] if self._parts else ()
         taken = any(each is not None and each.layout.wrapped for each in inputs)
         return taken or any((edge.next_task, edge.input) in self._parts for edge in edges)
 
     def _guessed(self, task: Task) -> Answer:
-        """What a task is taken to do that is not asked."""
+        """Return what a task that is not called is assumed to do."""
         footprint = assumed_footprint(self._graph, task.id, self._parts)
         gradients: list[Gradient | None] = [None] * len(footprint.outputs)
         for edge in self._graph.out_edges[task.id]:
@@ -389,7 +391,7 @@ class _DryRun:
         return Answer(footprint, tuple(gradients))
 
     def _refused(self, task: Task, node: Node) -> str | None:
-        """Why a node must not be called, if so: it would run code of the user's, or the whole of a compiled region."""
+        """Return why a node must not be called, or None. It might run user code, or a whole compiled region."""
         if self._packed[task.id] or (self._any_packed and hides_saved(node)):
             return CHECKPOINTED if region_of(node) is not None else PACKED
         if task.kind is Kind.CHECKPOINT:
@@ -402,15 +404,15 @@ class _DryRun:
             return OF_A_SUBCLASS
         if hides_saved(node):
             if task.kind is not Kind.COPY_SLICES:
-                return "C++ nodes that are not PyTorch's own, or that it compiled, whose code is not called"
-            if node in self._functions_in_slices or gc.get_freeze_count():  # what is frozen can't be looked for
+                return "C++ nodes that are compiled or not PyTorch's own, which are not called"
+            if node in self._functions_in_slices or gc.get_freeze_count():  # gc.freeze hides objects
                 return NOT_CALLED
         edges = self._graph.out_edges[task.id]
         metas = [*task.inputs, *(self._takes[edge.next_task][edge.input] for edge in edges)]
         return "nested tensors" if any(meta.shape is None for meta in metas) else None
 
     def _key(self, task: Task, node: Node, inputs: list[Gradient | None]) -> object | None:
-        """Equal for nodes that do the same with memory; None if this can't be told."""
+        """Return a key that is equal for nodes with the same footprint; None if that cannot be decided."""
         facts = self._facts[task.id]
         if facts is None:
             return None
@@ -419,9 +421,9 @@ class _DryRun:
         return type(node), task.name, tuple(inputs), facts, len(node.next_functions), gives
 
     def _facts_of(self, task: Task, node: Node) -> object | None:
-        """What a node of PyTorch's own saved, as far as it matters to memory; None if this can't be told."""
-        told = task.kind is Kind.CPP and not self._packed[task.id] and not hides_saved(node)
-        return saved_facts(node) if told else None
+        """Return the memory-relevant facts about the saved tensors of PyTorch's own nodes; None if they are unknown."""
+        is_readable = task.kind is Kind.CPP and not self._packed[task.id] and not hides_saved(node)
+        return saved_facts(node) if is_readable else None
 
     def _call(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer:
         from .kernel_workspaces import FILLED_IN_PLACE, OUT_OF_PLACE
@@ -450,7 +452,7 @@ class _DryRun:
                 outputs[edge.output] = fitted(gradient, takes, self._graph, edge)
         gradient = None
         stored = [self._stored(task, output) for output in outputs]  # may be seen here first
-        events = tuple(operations.events)  # what dies later is what the next tasks get
+        events = tuple(operations.events)  # before the outputs are freed: the next tasks still hold them
         origins = tuple(origins_of(operations, given, outputs, stored))
         return Answer(
             Footprint(
@@ -464,13 +466,15 @@ class _DryRun:
         )
 
     def _find_out(self, task_id: int) -> None:
-        """Whether the node inside a CopySlices keeps nothing that is freed: its formula was just given all it keeps."""
+        """Check whether the node in a CopySlices keeps only tensors that stay: its formula was just called with all of
+        them."""
         leaves = map(storage_of, self._graph.leaves.values())
         if {storage.address for storage in leaves if storage is not None}.issuperset(self._operations.given):
             self._found_out.add(task_id)
 
     def _passed_on(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer | None:
-        """What a Function of `PASSING` does; None for others, and where it would make gradients that did not come."""
+        """Return what a Function of `PASSING` does; None for others, or if it would create gradients for undefined
+        ones."""
         function = function_of(node)  # type: ignore[arg-type]
         name = f"{function.__module__}.{function.__qualname__}"
         edges = self._graph.out_edges[task.id]
@@ -493,7 +497,7 @@ class _DryRun:
         return Answer(Footprint((), (), tuple(outputs), layouts), tuple(gradients))
 
     def _parted(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer | None:
-        """What a node does that gives parts of the one gradient; None for others."""
+        """Return what a node does that returns parts of its one gradient; None for others."""
         if task.name not in PARTING or (given := inputs[0]) is None:
             return None
         takes = {edge.output: self._takes[edge.next_task][edge.input] for edge in self._graph.out_edges[task.id]}
@@ -504,10 +508,10 @@ class _DryRun:
         return Answer(Footprint((), (), parts, (given.layout,)), tuple(gradients))
 
     def _stored(self, task: Task, output: Tensor | None) -> Tensor | None:
-        """The tensor whose storage an output is on: of a sparse one its values."""
+        """Return the tensor whose storage an output uses: for a sparse output, its values."""
         if output is None or output.layout is torch.strided:
             return output
-        self._limit("tasks that give sparse gradients", task.id)
+        self._limit("tasks that return sparse gradients", task.id)
         return stored_values(output)
 
     def _look_for_hooks(self, leaves: dict[int, Tensor]) -> None:
@@ -518,7 +522,7 @@ class _DryRun:
             self._more_limits.append(UNLISTED_HOOKS)
 
     def _assumed(self, task_id: int, number: int) -> Gradient:
-        """What a task is taken to get, if nothing but the metadata is known."""
+        """Return the gradient that a task is assumed to receive if only its metadata is known."""
         meta = self._takes[task_id][number]
         return Gradient(assumed_layout(meta, self._parts.get((task_id, number))), meta.dtype, meta.device)
 

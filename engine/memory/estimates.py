@@ -1,4 +1,4 @@
-"""Reasons why a predicted figure is an estimate, and whether the true value is above or below."""
+"""Reasons why a predicted figure is an estimate, and whether the true figure is higher or lower."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...inspector.graph.phrases import MOST_NAMED, joined
 from ...inspector.text.sizes_and_counts import size_text
 
 Direction = Literal["at least", "at most", "unknown"]
-"""The true figure is "at least" or "at most" the predicted one, or on an unknown side of it."""
+"""The direction of the true figure: "at least" or "at most" the predicted one, or "unknown"."""
 
 
 class Estimate(str):
-    """A reason why a figure is an estimate: a sentence, and on which side of the figure the true one is.
+    """A reason why a figure is an estimate, as a sentence, with the direction of the true figure.
 
     Attributes:
         direction: see `Direction`.
@@ -30,7 +30,7 @@ class Estimate(str):
 
 
 def direction_of(reasons: Iterable[str]) -> Direction | None:
-    """Return the direction of a figure that is an estimate for all these reasons; None without a reason."""
+    """Return the direction of a figure that is an estimate for all these reasons; None without reasons."""
     found = {reason.direction if isinstance(reason, Estimate) else "unknown" for reason in reasons}
     if not found:
         return None
@@ -38,20 +38,21 @@ def direction_of(reasons: Iterable[str]) -> Direction | None:
 
 
 def bounded_size(nbytes: int, reasons: Iterable[str]) -> str:
-    """`5.0 MiB`; `at least 5.0 MiB`, `at most 5.0 MiB` or `about 5.0 MiB` where these make it an estimate."""
+    """Return `5.0 MiB`, or `at least 5.0 MiB`, `at most 5.0 MiB` or `about 5.0 MiB` if there are reasons."""
     direction = direction_of(reasons)
     words = {None: "", "unknown": "about "}.get(direction, f"{direction} ")
     return words + size_text(nbytes)
 
 
 def estimate_sentence(reasons: Iterable[str], whose: str = "", most: int = MOST_NAMED) -> str:
-    """`An estimate: the workspace of mm is not known. The true figure may be higher.`, or `The peak of bfs is an
-    estimate: ...`; "" where there is no reason.
+    """Return `An estimate: the workspace of mm is not known. The true figure may be higher.`, or `The peak of bfs is an
+    estimate: ...`; "" without reasons.
 
     Args:
-        reasons: as in `Timeline.estimates`; each is said once. Plain texts have no direction, and none is said.
-        whose: what the figure is, at the beginning of the sentence.
-        most: so many are said; of the others only how many there are.
+        reasons: the reasons, as in `Timeline.estimates`; each is named once. Plain strings have no direction, and the
+            sentence then names none.
+        whose: the name of the figure, at the start of the sentence.
+        most: the number of reasons to name; the others are only counted.
     """
     said = list(dict.fromkeys(reasons))
     if not said:
@@ -69,93 +70,92 @@ _TRUTH = {
 }
 
 
-def told_first(reasons: Sequence[str]) -> str:
-    """The reason to say where there is room for one alone, in few words; "" where there is none.
+def main_reason(reasons: Sequence[str]) -> str:
+    """Return the one reason to show if there is room for only one, shortened; "" without reasons.
 
-    That a dry run does not see all that kernels take is said where no other says of which.
+    The general `WORKSPACE` is used only if no other reason names the kernels.
     """
-    found = next((reason for reason in reasons if not reason.startswith(_GENERAL)), next(iter(reasons), ""))
-    return found.replace("not known from a dry run:", "misses")
+    found = next((reason for reason in reasons if reason != WORKSPACE), next(iter(reasons), ""))
+    return found.replace(f"{_UNKNOWN}:", "misses")
 
 
-_GENERAL = "a dry run sees "
-
+_UNKNOWN = "not known from a dry run"
 
 WORKSPACE = Estimate(
-    "a dry run sees what operations return, not all that their kernels allocate for themselves while they run; "
-    "ts.profile measures that",
+    "a dry run sees the results of operations, not all of their kernels' workspace; ts.profile measures that",
     "at least",
 )
-"""Why a dry run is an estimate where a kernel was not run alone."""
+"""The reason why a dry run is an estimate if a kernel was not run alone."""
 
 OF_SHAPES = Estimate(
-    "of a tape that is gone the shapes of its gradients alone are known: each is taken for a new array, and what the "
-    "forward left is not counted"
+    "the tape was freed, so only the shapes of its gradients are known: each counts as a new array, and arrays that "
+    "the forward left are not counted"
 )
-"""Why a dry run of a tape's graph, without the tape, is still less exact."""
+"""The reason why a dry run of a tape's graph is less exact without the tape."""
 
-OF_PYTHON = Estimate("of a tape the arrays are counted, not Python's own objects, which take some KiB more", "at least")
-"""Why every prediction of a tape is an estimate."""
+OF_PYTHON = Estimate("a tape's arrays are counted, but not Python's own objects, which need some KiB more", "at least")
+"""The reason why every prediction for a tape is an estimate."""
 
-OF_A_TAPE = Estimate(f"{OF_PYTHON}; and of its primitives one of each kind was asked, on zeros", "at least")
-"""Why a dry run of a tape is one."""
+OF_A_TAPE = Estimate(f"{OF_PYTHON}; each kind of primitive was called once, on zeros", "at least")
+"""The reason why a dry run of a tape is an estimate."""
 
 UNLISTED_HOOKS = Estimate(
-    "there are hooks which nothing lists; if tensors of this graph had them, what these hold is not known"
+    "PyTorch does not list some hooks; if they are on tensors of this graph, the tensors they hold are not known"
 )
-"""Why a dry run is an estimate where hooks exist and torch does not say on which tensors."""
+"""The reason why a dry run is an estimate if hooks exist and torch does not report on which tensors."""
 
 OTHER_FORMULAS = {
-    "ProdBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
-    "CumprodBackward": "products over a dimension, for which PyTorch has another formula where there are no values",
-    "BinaryCrossEntropy": "formulas with a step in place where there are values",
-    "SgnBackward0": "zeros of which there are no bytes where there are values",
+    "ProdBackward": "products over a dimension, for which PyTorch uses another formula without values",
+    "CumprodBackward": "products over a dimension, for which PyTorch uses another formula without values",
+    "BinaryCrossEntropy": "formulas with a step that is in place only with values",
+    "SgnBackward0": "zeros that have no bytes with values",
     **dict.fromkeys(
         ("IndexReduce", "MaskedFillBackward1", "MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"),
         "formulas that pick elements by their values",
     ),
 }
-"""By what a node's name has in it: of what a dry run is known to say too little, or too much."""
+"""By part of a node's name: formulas for which a dry run is known to predict too little or too much."""
 
-DTENSORS = "what DTensors send and receive in the backward"
+DTENSORS = "communication of DTensors in the backward"
+
+GATHERED = "parameters that FSDP gathers in the backward"
+REDUCED = "gradients that FSDP reduces and parameters that it frees in the backward"
 
 PASSING = {
     "torch.nn.modules._functions.BackwardHookFunction": None,
-    "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": "what FSDP gathers in the backward",
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": (
-        "what FSDP reduces and frees in the backward"
-    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_state.RegisterPreBackwardFunction": GATHERED,
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction": REDUCED,
     "torch.distributed.tensor._api._ToTorchTensor": DTENSORS,
     "torch.distributed.tensor._api._FromTorchTensor": DTENSORS,
-    "torch.nn.parallel.distributed._DDPSink": "what DistributedDataParallel reduces in the backward",
+    "torch.nn.parallel.distributed._DDPSink": "gradients that DistributedDataParallel reduces in the backward",
 }
-"""torch's own Functions that give each gradient on as it comes, and what else they do, of which nothing is known."""
+"""torch's own Functions that return each gradient unchanged, with the other things they do, whose memory is unknown."""
 
-NOT_CALLED = "custom Functions, whose code is not called"
-OF_A_SUBCLASS = "nodes that saved tensors of a subclass, whose code is not called"
+NOT_CALLED = "custom Functions, which are not called"
+OF_A_SUBCLASS = "nodes that saved tensors of a subclass, which are not called"
 COMPILED = "compiled regions"
 HOOKED = "tasks with hooks, which were not run"
-NEED_VALUES = "nodes that can't run without values"
-DEFINED = "primitives that you have defined, whose formulas are not called"
+NEED_VALUES = "nodes that cannot run without values"
+DEFINED = "primitives that you defined, whose formulas are not called"
 HELD_LEAVES = (
-    "leaves that are no parameters, which the forward may have made and something holds: they are not counted, and a "
-    "forward under ts.capture(every_call=True) tells"
+    "leaves that are not parameters and that something holds: the forward may have created them, and they are not "
+    "counted; run the forward under ts.capture(every_call=True) to find out"
 )
 CASTS = (
-    "casts of weights that torch.autocast, which is open, may have cached in an earlier forward: they are counted, and "
-    "a forward under ts.capture() shows which are its own"
+    "casts of weights that an open torch.autocast may have cached in an earlier forward: they are counted; run the "
+    "forward under ts.capture() to see which are its own"
 )
-UNSAVED_CASTS = "casts of weights that torch.autocast, which is open, has cached and no node saved. Graphs"
+UNSAVED_CASTS = "casts of weights that an open torch.autocast has cached and no node saved. Graphs"
 EARLIER = (
-    "tensors outside the graph that the capture saw being made before the forward's first node, and after other nodes: "
-    "they may be of an earlier step, and are not counted; a capture around one forward tells. Graphs"
+    "tensors outside the graph that the capture saw before the forward's first node and after other nodes: they may "
+    "belong to an earlier step and are not counted; capture a single forward to find out. Graphs"
 )
 BESIDE = (
-    "nodes of results that the graph does not lead to, which hide or have packed what they saved: it is not counted. "
-    "Graphs"
+    "nodes of results that the graph does not lead to, which hide or have packed their saved tensors: these are not "
+    "counted. Graphs"
 )
-HIDDEN = "nodes that hide what they keep from the forward"
-CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which computes them again)"
+HIDDEN = "nodes that hide the tensors they keep from the forward"
+CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which recomputes them)"
 PACKED = "nodes whose saved tensors were packed by saved_tensors_hooks (a checkpoint, save_on_cpu)"
 REENTRANT = "reentrant checkpoints"
 NO_STORAGE = "nodes that keep sparse or nested tensors"
@@ -174,26 +174,26 @@ _NOT_COUNTED = frozenset(
             NO_STORAGE_ON_CTX,
             "nested tensors",
         ),
-        *("what FSDP gathers in the backward", "what FSDP reduces and frees in the backward"),
+        *(GATHERED, REDUCED),
     )
 )
-"""Memory that a dry run does not count: the true figure is at least the predicted one."""
+"""Memory that a dry run does not count, so the true figure is at least the predicted one."""
 
 _MAY_BE_OLDER = frozenset((CASTS,))
-"""Memory that a dry run counts and that may be older than the forward: the true figure is at most the predicted one."""
+"""Memory that a dry run counts and that may be from before the forward, so the true figure is at most the predicted."""
 
 SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER, BESIDE, CASTS))
 """Limits that are the same in every order."""
 
 
-def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = "not known from a dry run") -> Estimate:
-    """Return the sentence about tasks of which something is not known."""
+def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = _UNKNOWN) -> Estimate:
+    """Return the sentence about tasks for which something is not known."""
     sentence = f"{unknown}: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
     return Estimate(sentence, "at least" if what in _NOT_COUNTED else "at most" if what in _MAY_BE_OLDER else "unknown")
 
 
 def kernel_sentence(graph: Graph, why: str, operators: Iterable[str], task_ids: Iterable[int]) -> Estimate:
-    """Of which operators it is not known what they take for themselves, and in which tasks."""
+    """Return the sentence that names the operators whose workspace is not known, and their tasks."""
     named = joined([*operators])
     return Estimate(limit_sentence(graph, f"the workspace of {named} ({why})", [*task_ids]), "at least")
 
@@ -203,8 +203,8 @@ _LONGEST = 120
 
 
 def needs_values(error: Exception) -> str:
-    """Return the sentence for an error of torch's own (C++ or Python): an operation that needs values raised it. Raises
-    any other error again, as a mistake of tapescope's."""
+    """Return the sentence for an error that torch itself (C++ or Python) raised in an operation that needs values.
+    Raise any other error again, as a fault of tapescope."""
     traceback, name = error.__traceback__, ""
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

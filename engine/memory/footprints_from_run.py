@@ -1,4 +1,4 @@
-"""From a measured backward to footprints: what each task did with memory, so that other orders can be predicted."""
+"""Footprints of the tasks of a measured backward, from which other orders can be predicted."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def footprints_of(
     leaves: Mapping[int, LeafState],
     given: Sequence[bool],
 ) -> Footprints:
-    """Reads the footprints off what was measured.
+    """Read the footprints from a measurement.
 
     Args:
         measured, lives, kinds, timeline: the measurement.
-        leaves: by the id of a leaf's task what it was before the backward.
-        given: per root, whether the caller gave its gradient.
+        leaves: by the id of a leaf's task, its state before the backward.
+        given: per root, whether the caller passed its gradient.
     """
     found = _Reader(measured, lives, kinds, timeline, leaves, given).footprints()
     if found.limits:
@@ -42,14 +42,14 @@ def footprints_of(
     place = _first_difference(timeline, again)
     if place is None:
         return found
-    # Something acts from outside: a hook that frees what another has kept, a node that frees what it keeps as it runs.
+    # Outside influence: a hook that frees a tensor another one kept, or a node that frees saved tensors while it runs.
     where = measured.graph.describe(timeline.order[place], place) if place < len(timeline.order) else "the end"
-    limit = f"from {where} on, even the order that was measured would be predicted otherwise than it went"
+    limit = f"from {where} on, the prediction of the measured order differs from the measurement"
     return replace(found, limits=(Estimate(limit),))  # other orders may be off in either direction
 
 
 def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
-    """The first place at which the levels differ, or how often one is born or dies."""
+    """Return the first place at which the levels or the numbers of allocations and frees differ."""
     ours, theirs = (list(zip(each.task_peaks, _counts(each), strict=True)) for each in (measured, predicted))
     if ours == theirs:
         return None if measured.end_bytes == predicted.end_bytes else len(ours)
@@ -57,13 +57,13 @@ def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
 
 
 def _counts(timeline: Timeline) -> list[int]:
-    """By place the number of events."""
+    """Return the number of events of each place."""
     return [end - start for start, end in pairwise(timeline.starts)]
 
 
 @dataclass(eq=False)
 class _Reader:
-    """The arguments of `footprints_of`, and what is found on the way."""
+    """The arguments of `footprints_of`, and the findings so far."""
 
     measured: Measured
     lives: Lives
@@ -75,9 +75,9 @@ class _Reader:
     def __post_init__(self) -> None:
         self._limits: dict[str, None] = {}
         self._layouts: dict[tuple[object, ...], TensorLayout] = {}
-        self._footprints: dict[Footprint, Footprint] = {}  # equal ones are one, which is compiled once
-        self._holders: list[int] = []  # the tasks that get or give what something goes on holding
-        self._first_use: dict[int, int] = {}  # by storage the place of the first task that got it
+        self._footprints: dict[Footprint, Footprint] = {}  # equal ones are shared, so each is compiled once
+        self._holders: list[int] = []  # the tasks whose inputs or outputs stay held
+        self._first_use: dict[int, int] = {}  # by storage: the place of the first task that received it
         for place, turn in enumerate(self.lives.turns):
             for number in turn.inputs:
                 self._first_use.setdefault(number, place)
@@ -85,17 +85,17 @@ class _Reader:
     def footprints(self) -> Footprints:
         graph, timeline = self.measured.graph, self.timeline
         if self.measured.create_graph:
-            self._limits["the backward made a graph of its own (create_graph=True), which keeps gradients"] = None
+            self._limits["the backward built a graph (create_graph=True), which keeps gradients"] = None
         tasks: list[Footprint | None] = [None] * len(graph)
         if len(self.lives.turns) < len(graph):
-            self._limits["the backward which was measured left tasks out (inputs=), and what only these need"] = None
+            self._limits["the measured backward skipped tasks (inputs=), and the tensors that only they need"] = None
         for place, turn in enumerate(self.lives.turns):
             if turn.visit.opaque:
-                self._limit(turn, "gets or gives a tensor without bytes of its own to look at (nested, or a subclass)")
+                self._limit(turn, "receives or returns a tensor whose storage cannot be read (nested, or a subclass)")
             elif any(seen is not None and seen.stored >= 0 for seen in (*turn.visit.inputs, *turn.visit.outputs)):
-                self._limit(turn, "gets or gives a sparse gradient, of which what it stores is counted as one block")
+                self._limit(turn, "receives or returns a sparse gradient, whose parts count as one block")
             elif graph.tasks[turn.visit.task].kind is Kind.COMPILED:
-                self._limit(turn, "is a compiled region, which may free what it gets and keeps while it runs")
+                self._limit(turn, "is a compiled region, which may free its inputs and saved tensors while it runs")
             tasks[turn.visit.task] = self._footprint(place, turn)
         self._limit_hidden()
         self._limit_held()
@@ -118,7 +118,7 @@ class _Reader:
         )
 
     def _regions(self) -> Iterator[tuple[int, ...]]:
-        """See `Footprints.regions`."""
+        """Yield `Footprints.regions`."""
         places = {turn.visit.task: place for place, turn in enumerate(self.lives.turns)}
         for tasks in self.measured.kept.openers:
             ran = [task for task in tasks if task in places]
@@ -131,7 +131,8 @@ class _Reader:
         return StartStorage(timeline.nbytes[number], keepers, number in timeline.held, timeline.maker(number))
 
     def _limit_hidden(self) -> None:
-        """Of the tasks that hide what they keep, this order shows the last that kept a storage, and may be more did."""
+        """Add a limit for hidden saved tensors: this order shows only the last task that kept a storage; others may,
+        too."""
         measured, lives = self.measured, self.lives
         found = []
         for number, keepers in self.kinds.saved.items():
@@ -145,13 +146,14 @@ class _Reader:
                 found.append(hidden[0])
         if found:
             self._limits[
-                f"{len(found):,} storages are kept by what torch does not show, until "
+                f"{len(found):,} storages are saved in a way that torch does not show, until "
                 f"{measured.graph.describe(found[0])}{' and others' if len(set(found)) > 1 else ''} had run: in "
-                "another order another task may be the last to keep them"
+                "another order, another task may be the last to keep them"
             ] = None
 
     def _limit_held(self) -> None:
-        """What retain_grad() holds, it holds in any order. Hooks and custom Functions may hold something else."""
+        """Add a limit for tensors that hooks or custom Functions hold. Those of retain_grad() are the same in any
+        order."""
         if not self._holders:
             return
         hooks = TensorHooks(self.measured.graph.nodes)
@@ -159,8 +161,8 @@ class _Reader:
             if {hook.kind for hook in hooks.of(task_id)} != {"retain_grad"}:
                 task = self.measured.graph.describe(task_id)
                 self._limits[
-                    f"a hook or a custom Function goes on holding what {task} gets or gives: in another order it may "
-                    "hold something else"
+                    f"a hook or a custom Function keeps a gradient that {task} receives or returns: in another order "
+                    "it may keep another one"
                 ] = None
                 return
 
@@ -181,7 +183,7 @@ class _Reader:
         lives = self.lives
         leaf = self.measured.graph.tasks[turn.visit.task].is_leaf
         grad = turn.visit.grad
-        state = self.leaves.get(turn.visit.task)  # None for a leaf without bytes of its own: a nested tensor
+        state = self.leaves.get(turn.visit.task)  # None for a leaf without a storage: a nested tensor
         grows = state is not None and state.has_grad and grad is not None and grad.stored >= 0
         trace: list[int] = []
         blocks: dict[int, int] = {}  # by storage
@@ -211,11 +213,11 @@ class _Reader:
             else:
                 freed_in = lives.turns[freed_at].visit.task if freed_at < len(lives.turns) else -1
                 kept.append((block, freed_in))
-                if freed_in not in self.measured.kept.regions:  # one inside of another is computed again with it
+                if freed_in not in self.measured.kept.regions:  # a nested region is recomputed with the outer one
                     self._holders.append(turn.visit.task)
             if number in turn.inputs:
-                self._limit(turn, "runs on a gradient which a hook put in the place of what had come")
-        held = tuple(  # by which of the tasks that get it in turn, does not show
+                self._limit(turn, "runs on a gradient with which a hook replaced the original one")
+        held = tuple(  # if several tasks receive it in turn, it is not known which one's hook
             index
             for index, number in enumerate(turn.inputs)
             if number in self.kinds.held and self._first_use[number] == place
@@ -244,16 +246,16 @@ class _Reader:
             origins.gave(index, seen)
             held = number in self.kinds.held and number not in self._first_use
             if seen.is_view and not seen.address:
-                self._limit(turn, "gives an empty view, of which it does not show what it keeps alive")
+                self._limit(turn, "returns an empty view, whose base is not known")
             found.append(TaskOutput(*origin, self._layout(seen), seen.is_view, held))
         return found
 
 
 class _Origins:
-    """Where a task's outputs come from, see `TaskOutput.origin`. It may have very many: none is compared with all."""
+    """The origins of a task's outputs, see `TaskOutput.origin`. Lookups are by address, as a task may have many."""
 
     def __init__(self, inputs: Sequence[Seen | None]) -> None:
-        self._inputs: dict[int, int] = {}  # by identity the first input, and so on
+        self._inputs: dict[int, int] = {}  # by identity, the first such input
         self._input_storages: dict[int, int] = {}  # by address
         self._outputs: dict[int, int] = {}
         self._output_storages: dict[int, int] = {}
@@ -263,7 +265,7 @@ class _Origins:
                 self._input_storages.setdefault(each.address, index)
 
     def gave(self, index: int, seen: Seen) -> None:
-        """This output has come, too, before the next ones."""
+        """Register an output before the next ones are looked up."""
         self._outputs.setdefault(seen.identity, index)
         self._output_storages.setdefault(seen.address, index)
 

@@ -1,6 +1,6 @@
-"""The level of memory over the steps of any computation that tells where they end: a gradient written by hand, say.
+"""Memory levels over the steps of any computation that reports where they end, such as a handwritten gradient.
 
-In the terms of a `Timeline`: bytes requested since just before the forward, so that curves can be laid on each other.
+As in a `Timeline`, levels are bytes requested since just before the forward, so the curves can be compared.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class StepLevels:
     """Levels of memory, bytes.
 
     Attributes:
-        start_bytes: as the backward starts.
-        peaks: by step the highest level while it ran, in bytes, the level at its start included.
-        end_bytes: when all is over: the gradients, and what else was returned.
-        forward_peak_bytes: the highest of the forward.
-        forward: by step of the forward the highest level while it ran. Of what tells none a step is what the allocator
-            was asked for at once, or the whole.
-        ns: when each step ended, those of the forward first, nanoseconds since just before it. Empty: not recorded.
+        start_bytes: the level at the start of the backward.
+        peaks: the highest level during each step, in bytes, including the level at its start.
+        end_bytes: the level at the end: the gradients, and other returned values.
+        forward_peak_bytes: the highest level of the forward.
+        forward: the highest level during each step of the forward. Without reported steps, each run of allocations is
+            one, or the whole forward is.
+        ns: the end of each step in nanoseconds since just before the forward, whose steps come first. Empty if not
+            recorded.
     """
 
     start_bytes: int
@@ -55,13 +56,13 @@ class StepLevels:
 
 
 def levels_of(timeline: Timeline) -> StepLevels:
-    """Of a backward: its steps are the tasks.
+    """Return the levels of a backward; its steps are the tasks.
 
     Raises:
-        ValueError: the forward was not recorded.
+        ValueError: If the forward was not recorded.
     """
     if timeline.forward_peak_bytes is None:
-        raise ValueError("the forward of this timeline was not recorded: measure it with ts.profile(make_loss)")
+        raise ValueError("the forward of this timeline was not recorded; measure it with ts.profile(make_loss)")
     start, forward_ns, task_ns = timeline.starts[0], timeline.forward_ns, timeline.task_ns
     ns = array("q")
     if forward_ns and task_ns:
@@ -77,20 +78,21 @@ def levels_of(timeline: Timeline) -> StepLevels:
 
 
 def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = "cpu") -> tuple[T, StepLevels]:
-    """What `compute` asks of torch's allocator for this device.
+    """Measure the memory that `compute` requests from torch's allocator for this device.
 
     Known limitations: those of `ProfiledAllocators`.
 
     Args:
-        compute: is given `step`, to be called when the forward is done and after each step of the backward.
+        compute: the computation. It receives `step`, and must call it after the forward and after each step of the
+            backward.
 
     Returns:
-        What it returned, and the levels.
+        The result of `compute`, and the levels.
 
     Raises:
-        TypeError: compute is no function of one argument.
-        ValueError: it never called `step`.
-        RuntimeError: a torch profiler is at work.
+        TypeError: If compute is not a function of one argument.
+        ValueError: If it never called `step`.
+        RuntimeError: If a torch profiler is running.
     """
     expect_callable(compute, 1, "compute", "a function of step: compute(step)")
     whose = measurable(torch.device(device))
@@ -105,10 +107,10 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
     for row in recording.rows:
         if row.nbytes > 0:
             alive[row.address] = row.nbytes
-        freed = 0 if row.nbytes > 0 else alive.pop(row.address, 0)  # 0: it was there before
+        freed = 0 if row.nbytes > 0 else alive.pop(row.address, 0)  # 0: allocated before
         levels.append(levels[-1] + max(row.nbytes, 0) - freed)
     *marks, end = (each.row for each in recording.marks)
-    _assert_told(marks)
+    _assert_reported(marks)
     peaks = array("q", (max(levels[start : until + 1]) for start, until in pairwise(marks)))
     forward = levels[1 : marks[0] + 1]
     clock = [row.ns for row in recording.rows[: marks[0]]] + [each.ns for each in recording.marks[1:-1]]
@@ -117,20 +119,21 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
 
 
 def traced_levels(compute: Callable[[Step], T]) -> tuple[T, StepLevels]:
-    """What Python allocates meanwhile, by `tracemalloc`, to which NumPy reports its arrays.
+    """Measure the memory that Python allocates meanwhile with `tracemalloc`, to which NumPy reports its arrays.
 
-    All threads count, and Python's own objects: of small arrays the level says little.
+    All threads and Python's own objects count, so the level means little for small arrays.
 
-    Args, Returns, Raises: as `allocated_levels`; a tracing that is under way goes on, its peak set back.
+    Args, Returns, Raises: as for `allocated_levels`. If tracemalloc is already tracing, it continues, with its peak
+    reset.
     """
     return levels_traced(lambda steps: compute(steps.step))
 
 
 def levels_traced(compute: Callable[[TracedSteps], T]) -> tuple[T, StepLevels]:
-    """The same of what tells the steps of its forward, too."""
+    """Measure as `traced_levels` does, for a computation that also reports the steps of its forward."""
     steps = TracedSteps()
     ours = not tracemalloc.is_tracing()
-    gc.collect()  # what dies of itself in the midst is not the computation's
+    gc.collect()  # a collection during the computation would lower its levels
     if ours:
         tracemalloc.start()
     try:
@@ -144,7 +147,7 @@ def levels_traced(compute: Callable[[TracedSteps], T]) -> tuple[T, StepLevels]:
 
 
 class TracedSteps:
-    """The steps of a computation, each with what is traced at its end, the highest until there, and when that was."""
+    """The steps of a computation, each with the traced bytes at its end, their peak until then, and the time."""
 
     def begin(self) -> None:
         self._forward: list[tuple[int, int, int]] = []
@@ -154,22 +157,22 @@ class TracedSteps:
         self._began_ns = perf_counter_ns()
 
     def forward_step(self) -> None:
-        """A step of the forward is over. What comes after the last one, until `step`, is another."""
+        """End a step of the forward. The part after the last one, until `step`, is another step."""
         self._note(self._forward)
 
     def step(self) -> None:
-        """The forward is over, or a step of the backward."""
+        """End the forward, or a step of the backward."""
         self._note(self._backward)
 
     def levels(self) -> StepLevels:
-        """The levels; what is told last is when all is over.
+        """Return the levels; the last reported step is the end of the computation.
 
         Raises:
-            ValueError: nothing else was told.
+            ValueError: If no other step was reported.
         """
-        *told, (end, _, _) = self._backward
-        _assert_told(told)
-        first, *steps = told
+        *reported, (end, _, _) = self._backward
+        _assert_reported(reported)
+        first, *steps = reported
         forward = [*self._forward, first]
         return StepLevels(
             first[0] - self._before,
@@ -185,6 +188,6 @@ class TracedSteps:
         tracemalloc.reset_peak()
 
 
-def _assert_told(marks: Sequence[object]) -> None:
+def _assert_reported(marks: Sequence[object]) -> None:
     if not marks:
-        raise ValueError("step() was never called: it tells when the forward is done, and each step of the backward")
+        raise ValueError("compute never called step(); call it after the forward and after each step of the backward")

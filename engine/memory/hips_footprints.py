@@ -1,4 +1,4 @@
-"""What the tasks of a tape do with memory, asked before any backward. Needs the package `autograd`."""
+"""Footprints of a tape's tasks, found before any backward. Needs the package `autograd`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .task_outputs import assumed_footprint, assumed_layout
 from .timeline import Maker
 
 PYTHONS_BYTES = 16 << 10
-"""What a task takes besides arrays up to here may be Python's own objects, which tracemalloc counts, too."""
+"""Memory of a task besides its arrays that may be Python's own objects, in bytes; tracemalloc counts those, too."""
 
 one_measurement = ExclusiveUse()
-"""Taken while tracemalloc is at work. It is the process's: to end one measurement would end the other, too."""
+"""Held while tracemalloc is tracing. It is global to the process: ending one measurement would end another, too."""
 
 
 def tape_footprints(tape: HipsTape) -> Footprints:
-    """What each task would do with memory, and what the forward left. No backward runs.
+    """Return the footprints of a tape's tasks and the arrays that the forward left. No backward runs.
 
-    Of numpy's and autograd's own primitives one of each kind (name, and shapes of its value and arguments) is asked:
-    its formula is called on zeros, alone, and what it gives is let go. A formula that the user has defined is not.
+    For each kind of numpy's and autograd's own primitives (name, and shapes of its value and arguments), one formula is
+    called on zeros, and its result is dropped. Formulas that the user defined are not called.
     """
     graph = tape.graph
     known: dict[object, Footprint] = {}
@@ -59,22 +59,22 @@ def tape_footprints(tape: HipsTape) -> Footprints:
 
 
 def start_storage(left: ForwardArray) -> StartStorage:
-    """An array of the forward as what is alive before."""
+    """Return an array of the forward as a storage alive at the start."""
     return StartStorage(left.owner.nbytes, left.keepers, not left.keepers, maker_of(left.made_by))
 
 
 def maker_of(node: RecordedNode) -> Maker:
-    """A node of the forward as what made an array."""
+    """Return a node of the forward as the maker of an array."""
     return Maker(None, StoredOperation(node.name, node.source), "")
 
 
 def indexed_output(meta: TensorMeta) -> TaskOutput:
-    """The gradient of an index: a promise to add to a few places."""
+    """Return the gradient of an index: a deferred addition to a few elements."""
     return TaskOutput("outside", -1, replace(assumed_layout(meta), sparse=True), keeps_base=False)
 
 
 def footprint_of(blocks: Sequence[int], outputs: Sequence[TaskOutput | None], besides: int) -> Footprint:
-    """That of a task which makes these blocks, and at its highest takes so much besides."""
+    """Return the footprint of a task that allocates these blocks and `besides` bytes of workspace."""
     trace, sizes = list(range(len(blocks))), list(blocks)
     if besides > PYTHONS_BYTES:
         trace += [len(blocks), ~len(blocks)]
@@ -88,7 +88,7 @@ def _kind(node: RecordedNode) -> object:
 
 
 def _asked(node: RecordedNode, traces: bool) -> Footprint:
-    """Calls a formula on zeros."""
+    """Call a formula on zeros and return its footprint."""
     value = node.space.zeros()
     before = 0
     if traces:
@@ -132,7 +132,7 @@ def _layout(array: Any) -> TensorLayout:
 
 @contextmanager
 def _tracing() -> Iterator[bool]:
-    """Whether tracemalloc tells what is taken here: not where somebody else is measuring with it."""
+    """Start tracemalloc, and yield whether its figures are ours: not if somebody else is measuring with it."""
     caller = Caller("a prediction for a tape", stays=True, is_brief=True)
     traces = False
     try:

@@ -1,4 +1,4 @@
-"""Workspaces of kernels: each distinct operator is run once on its own, then replayed on fake tensors."""
+"""Workspaces of kernels, found by running each distinct operator once on its own."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ...inspector.torch_private.thread_state import unobserved
 from ..execution.gradient_layouts import layout_of, scratch_of_copy
 
 MOST_BYTES = 2**31
-"""What the arguments and results of an operator that is run alone may come to. It needs no more than half of the memory
-that is free, either."""
+"""The largest total of arguments and results with which an operator is run alone, in bytes. They must also fit into
+half of the free memory."""
 
 _CPU = torch.device("cpu")
 
@@ -49,10 +49,10 @@ PASSIVE = frozenset(
         *("fill_", "zero_", "fill", "scalar_tensor", "_efficientzerotensor", "resize_", "arange"),
     )
 )
-"""What allocates nothing but its results. So do views."""
+"""Operators that allocate only their results. So do views."""
 
 COPIES = frozenset(("clone", "copy_", "_to_copy"))
-"""What a rule of its own tells of, see `fake_kernels`."""
+"""Operators with a rule, see `FakeKernels`."""
 
 RUN_ALONE = frozenset(
     (
@@ -95,14 +95,14 @@ RUN_ALONE = frozenset(
         *("sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "any", "all", "prod", "var", "std"),
         *("var_mean", "std_mean", "norm", "linalg_vector_norm", "cumsum", "cumprod", "nansum", "logcumsumexp"),
         "count_nonzero",
-        # Losses and activations that are no plain elementwise operators.
+        # Losses and activations that are not plain elementwise operators.
         *("nll_loss_backward", "nll_loss2d_backward", "mse_loss", "mse_loss_backward", "smooth_l1_loss_backward"),
         *("huber_loss_backward", "binary_cross_entropy_backward", "soft_margin_loss_backward"),
         *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "glu_backward", "elu_backward"),
         *("leaky_relu_backward", "hardtanh_backward", "hardswish_backward", "hardsigmoid_backward"),
         *("log_sigmoid_backward", "softplus_backward", "softshrink_backward", "hardshrink_backward"),
         *("rrelu_with_noise_backward", "_prelu_kernel_backward", "mish_backward", "gelu_backward"),
-        # What forwards alone call.
+        # Operators of forwards only.
         *("nll_loss_forward", "nll_loss2d_forward", "_scaled_dot_product_flash_attention_for_cpu", "native_batch_norm"),
         *("_native_batch_norm_legit", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
         *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"),
@@ -114,14 +114,13 @@ RUN_ALONE = frozenset(
         *("_fft_c2c", "_fft_c2r", "_fft_r2c"),
     )
 )
-"""By name the operators which may be run on zeros of any shapes that a graph has: they read no address, and no place
-outside of a tensor, from what they get. Not so oneDNN's recurrent layers, whose backward ends the process where its
-workspace is made up."""
+"""The names of operators that may be run on zeros of any shapes in a graph: they do not read addresses or positions
+outside a tensor from their arguments. oneDNN's recurrent layers do; a made-up workspace crashes their backward."""
 
 
 class LaidOut(NamedTuple):
-    """How a kernel laid out what it returned: shape, strides, and the bytes of its storage, which may be more than it
-    needs: that of a `mse_loss` has room for all elements before the mean."""
+    """The layout of a kernel's result: shape, strides, and the bytes of its storage, which may exceed the need. The
+    storage of a `mse_loss`, for example, has room for all elements before the mean."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -129,28 +128,28 @@ class LaidOut(NamedTuple):
 
 
 class KernelRun(NamedTuple):
-    """What a kernel did.
+    """The memory of one kernel run.
 
     Attributes:
-        workspace_bytes: how much more it had at once than it returned.
-        outputs: of each tensor that it returned how it is laid out; None: it is one that the kernel was given.
+        workspace_bytes: the most bytes that it had allocated at once besides its results.
+        outputs: the layout of each returned tensor; None for one of the kernel's arguments.
     """
 
     workspace_bytes: int
     outputs: tuple[LaidOut | None, ...]
 
 
-NOT_LISTED = "not among those that are run alone"
-STORES_UNKNOWN = "how much sparse tensors store is not known without their numbers"
+NOT_LISTED = "not among the operators that are run alone"
+STORES_UNKNOWN = "the size of sparse tensors is not known without their values"
 TOO_LARGE = "too large to be run alone"
-ELSEWHERE = "not run alone, as kernels are on the CPU only"
-WATCHED = "not run alone while a profiler is at work"
-MEASURED = "not run alone while another thread measured memory"
-REFUSED = "run alone, to no use"
-"""Why it is not known what an operator takes for itself."""
+ELSEWHERE = "not run alone, which is done on the CPU only"
+WATCHED = "not run alone while a profiler is running"
+MEASURED = "not run alone because another thread was measuring memory"
+REFUSED = "run alone without a usable result"
+"""Reasons why an operator's workspace is not known."""
 
 _MOST_FOUND = 20_000
-"""How many of them are kept: with shapes that change at each step there would be ever more."""
+"""The size of the cache: shapes that change at each step would fill it without end."""
 
 _found: dict[object, KernelRun | str] = {}
 
@@ -163,17 +162,19 @@ def kernel_run(
     most_bytes: int | None = None,
     in_backward: bool = False,
 ) -> KernelRun | str | None:
-    """What the operator's kernel does with tensors like these; None: nothing besides; or why that is not known.
+    """Return the memory of the operator's kernel for tensors like these; None if it only allocates its results; or the
+    reason why it is not known.
 
-    It is run on tensors of the same shapes, strides and dtypes, once in a process for each setting of threads, of
-    oneDNN and of determinism. No mode, no hook and no generator of random numbers has a part in it, and afterwards all
-    of its memory is free.
+    The operator runs on tensors of the same shapes, strides and dtypes, once per process for each setting of threads,
+    oneDNN and determinism. Modes, hooks and random number generators are not involved, and afterwards all of its memory
+    is freed.
 
     Args:
-        args, kwargs: what it is called with; the tensors may be fake.
+        operator: the operator.
+        args, kwargs: its arguments; the tensors may be fake.
         results: the fake tensors that it returns.
-        most_bytes: of arguments and results; more are too large. None: `MOST_BYTES`.
-        in_backward: a formula of PyTorch's calls it, where the forward has made tensors of the numbers.
+        most_bytes: the largest total of arguments and results, in bytes; None for `MOST_BYTES`.
+        in_backward: whether a formula of PyTorch calls it. The forward has turned Python numbers into tensors there.
     """
     name = name_of(operator)
     if operator.is_view or operator.namespace == "prim" or name in PASSIVE:
@@ -205,6 +206,7 @@ def kernel_run(
                 return why
             while len(_found) >= _MOST_FOUND:
                 del _found[next(iter(_found))]
+            # Zeros are valid indices for every gather and scatter. Ones keep pointwise divisions and logarithms finite.
             found = _found[key] = _run(operator, args, kwargs, 1 if pointwise else 0, tiny, in_backward)
         finally:
             caller.ended = True
@@ -212,10 +214,10 @@ def kernel_run(
 
 
 def _in_the_way(caller: Caller) -> str | None:
-    """Takes torch's profiler for this caller; returns why it can't.
+    """Acquire torch's profiler for this caller; return the reason if that fails.
 
-    It waits for a measurement of another thread, `WAITS_S` at most, and once for each; a measurement of the same thread
-    would wait for itself.
+    If another thread is measuring, wait for it, at most `WAITS_S` and once for each measurement. A measurement of the
+    same thread would wait for itself.
     """
     global _waited_for
     before = None if _waited_for is None else _waited_for()
@@ -226,16 +228,16 @@ def _in_the_way(caller: Caller) -> str | None:
     if other.thread == caller.thread:
         return WATCHED
     _waited_for = ref(other)
-    return f"{MEASURED} ({other.verb}, for which {WAITS_S:.0f} s were waited)"
+    return f"{MEASURED} ({other.verb}; waited {WAITS_S:.0f} s)"
 
 
 _waited_for: ref[Caller] | None = None
-"""The measurement for whose end a prediction has waited `WAITS_S`: no other one waits for it."""
+"""The measurement for whose end a prediction has already waited `WAITS_S`; no other one waits for it again."""
 
 
 @cache
 def name_of(operator: Operator) -> str:
-    """Its name without overload, "mm"."""
+    """Return the operator's name without overload: "mm"."""
     return schema_name(operator).partition("::")[2]
 
 
@@ -273,16 +275,16 @@ def _run(
         if nbytes > 0:
             alive[address] = nbytes
         elif alive.pop(address, 0) != -nbytes:
-            continue  # was there before
+            continue  # allocated before
         level += nbytes
         highest = max(highest, level)
     if level != sum(returned.values()):
-        return REFUSED  # it keeps something for its next call
+        return REFUSED  # it keeps memory for its next call
     return KernelRun(highest - level, () if tiny else tuple(outputs))
 
 
 def real_like(tensor: Tensor, fill: int, tiny: bool = False) -> Tensor:
-    """A tensor on the CPU of the same shape, strides and dtype, filled with a number; if tiny, of one element."""
+    """Return a CPU tensor of the same shape, strides and dtype, filled with a number; if tiny, of one element."""
     view = View.of(tensor)._replace(offset=0)
     if tiny:
         view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
@@ -295,25 +297,25 @@ def _tensors_in(values: object) -> list[Tensor]:
 
 
 def fits_alone(tensors: Sequence[Tensor], most_bytes: int | None = None) -> bool:
-    """Whether there is memory for all that an operator takes and gives, to run it alone."""
+    """Return whether there is memory to run an operator alone with these arguments and results."""
     return sum(map(_nbytes, tensors)) <= min(MOST_BYTES if most_bytes is None else most_bytes, _free_bytes() // 2)
 
 
 def _nbytes(tensor: Tensor) -> int:
-    """What it takes to have such a tensor, and a copy of it should the kernel make one: a column of a matrix, which
-    the forward may have left without bytes, comes with all that lies between its elements."""
+    """Return the bytes of such a tensor and of a copy, in case the kernel makes one. A column of a matrix comes with
+    all bytes between its elements."""
     return max(tensor.numel(), _span(View.of(tensor))) * tensor.element_size()
 
 
 def _span(view: View) -> int:
-    """How many elements lie from the first to the last."""
+    """Return the number of elements from the first to the last in memory."""
     if not prod(view.shape):
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
 def _key(values: object, tiny: bool) -> tuple[object, ...]:
-    """Equal for what the same kernel is called with."""
+    """Return a key that is equal for arguments with which the same kernel runs."""
     return tuple(
         ((each.dtype, each.dim()) if tiny else View.of(each)._replace(offset=0))
         if isinstance(each, Tensor)
@@ -323,7 +325,7 @@ def _key(values: object, tiny: bool) -> tuple[object, ...]:
 
 
 def _settings() -> tuple[object, ...]:
-    """What decides which kernel runs, and how it parts its work."""
+    """Return the settings that decide which kernel runs and how it divides its work."""
     return (
         torch.get_num_threads(),
         torch.backends.mkldnn.enabled,
@@ -333,12 +335,12 @@ def _settings() -> tuple[object, ...]:
 
 
 def _free_bytes() -> int:
-    """What the process may still take, as far as the system tells; a terabyte where it does not."""
+    """Return the bytes that the process may still allocate; a terabyte if the system does not report it."""
     found = [2**40]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError):  # a container's own limit; "max" where there is none
+    with suppress(OSError, ValueError):  # a container's own limit; "max" without a limit
         most, used = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.max", "memory.current"))
         found.append(most - used)
     return min(found)
@@ -358,31 +360,32 @@ _IN_PLACE: Mapping[object, Callable[..., Tensor]] = {
     _aten.scatter.value: _aten.scatter_.value,
     _aten.scatter_add.default: _aten.scatter_add_.default,
 }
-"""What most formulas do to zeros of their own in place, but out of place if watched (areAnyTensorSubclassLike)."""
+"""Operations that most formulas run in place on their own zeros, but out of place under a mode
+(areAnyTensorSubclassLike)."""
 
 
 OUT_OF_PLACE = ("ScatterReduceBackward", "IndexReduceBackward")
-"""Formulas which do so out of place on any tensors (FunctionsManual.cpp, scatter_reduce_backward)."""
+"""Formulas that run them out of place on any tensors (FunctionsManual.cpp, scatter_reduce_backward)."""
 
 
 FILLED_IN_PLACE = (
     *("ClampBackward", "ClampMaxBackward", "ClampMinBackward"),
     *("FmaxBackward", "FminBackward", "MaximumBackward", "MinimumBackward"),
 )
-"""Formulas which fill tensors of their own in place, but out of place if watched (torch 2.14, FunctionsManual.cpp,
+"""Formulas that fill their own tensors in place, but out of place under a mode (torch 2.14, FunctionsManual.cpp,
 masked_fill_inplace_if_safe)."""
 
 
 class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
-    """Fake operations whose events have what CPU kernels take for themselves, and whose results are laid out as theirs.
+    """Fake operations with the workspaces of CPU kernels among their events, and results laid out as the kernels do.
 
-    A kernel of which no rule tells that is run alone (`kernel_run`). Where it can't be, layouts still tell what matrix
-    products take of what BLAS can't read, sums in another dtype, and copies of transposed matrices.
+    A kernel without a rule is run alone (`kernel_run`). If that is not possible, the layouts still show some of it:
+    copies of matrices that BLAS cannot read, sums in another dtype, and copies of transposed matrices.
 
     Attributes:
-        in_place: what runs is a formula that works in place on tensors which it has made.
-        fills_in_place: what runs is one of `FILLED_IN_PLACE`.
-        unknown: why it is not known what operators take for themselves, with their names.
+        in_place: whether the running formula works in place on tensors that it created.
+        fills_in_place: whether the running formula is one of `FILLED_IN_PLACE`.
+        unknown: (reason, operator) for each operator whose workspace is not known.
     """
 
     in_place = True
@@ -391,7 +394,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.unknown: dict[tuple[str, str], None] = {}
-        self._workspace: int | None = None  # of the operation that runs; None: not known
+        self._workspace: int | None = None  # of the running operation; None if unknown
 
     def start(self) -> None:
         super().start()
@@ -418,7 +421,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
     def kernel_run(
         self, operator: Operator, args: Any, kwargs: Any, results: Sequence[Tensor]
     ) -> KernelRun | str | None:
-        """What is known of the operator's kernel, as `kernel_run` says it."""
+        """Return the operator's kernel run, as `kernel_run` does."""
         return kernel_run(operator, args, kwargs, results, in_backward=True)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -436,7 +439,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         return result
 
     def _take_scratch(self, sizes: list[int]) -> None:
-        """Notes blocks that the kernel frees before it returns."""
+        """Record blocks that the kernel frees before it returns."""
         first = len(self.nbytes)
         self.nbytes += sizes
         self.events += range(first, len(self.nbytes))
@@ -444,7 +447,7 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
 
 
 def _laid_out(fake: Tensor, layout: LaidOut | None) -> Tensor:
-    """The result of an operation, with the strides and the storage that its kernel gives it."""
+    """Return the result of an operation with the strides and the storage size that its kernel uses."""
     if layout is None:
         return fake
     storage = storage_of(fake)
@@ -457,9 +460,10 @@ def _laid_out(fake: Tensor, layout: LaidOut | None) -> Tensor:
 
 
 def _of_product(result: Tensor, *arguments: Any) -> list[int]:
-    """Copies of matrices that BLAS can't read, the last one first (LinearAlgebra.cpp, addmm_impl_cpu_).
+    """Return the bytes of copies of matrices that BLAS cannot read, the last one first (LinearAlgebra.cpp,
+    addmm_impl_cpu_).
 
-    In a batch one product after the other takes them; this is the first one's share.
+    In a batch, one product after the other makes them; these are the first product's.
     """
     matrices = [each for each in arguments if isinstance(each, Tensor)][-2:]
     if not result.numel() or not matrices[0].shape[-1]:
@@ -470,22 +474,22 @@ def _of_product(result: Tensor, *arguments: Any) -> list[int]:
     return [each.numel() * each.element_size() for each in reversed(matrices) if not _is_for_blas(each)]
 
 
-_SMALL_IN_BATCH = 400  # multiplications below which a batch goes without BLAS (bmm_out_or_baddbmm_)
+_SMALL_IN_BATCH = 400  # multiplications below which a batch does not use BLAS (bmm_out_or_baddbmm_)
 
 
 def _is_for_blas(matrix: Tensor) -> bool:
-    """Whether one of its dimensions is stepped through one by one, and the other without overlap."""
+    """Return whether one dimension has stride 1, and the other does not overlap."""
     (rows, columns), (down, right) = matrix.shape, matrix.stride()
     return (down == 1 and right >= max(1, rows)) or (right == 1 and down >= max(1, columns))
 
 
 def _of_sum(result: Tensor, tensor: Tensor, *arguments: Any) -> list[int]:
-    """What is summed in another dtype is cast first, as a whole (ReduceOpsUtils.h, make_reduction)."""
+    """Return the bytes of the cast that precedes a sum in another dtype (ReduceOpsUtils.h, make_reduction)."""
     return [tensor.numel() * result.element_size()] if tensor.dtype != result.dtype else []
 
 
 def _of_copy(result: Tensor, *arguments: Any) -> list[int]:
-    source = next(each for each in reversed(arguments[:2]) if isinstance(each, Tensor))  # of copy_ the second one
+    source = next(each for each in reversed(arguments[:2]) if isinstance(each, Tensor))  # for copy_, the second
     if source.dtype != result.dtype or not source.layout is result.layout is torch.strided:
         return []
     return [scratch_of_copy(layout_of(source), layout_of(result))]
@@ -506,4 +510,4 @@ _SCRATCH: Mapping[object, Callable[..., list[int]]] = {
     _aten.copy_.default: _of_copy,
     _aten._to_copy.default: _of_copy,
 }
-"""By operator what its kernel allocates and frees: bytes, in order."""
+"""Rules by operator: the bytes that its kernel allocates and frees, in order."""

@@ -1,4 +1,4 @@
-"""What is alive when: births and deaths of storages in order, what each is for, and the levels that makes."""
+"""Lifetimes of storages: allocations and frees in order, the categories of storages, and the resulting levels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Kind = Literal[
     "earlier steps",
     "other tensors",
 ]
-"""What a training loop holds bytes for, from step to step; a backward knows more, see `Category`.
+"""The kinds of memory in a training loop; a backward has finer ones, see `Category`.
 
-Activations are there when the backward starts, and not before the forward; of a step that is recorded, the batch is
-what is made between forwards and there as one starts; temporaries are what is none of the others, what kernels take for
-themselves among them."""
+Activations are alive when the backward starts and were not before the forward. In a recorded step, the batch is memory
+allocated between forwards and alive when one starts. Temporaries are all other memory, including workspaces of
+kernels."""
 
 PARAMETERS: Kind = "parameters"
 BUFFERS: Kind = "buffers"
@@ -40,20 +40,20 @@ OF_A_STEP: tuple[Kind, ...] = PARAMETERS, BUFFERS, BATCH, STATE, GRADIENTS, ACTI
 
 
 class Category(IntEnum):
-    """What a storage is for at a moment.
+    """The use of a storage at a moment.
 
     Attributes:
-        SAVED: a node keeps it for its backward; for the second derivative, a gradient.
-        BUFFER: a gradient on its way to the next task.
+        SAVED: a node saved it for its backward; for the second derivative, a gradient.
+        BUFFER: a gradient in an input buffer, waiting for its task.
         GRADIENT: the .grad of a leaf.
-        FORWARD: no node keeps it, the user's code does: the loss, an output.
-        HELD: neither .grad of a leaf nor on its way: a hook or retain_grad() holds it.
-        WORKSPACE: born and freed inside one kernel, formula or operation.
+        FORWARD: a value of the forward that no node saved and user code holds: the loss, an output.
+        HELD: a gradient that is neither the .grad of a leaf nor waiting: a hook or retain_grad() holds it.
+        WORKSPACE: allocated and freed within one kernel, formula or operation.
         UNKNOWN: not attributed.
         LISTED: a gradient that waits to be summed with others when the task runs (`accumulate="list"`).
-        CONSUMED: its task has run, and it is never let go (`release="never"`).
-        PARAMETER: of the model, or a buffer of it; where a whole step is shown.
-        STATE: what an optimizer keeps from step to step; where a whole step is shown.
+        CONSUMED: a gradient whose task has run, and that is never freed (`release="never"`).
+        PARAMETER: a parameter or buffer of the model; only in a timeline of a whole step.
+        STATE: optimizer state; only in a timeline of a whole step.
     """
 
     SAVED = 0
@@ -70,12 +70,12 @@ class Category(IntEnum):
 
     @property
     def title(self) -> str:
-        """How people read it: `input buffer`."""
+        """The category in words: `input buffer`."""
         return _TITLES[self]
 
     @property
     def plural(self) -> str:
-        """Of several storages: `input buffers`."""
+        """The category of several storages: `input buffers`."""
         return _PLURALS.get(self, f"{self.title}s")
 
     def __str__(self) -> str:
@@ -107,15 +107,14 @@ K = TypeVar("K")
 
 
 class CategoryWalk(Generic[K]):
-    """Goes through births, deaths and changes of category in their order, and sums up what is alive.
+    """A walk over allocations, frees and changes of category in order, which sums the bytes alive in each category.
 
     Args:
-        events, nbytes, born_as, before: as `Lifetimes` has them; `born_as` may be of anything that tells them apart.
+        events, nbytes, born_as, before: as in `Lifetimes`; the categories in `born_as` may be any hashable values.
         changes: (index of the event before which it happened, place of its task, storage, category from then on).
 
     Attributes:
-        nbytes_of: by category the bytes that are alive where the walk has come to; those of which none ever was may be
-            missing.
+        nbytes_of: the bytes of each category alive at the current event; categories that never had any may be missing.
     """
 
     def __init__(
@@ -130,13 +129,14 @@ class CategoryWalk(Generic[K]):
         self._events = events
         self._nbytes = nbytes
         self._category_of = list(born_as)
-        self._changes = sorted(changes, key=itemgetter(0, 1))[::-1]  # the next one is the last
+        self._changes = sorted(changes, key=itemgetter(0, 1))[::-1]  # the next change is at the end
         self._event = 0
         for number in range(before):
             self._add(self._category_of[number], nbytes[number])
 
     def go_to(self, event: int, place: int) -> None:
-        """Goes on to just before an event, while the task at `place` runs: others may change something there, too."""
+        """Advance to just before an event, with the changes up to the task at `place`; other tasks may change the same
+        event."""
         while True:
             while self._changes and self._is_due(event, place):
                 self._change()
@@ -164,15 +164,16 @@ class CategoryWalk(Generic[K]):
 
 
 class Lifetimes:
-    """The storages of one device over a while: births, deaths and sizes. Storages are numbered in order of birth; those
-    alive before the first event come first. A level is the sum of the bytes of those that are alive.
+    """The storages of one device over a period: allocations, frees and sizes. Storages are numbered in the order in
+    which they are allocated; those alive before the first event come first. A level is the total size of the storages
+    alive.
 
     Attributes:
-        device: whose memory it is, "cpu" or "cuda:0".
-        nbytes: by storage.
-        events: one number each: `n` for the birth of storage n, `~n` for its death.
-        before: how many storages are alive before the first event.
-        event_ns: when each event happened. Empty: not recorded.
+        device: the device, "cpu" or "cuda:0".
+        nbytes: the size of each storage.
+        events: one number each: `n` for the allocation of storage n, `~n` for its free.
+        before: the number of storages alive before the first event.
+        event_ns: the time of each event. Empty if not recorded.
     """
 
     device: str
@@ -182,24 +183,24 @@ class Lifetimes:
     event_ns: array[int]
 
     def __len__(self) -> int:
-        """How many storages there are."""
+        """Return the number of storages."""
         return len(self.nbytes)
 
     @cached_property
     def levels(self) -> array[int]:
-        """The level after each event, bytes; first of all the one before any. So `levels[i]` is before event i."""
+        """The level in bytes before the first event, and after each event: `levels[i]` is the level before event i."""
         return array("q", accumulate(self.deltas, initial=sum(self.nbytes[: self.before])))
 
     @property
     def deltas(self) -> Iterator[int]:
-        """The bytes of each event: negative where a storage is freed."""
+        """Yield the bytes of each event, negative if a storage is freed."""
         nbytes = list(self.nbytes)
-        signed = [*nbytes, *(-each for each in reversed(nbytes))]  # so that place ~n, from the end, is storage n's
+        signed = [*nbytes, *(-each for each in reversed(nbytes))]  # index ~n, from the end, is storage n's
         return map(signed.__getitem__, self.events)
 
     @property
     def peak_event(self) -> int:
-        """The first index in `levels` at which memory is at its highest."""
+        """The first index of the highest level in `levels`."""
         return self.levels.index(max(self.levels))
 
     @property
@@ -209,16 +210,16 @@ class Lifetimes:
 
     @cached_property
     def births(self) -> array[int]:
-        """By storage the index of the event of its birth; -1: it was there before all."""
+        """The index of the event that allocates each storage; -1 if it is alive before the first event."""
         return array("q", [-1] * self.before + [event for event, number in enumerate(self.events) if number >= 0])
 
     @cached_property
     def deaths(self) -> dict[int, int]:
-        """By storage the index of the event of its death, for those which died."""
+        """The index of the event that frees each storage, for those that are freed."""
         return {~number: event for event, number in enumerate(self.events) if number < 0}
 
     def alive(self, event: int | None = None) -> list[int]:
-        """The storages that were alive before this event; by default at the peak."""
+        """Return the storages alive before this event; by default at the peak."""
         if event is None:
             event = self.peak_event
         known = range(self.before)

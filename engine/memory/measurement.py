@@ -1,4 +1,4 @@
-"""Measuring the memory of one backward, and of the forward before it."""
+"""Measurement of the memory of one backward, and of the forward before it."""
 
 from __future__ import annotations
 
@@ -41,40 +41,40 @@ from .timeline import Maker, Timeline
 
 
 class Measurement:
-    """Measures one backward; and its forward, too, if `begin_forward` was called before that.
+    """Context manager that measures one backward, and its forward if `begin_forward` was called before it.
 
-    A context, which leaves no profiler running. Without the forward, the storages that it left are found by looking at
-    the nodes and for its results, also those that the graph does not lead to. What nodes hide or hooks have packed is
-    not found, nor casts that autocast has cached and no node saved: that is named among `Timeline.estimates`. What
-    nodes save and the user holds, without a graph, is taken for an input. They are followed through weak references, as
-    the CPU's allocator does not tell of the end of what was there before; others do.
+    On exit no profiler is left running. Without a recorded forward, the storages that it left are found through the
+    nodes and through its results, including results that the graph does not lead to. Hidden saved tensors, tensors
+    packed by hooks, and casts that autocast has cached but no node saved are not found; `Timeline.estimates` names
+    them. A saved tensor without a `grad_fn` that the user holds counts as an input. The storages are followed through
+    weak references, because the CPU's allocator does not report the free of older blocks; other allocators do.
 
-    In CUDA's history one recording serves both, and a mark parts them. When the engine begins a task is not known
-    there: what hooks of tensors allocate and free counts to the task before the one which they precede.
+    With CUDA's history, one recording covers forward and backward, and a mark separates them. The history does not show
+    when the engine begins a task, so tensor hooks count to the task before the one they precede.
 
-    Where devices have queues of their own, a task has what its thread does, and what is measured is of this one run: it
-    depends on which of two gradients that meet comes second, and tells nothing about other orders.
+    If devices have separate queues, a task consists of its own thread's events, and the measurement is of this one run:
+    it depends on which of two gradients arrives second, and says nothing about other orders.
 
     Args:
-        device: whose memory. None: of all devices on which the backward runs.
+        device: the device to measure; None for all devices on which the backward runs.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = None if device is None else measurable(torch.device(device))
         self._autocast = autocast_casts()
         self._recorder: RecordedAllocators | None = None
-        self._recorded = False  # the forward
+        self._recorded = False  # whether the forward was recorded
         self._forward: dict[torch.device, AllocatorRecording] = {}
         self._made: list[Operation | CallRecord | None] = []
         self._returned: dict[int, list[int]] = {}
         self._tensors: dict[int, list[ref[Tensor]]] = {}  # the same tensors
-        self._arguments: dict[int, ref[Tensor]] = {}  # by address the first tensor there that an operation was given
+        self._arguments: dict[int, ref[Tensor]] = {}  # by address: the first argument of an operation there
         self._hooked = False
-        self._written: dict[Operation, set[int]] = {}  # by operation in place the addresses of its arguments
+        self._written: dict[Operation, set[int]] = {}  # by in-place operation: the addresses of its arguments
         self._threads = False
         self._leaving_out = ExitStack()
-        self._constants: dict[torch.device, int] = {}  # by device `Timeline.constant_bytes`
-        self._limits: dict[str, list[int]] = {}  # by what is not known of the forward, the tasks
+        self._constants: dict[torch.device, int] = {}  # by device: `Timeline.constant_bytes`
+        self._limits: dict[str, list[int]] = {}  # by unknown part of the forward: the tasks
 
     def __enter__(self) -> Measurement:
         self._caller = begin_recording("a measured backward (ts.profile, memory=True)")
@@ -85,7 +85,7 @@ class Measurement:
     ) -> None:
         try:
             self._close()
-        except BaseException:  # Ctrl-C; to close it twice does no harm
+        except BaseException:  # Ctrl-C; closing twice is harmless
             self._close()
             raise
 
@@ -99,7 +99,7 @@ class Measurement:
             self._caller.ended = True
 
     def begin_forward(self) -> None:
-        """From now on all blocks are followed: of all devices that may turn out to be the backward's."""
+        """Record all blocks from now on, on all devices that the backward may turn out to use."""
         self._hooks_before = hooks_registered()
         if self._device is None:
             self._recorder = RecordedAllocators.of_all()
@@ -110,7 +110,7 @@ class Measurement:
         self._recorded = True
 
     def observe(self, made: Operation | CallRecord | None, result: object, arguments: Sequence[object] = ()) -> None:
-        """An operation or a module's call has ended with this result. None: the whole forward has."""
+        """Record the result of an operation or of a module's call; with None, that of the whole forward."""
         with unobserved():
             for tensor in tensors_of(arguments):
                 if (seen := look(tensor)) is not None and seen.address not in self._returned:
@@ -130,14 +130,14 @@ class Measurement:
             self._recorder.mark()
 
     def settle(self, graph: Graph, threads: bool = False) -> None:
-        """Decides which devices are measured, now that the graph is known. Others are no longer recorded.
+        """Choose the devices to measure, now that the graph is known, and stop recording the others.
 
         Args:
             graph: the graph.
-            threads: whether each device runs its tasks in a thread of its own. CUDA's history does not tell of threads.
+            threads: whether each device runs its tasks in its own thread. CUDA's history does not record threads.
 
         Raises:
-            ValueError: memory is not measured on one of them; or there is no memory below the graph's tensors.
+            ValueError: If memory cannot be measured on one of them, or the graph's tensors have no memory.
         """
         _refuse_without_bytes(graph)
         self._threads = threads
@@ -157,15 +157,16 @@ class Measurement:
         create_graph: bool = False,
         accumulation: Accumulation | None = None,
     ) -> MemoryWatch:
-        """The backward is about to start; after `settle`.
+        """Begin to measure the backward, just before it starts and after `settle`.
 
         Args:
             graph: the graph.
-            outputs: what the backward starts from.
-            given: per root, whether the caller gave its gradient.
-            keep_graph: whether the backward is to free nothing.
-            create_graph: whether it is to make a graph of its own.
-            accumulation: of the direct engine, which tells the watch when each task begins; None: it is PyTorch's own.
+            outputs: the tensors from which the backward starts.
+            given: per root, whether the caller passed its gradient.
+            keep_graph: whether the backward frees nothing (`retain_graph=True`).
+            create_graph: whether it builds a graph.
+            accumulation: the summing rule of the direct engine, which reports the start of each task; None for
+                PyTorch's own engine.
         """
         assert self._recorder is not None, "settle() comes before"
         self._accumulation = accumulation or PYTORCHS
@@ -199,15 +200,15 @@ class Measurement:
         return self.watch
 
     def _find(self, outputs: Sequence[Tensor], device: torch.device) -> list[tuple[Followed, Maker]]:
-        """Return the storages that the forward left, as `ForwardStorages` finds them, each with what made it.
+        """Return the storages that the forward left, as `ForwardStorages` finds them, each with its maker.
 
         Args:
-            outputs: what the backward starts from.
-            device: whose storages.
+            outputs: the tensors from which the backward starts.
+            device: the device of the storages.
         """
         graph, allocations = self._graph, self._allocations
         found: dict[int, tuple[Followed, Maker]] = {}
-        _ = graph.saved  # looks who holds what, before anything here does
+        _ = graph.saved  # it reads reference counts, so before anything here holds a tensor
         left = ForwardStorages(graph, device, allocations, TensorHooks(graph.nodes), self._limit, self._autocast)
         for storage, tensor in left.found():
             if isinstance(tensor, SavedTensor):
@@ -238,7 +239,7 @@ class Measurement:
             recorder.start(tasks=not tells)
         if recorder.history is not None:
             recorder.history.note_levels()
-        recorder.mark()  # the forward's part ends
+        recorder.mark()  # the end of the forward's part
         if self._recorded and not tells and (self._threads or self._hooked or _may_be_hooked(self._graph)):
             ended = recorder.begin_tasks(self._devices)  # nothing may be freed between the two recordings
             self._forward = {device: each.split(len(self._made))[0] for device, each in ended.items()}
@@ -252,15 +253,15 @@ class Measurement:
         keep_graph: bool,
         create_graph: bool,
     ) -> MemoryWatch:
-        """`settle` and `begin` for the direct engine."""
+        """Call `settle` and `begin` for the direct engine."""
         self.settle(graph)
         return self.begin(graph, outputs, given, keep_graph, create_graph, accumulation)
 
     def end(self) -> None:
-        """backward() has returned.
+        """End the measurement, after backward() has returned.
 
         Raises:
-            ValueError: nothing was told of a device on which tasks ran.
+            ValueError: If the allocator of a device on which tasks ran reported nothing.
         """
         assert self._recorder is not None
         self._leaving_out.close()
@@ -276,15 +277,18 @@ class Measurement:
             self._backward[device] = recording
             if not recording.rows and not self._forward.get(device, recording).rows and _works(self._graph, device):
                 raise ValueError(
-                    f"the allocator of {device} tells torch's profiler nothing, so its memory can't be measured; "
+                    f"the allocator of {device} does not report to torch's profiler, so its memory cannot be measured; "
                     "ts.simulate(ts.graph(loss)) predicts it"
                 )
 
     def results(self, trees: Sequence[Sequence[int]] = ()) -> list[tuple[Timeline, Footprints | None]]:
-        """By device the timeline, and what it teaches about other orders, the one that is meant first.
+        """Return the timeline of each device, and the footprints from which other orders can be predicted.
 
-        That is the accelerator's; of several, the one with the highest peak. `trees` as in `Measured`. Tasks that ran
-        beside each other teach nothing.
+        The accelerator comes first; of several, the one with the highest peak. If tasks ran side by side, there are no
+        footprints.
+
+        Args:
+            trees: as in `Measured`.
         """
         born = {row.address for forward in self._forward.values() for row in forward.rows if row.nbytes > 0}
         with collector_paused(), unobserved():
@@ -304,7 +308,7 @@ class Measurement:
                 [AllocatorEvent(0, followed.address, followed.nbytes) for followed, _ in found], [], []
             )
             makers = [maker for _, maker in found]
-        if self.watch.freed and device == CPU:  # of others it is told
+        if self.watch.freed and device == CPU:  # other allocators report these frees
             marks = backward.marks
             backward = backward.with_rows(
                 {
@@ -337,7 +341,7 @@ class Measurement:
         )
         lives = lives_of(measured)
         kinds = Kinds(measured, lives)
-        unknown = "not known, as the forward was not recorded"
+        unknown = "not known without a recorded forward"
         sentences = [limit_sentence(self._graph, what, tasks, unknown) for what, tasks in self._limits.items()]
         limits = tuple(Estimate(each, "at most" if each.direction == "at most" else "at least") for each in sentences)
         constants, before = self._constants.get(device, 0), baseline_on(self._census, device)
@@ -349,7 +353,7 @@ class Measurement:
         footprints = replace(footprints, limits=(*footprints.limits, *limits), constant_bytes=constants)
         footprints = replace(footprints, baseline=before)
         if blocks := between_tasks(measured, lives):
-            what = "memory is allocated between tasks, as by hooks of tensors"
+            what = "memory is allocated between tasks, for example by tensor hooks"
             limit = Estimate(f"{what} (blocks: {blocks:,}): predictions leave it out", "at least")
             footprints = replace(footprints, limits=(*footprints.limits, limit))
         return timeline, footprints
@@ -360,13 +364,13 @@ def _refuse_without_bytes(graph: Graph) -> None:
         if what := without_bytes(leaf):
             name = graph.tasks[task_id].parameter or f"the leaf of {graph.describe(task_id)}"
             raise ValueError(
-                f"{name} is {what}: there is no memory to measure. ts.simulate(ts.graph(loss)) and ts.plan_order(loss) "
-                "predict what this backward would take"
+                f"{name} is {what}, which has no memory to measure; ts.simulate(ts.graph(loss)) and "
+                "ts.plan_order(loss) predict the memory of this backward"
             )
 
 
 def _history_of(devices: Sequence[torch.device]) -> CudaAllocator | None:
-    """What records the one CUDA device among these; None where there is none, or are several."""
+    """Return a recorder of the one CUDA device among these; None if there is none or there are several."""
     cuda = [device for device in devices if device.type == "cuda"]
     return CudaAllocator(cuda[0]) if len(cuda) == 1 else None
 
@@ -376,9 +380,9 @@ def _works(graph: Graph, device: torch.device) -> bool:
 
 
 def _may_be_hooked(graph: Graph) -> bool:
-    """Whether tensors may have hooks, though no hook was registered in the forward."""
+    """Return whether tensors may have hooks although none was registered in the forward."""
     if any(task.operation is None and not task.is_leaf for task in graph.tasks):
-        return True  # a part of the graph is older
+        return True  # part of the graph is from before the forward
     return any(map(leaf_hooks, graph.leaves.values()))
 
 

@@ -1,4 +1,4 @@
-"""How long operators on fake tensors would take: each distinct one is run alone, on real tensors of its shapes."""
+"""Times of operators on fake tensors, measured by running each distinct one alone on real tensors of its shapes."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ _TIMED = frozenset(
         *("_scaled_dot_product_flash_attention_for_cpu", "_weight_norm_interface", "log_sigmoid_forward"),
     )
 )
-"""More that may be run on zeros, those of forwards; they, too, read no place outside of what they get."""
+"""More operators that may be run on zeros, used by forwards. They do not read outside their arguments, either."""
 
 _ALONE = RUN_ALONE | COPIES | _TIMED | (PASSIVE - {"set_", "resize_"})
-_AGAIN_BELOW = 0.2  # seconds: what takes less is run twice, and the shorter time counts
+_AGAIN_BELOW = 0.2  # seconds below which an operator is run twice, and the shorter time counts
 
 
 class OperatorTimes(SeenOperations):  # type: ignore[no-untyped-call]
-    """While it is open, notes of each operation on fake tensors of the CPU, a backward's included, how long it takes.
+    """Mode that times each operation on fake CPU tensors while it is active, including those of a backward.
 
-    Each distinct one (operator, shapes, strides, other arguments) runs on real tensors, by itself and at most twice, if
-    it may be run on zeros and ones and what it takes fits into memory. Views take nothing.
+    Each distinct operation (operator, shapes, strides, other arguments) runs alone on real tensors, at most twice, if
+    it may be run on zeros and ones and its tensors fit into memory. Views take no time.
 
-    Known limitations: numbers are zeros or ones, tensors are not in any cache or all of it is, and nothing runs beside.
+    Known limitations: the numbers are zeros or ones, the tensors are either all in the CPU's cache or not at all, and
+    nothing else runs at the same time.
 
     Attributes:
-        seconds: by operation, in order, of this thread; None where it was not run.
-        untimed: of those why not, and how many there are.
+        seconds: the times of this thread's operations in order; None for one that was not run.
+        untimed: the reasons why operations were not run, with their counts.
     """
 
     sees_backward = True
@@ -83,12 +84,12 @@ class OperatorTimes(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _alike(value: object) -> object:
-    """Equal for arguments of which an operator takes equally long."""
+    """Return a key that is equal for arguments with which an operator takes equally long."""
     return View.of(value)._replace(offset=0) if isinstance(value, Tensor) else repr(value)
 
 
 def _taken(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> float | str:
-    """The shortest time; or why there is none."""
+    """Return the shortest time, or the reason why there is none."""
     tensors = [*tensors_of((args, kwargs)), *tensors_of(result)]
     pointwise = is_pointwise(operator)
     if not (pointwise or name_of(operator) in _ALONE) or any(each.layout is not torch.strided for each in tensors):
@@ -106,5 +107,5 @@ def _taken(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], re
 
 def _once(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     began = thread_time()
-    operator(*args, **kwargs)  # what it gives is freed within the time, as in a backward
+    operator(*args, **kwargs)  # the time includes the free of its result, as in a backward
     return thread_time() - began

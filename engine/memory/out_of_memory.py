@@ -1,4 +1,4 @@
-"""An allocation that failed: who held what at that moment, and what would help, as notes on the error."""
+"""Notes on out-of-memory errors: the holders of the device's memory at that moment, and possible remedies."""
 
 from __future__ import annotations
 
@@ -25,40 +25,46 @@ from .census import StorageCensus, state_tensors
 from .lifetimes import BUFFERS, GRADIENTS, OTHERS, PARAMETERS, STATE
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
-_NOTE = "tapescope: when it was asked for more, "
+_NOTE = "tapescope: when the allocation failed, "
 SAVED = "saved by tasks that had not run"
-_MOST_LOOKED_AT = 2_000  # an error should not wait for more than a few passes over all objects
+_MOST_LOOKED_AT = 2_000  # limits the passes over all objects, for which an error has to wait
 _WHY_UNNAMED = {
     "cycle": "held by a cycle, which gc.collect() may free",
-    "unnamed": "held by what runs, or by C++: no variable leads to it",
-    "bounded": "who holds it was not found quickly",
+    "unnamed": "held by running code or C++; no variable refers to it",
+    "bounded": "its holder was not found quickly",
 }
-_UNSEEN = "what Python doesn't see: gradients on their way, and what kernels take for themselves"
+_UNSEEN = "memory invisible to Python: gradients in input buffers and workspaces of kernels"
 _HELP = {
-    SAVED: "computing some of it again instead of saving it, ts.plan_recompute(make_loss), and a smaller batch",
+    SAVED: "recomputing some of it instead of saving it (ts.plan_recompute(make_loss)), or a smaller batch",
     PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
-    GRADIENTS: "zero_grad() before the forward, where its gradients are needed no more",
+    GRADIENTS: "zero_grad() before the forward, if the old gradients are no longer needed",
     STATE: "an optimizer with less state",
-    OTHERS: "letting go of what is no longer needed",
-    _UNSEEN: "another order of the tasks, ts.plan_order(loss), and a smaller batch",
+    OTHERS: "deleting tensors that are no longer needed",
+    _UNSEEN: "another order of the tasks (ts.plan_order(loss)), or a smaller batch",
 }
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch raised it since a device had no memory left."""
+    """Return whether torch raised the error because a device was out of memory."""
     return _device_of(error) is not None
 
 
 def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> None:
-    """Notes on such an error who holds how much of that device, and what would help; on any other nothing, and nothing
-    twice. `graph`: of the backward that failed, for the names of its tasks."""
+    """Add notes to an out-of-memory error: the holders of the device's memory, and possible remedies.
+
+    Other errors, and errors that already have the notes, stay as they are.
+
+    Args:
+        error: the error.
+        graph: the graph of the backward that failed, for the names of its tasks.
+    """
     device = _device_of(error)
     if device is None or any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         return
     try:
         with unobserved():
             holding = _Holding(device, graph, error)
-    except (RuntimeError, MemoryError):  # there may be too little left even to look
+    except (RuntimeError, MemoryError):  # too little memory may be left even for the search
         return
     for note in holding.notes():
         error.add_note(note)
@@ -66,7 +72,7 @@ def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> N
 
 @contextmanager
 def out_of_memory_explained() -> Iterator[None]:
-    """An allocation that fails inside is explained."""
+    """Context manager that adds notes to an out-of-memory error raised inside it."""
     try:
         yield
     except Exception as error:
@@ -75,7 +81,7 @@ def out_of_memory_explained() -> Iterator[None]:
 
 
 def _device_of(error: BaseException) -> torch.device | None:
-    """Of which device there was too little; None for any other error."""
+    """Return the device that was out of memory; None for any other error."""
     if isinstance(error, torch.OutOfMemoryError):
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None:
@@ -83,17 +89,17 @@ def _device_of(error: BaseException) -> torch.device | None:
         named = re.search(rf"(?:GPU|{accelerator.type}:) ?(\d+)", str(error))
         index = int(named[1]) if named else torch.accelerator.current_device_index()
         return torch.device(accelerator.type, index)
-    told = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
-    return torch.device("cpu") if told else None
+    is_cpu = isinstance(error, RuntimeError) and any(each in str(error) for each in _OF_CPU)
+    return torch.device("cpu") if is_cpu else None
 
 
 class _Holding:
-    """Who holds how much of a device: each storage once, by the first of these reasons.
+    """The holders of a device's memory; each storage counts once, in the first category that it fits.
 
     Attributes:
-        parts: bytes by category, in the order in which they were looked for.
-        savers: bytes that tasks of one kind and place save, and how many tasks these are.
-        largest: the largest of the other tensors, in words, and who holds it.
+        parts: bytes by category, in the order in which they were searched.
+        savers: the bytes that tasks of one kind and place save, and the number of these tasks.
+        largest: the largest of the other tensors and its holder, in words.
     """
 
     def __init__(self, device: torch.device, graph: Graph | None, error: BaseException) -> None:
@@ -116,15 +122,15 @@ class _Holding:
             self.parts[_UNSEEN] = unseen
 
     def _add(self, category: str, tensors: Iterable[Tensor | None]) -> int:
-        """Counts the storages among them that nobody has counted yet."""
+        """Count the storages of these tensors that are not yet counted."""
         added = self._census.add(category, tensors)
         if added:
             self.parts[category] += added
         return added
 
     def _add_saved(self, tensors: Sequence[Tensor], graph: Graph | None) -> None:
-        """What nodes keep: those of the graph, and those of all other results that are alive. What several keep counts
-        to the one that was made first: it runs last."""
+        """Count the saved tensors of the graph's nodes, and of the nodes of all other results alive. A storage that
+        several nodes save counts to the oldest node, which runs last."""
         names: dict[Node, tuple[str, str]] = {}
         if graph is not None:
             for task, node in zip(graph.tasks, graph.nodes, strict=True):
@@ -138,7 +144,7 @@ class _Holding:
                 self.savers[name, pattern(where)] = before + nbytes, [*places, where]
 
     def _add_others(self, tensors: Sequence[Tensor]) -> str:
-        """What has none of those reasons; the largest tensor of it, `(131072,) float32, 512 KiB, held as store[1]`."""
+        """Count all other tensors, and return the largest: `(131072,) float32, 512 KiB, held as store[1]`."""
         from ...inspector.references.find_referrers import who_holds
 
         most = 0
@@ -155,7 +161,7 @@ class _Holding:
         return f"{said}, held as {holder}" if holder.kind == "named" else f"{said} ({_WHY_UNNAMED[holder.kind]})"
 
     def notes(self) -> Iterator[str]:
-        """The sentences: who held what, and what would help."""
+        """Yield the sentences: the holders, and possible remedies."""
         whole = self.parts.total()
         if not whole:
             return
@@ -168,14 +174,14 @@ class _Holding:
         (most, _), *_ = self.parts.most_common()
         helping = f"{_HELP[most]}; " if most in _HELP else ""
         yield (
-            f"tapescope: what may help: {helping}ts.fits(make_model, make_batch, make_optimizer, memory) tries a "
-            "training step and what would make it smaller, and allocates nothing"
+            f"tapescope: possible remedies: {helping}ts.fits(make_model, make_batch, make_optimizer, memory), which "
+            "tries a training step and ways to make it smaller without allocating anything"
         )
 
     def _details(self, category: str) -> str:
         if category == SAVED:
             most = sorted(self.savers.items(), key=lambda saver: -saver[1][0])[:3]
-            return ", the most by " + joined([_saver(name, *found) for (name, _), found in most])
+            return ", most of it by " + joined([_saver(name, *found) for (name, _), found in most])
         return f", the largest {self.largest}" if category == OTHERS else ""
 
 
@@ -187,7 +193,7 @@ def _saver(name: str, nbytes: int, places: Sequence[str]) -> str:
 
 
 def _alive() -> tuple[list[Tensor], list[Optimizer], list[nn.Module]]:
-    """By their types, as isinstance() would ask objects of the program what they are."""
+    """Return all tensors, optimizers and modules, by their types; isinstance() would run objects' own `__class__`."""
     tensors: list[Tensor] = []
     optimizers: list[Optimizer] = []
     modules: list[nn.Module] = []
@@ -205,7 +211,7 @@ def _alive() -> tuple[list[Tensor], list[Optimizer], list[nn.Module]]:
 
 
 def _reached(roots: Iterable[Node]) -> set[Node]:
-    """The nodes of these graphs."""
+    """Return the nodes of these graphs."""
     found = set(roots)
     waiting = list(found)
     while waiting:
@@ -217,7 +223,7 @@ def _reached(roots: Iterable[Node]) -> set[Node]:
 
 
 def _allocated(device: torch.device) -> int:
-    """What the device's allocator has given, where it says so."""
+    """Return the bytes that the device's allocator has allocated, if it reports them."""
     with suppress(AttributeError, NotImplementedError, RuntimeError):
         if device.type != "cpu":
             return int(torch.get_device_module(device).memory_allocated(device.index))

@@ -1,4 +1,4 @@
-"""The memory of a backward in any order, predicted: the engine's reference counts, replayed on what tasks allocate."""
+"""Prediction of a backward's memory in any order: a replay of the engine's reference counts on tasks' footprints."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from .timeline_categories import with_names
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 
 _WATCHED = {"ReshapeAliasBackward0": "ViewBackward0", "CtcLossBackward1": "CtcLossBackward0"}
-"""What reshape() and the CTC loss leave otherwise where a mode sees them, or does not."""
+"""Nodes of reshape() and the CTC loss that depend on whether a mode is active during the forward."""
 
 
 def kind_of(task: Task) -> str:
-    """A task's name; one for the two that an operation leaves, with a mode that sees the forward and without."""
+    """Return a task's name, the same for the two nodes that an operation creates with and without an active mode."""
     return _WATCHED.get(task.name, task.name)
 
 
 def difference(graph: Graph, other: Graph) -> str | None:
-    """Why what holds for another graph does not hold for this one; None: it is that of the same forward, run again."""
+    """Return how another graph differs from this one; None if it is that of the same forward, run again."""
     if graph is other:
         return None
     if len(graph) != len(other):
-        return f"they are those of {len(other):,} tasks; it has {len(graph):,}"
+        return f"they are for a graph of {len(other):,} tasks; this one has {len(graph):,}"
     if (graph.edges, graph.roots) != (other.edges, other.roots):
-        return "their tasks depend on each other in another way"
+        return "their tasks depend on each other differently"
     for task, its in zip(graph.tasks, other.tasks, strict=True):
         if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
             return f"where it has {graph.describe(task)}, theirs is {other.describe(its)} or takes another gradient"
@@ -62,18 +62,18 @@ def simulated(
     keep_graph: bool | None = None,
     accumulation: Accumulation = PYTORCHS,
 ) -> Timeline:
-    """The memory of a backward in an order, predicted.
+    """Predict the memory of a backward in one order.
 
     Args:
-        graph: the graph, that of the footprints or one of the same forward.
-        order: the ids of the tasks. It may leave out what a backward with `inputs=` does.
-        footprints: what the tasks allocate.
-        keep_graph: whether it frees nothing that is saved; None: as in the run from which the footprints are.
-        accumulation: how gradients that meet are summed.
+        graph: the graph of the footprints, or one of the same forward.
+        order: the ids of the tasks. It may skip the tasks that a backward with `inputs=` skips.
+        footprints: the footprints of the tasks.
+        keep_graph: whether no saved tensor is freed; None for the value in the footprints.
+        accumulation: the rule by which gradients are summed.
 
     Raises:
-        ValueError: the order is not legal.
-        TypeError: an id in it is something else.
+        ValueError: If the order is not legal.
+        TypeError: If an id in it is not an integer.
     """
     with collector_paused():
         program = compiled(footprints)
@@ -87,14 +87,14 @@ def simulated(
 
 
 class _Simulation:
-    """A backward, replayed in numbers.
+    """A backward, replayed on numbers.
 
-    Storages are counted from 0, tensors from 1; what is known of them is in one list per fact. `waiting` has the
-    tensors in the input buffers.
+    Storages are numbered from 0, tensors from 1, with one list per fact about them. `waiting` has the tensors in the
+    input buffers.
     """
 
     accumulation = PYTORCHS
-    _begin: Callable[[int, list[int]], None] | None = None  # is called with a task and what it gets, before it runs
+    _begin: Callable[[int, list[int]], None] | None = None  # called with a task and its inputs before it runs
 
     def __init__(self, graph: Graph, footprints: Footprints, program: Compiled, keep_graph: bool) -> None:
         self._graph = graph
@@ -109,7 +109,7 @@ class _Simulation:
         self._storage_of = start.storage_of.copy()
         self._layout_of = start.layout_of.copy()
         self._counts = start.counts.copy()
-        self._base_of = [NO_TENSOR] * len(self._counts)  # of which tensor each is a view
+        self._base_of = [NO_TENSOR] * len(self._counts)  # the base of each tensor that is a view
         self._waiting = [NO_TENSOR] * program.first_input[-1]
         self._released = program.released
         self._freed_unseen = footprints.keep_graph and not keep_graph
@@ -121,7 +121,7 @@ class _Simulation:
         self._changes: list[tuple[int, int, Category]] = []
         self._grads: dict[int, int] = {}
         self._hooked: set[int] = set()  # tensors that hooks hold
-        # HIPS autograd adds in place to these alone. Where only shapes are known, planners go by PyTorch's rule.
+        # HIPS autograd adds in place only to these. If only shapes are known, planners use PyTorch's rule.
         self._sums: set[int] | None = set() if graph.is_tape and OF_SHAPES not in footprints.limits else None
         self._drifted: list[int] = []
         self._drifted_bytes = 0
@@ -143,7 +143,7 @@ class _Simulation:
         return len(self._storage_of) - 1
 
     def _allocate(self, layout: int, category: int, place: int) -> int:
-        """A new tensor on a block of its own, for this place in `waiting`."""
+        """Return a new tensor on a new block, for this place in `waiting`."""
         nbytes = self._layouts.nbytes[layout]
         if not nbytes or place in self._program.elsewhere:
             return self._new_tensor(OUTSIDE, layout)
@@ -155,7 +155,7 @@ class _Simulation:
         return self._new_tensor(storage, layout)
 
     def _drop(self, tensor: int) -> None:
-        """One reference less. With its last view its base goes, too."""
+        """Drop a reference to a tensor. Its base loses one, too, when the last reference is dropped."""
         while tensor:
             self._counts[tensor] -= 1
             if self._counts[tensor]:
@@ -166,7 +166,7 @@ class _Simulation:
             tensor = self._base_of[tensor]
 
     def _release(self, storage: int) -> None:
-        """One tensor or node less holds the storage."""
+        """Drop a tensor's or node's hold on a storage."""
         if storage < 0:
             return
         self._uses[storage] -= 1
@@ -176,22 +176,24 @@ class _Simulation:
             self._changes.append((len(self._events), storage, Category.FORWARD))  # no node keeps it any more
 
     def _hold(self, tensor: int) -> None:
-        """A hook keeps the tensor for good."""
+        """Record that a hook keeps the tensor."""
         self._counts[tensor] += 1
         self._hooked.add(tensor)
         if self._storage_of[tensor] >= 0:
             self._held.add(self._storage_of[tensor])
 
     def _give(self, place: int, tensor: int) -> bool:
-        """A gradient comes into an input buffer (input_buffer.cpp, accumulate). False: it was added, and is not kept.
+        """Add a gradient to an input buffer (input_buffer.cpp, accumulate). Return False if it was summed and not kept.
 
-        What waits there is added to in place if nothing else holds it, nor its storage, and if it is dense.
+        The waiting gradient is added to in place if nothing else holds it or its storage, and it is dense.
         """
         waits = self._waiting[place]
         if not waits:
             self._waiting[place] = tensor
             return True
         storage = self._storage_of[waits]
+        # can_accumulate_inplace tests the references of the tensor and of its storage. A view keeps its base, which is
+        # a second reference to the storage, so the first sum into a view is out of place.
         alone = storage >= 0 and self._counts[waits] == 1 and self._uses[storage] == 1
         alone = alone and (self._sums is None or waits in self._sums)
         if not alone or not self._layouts.dense[self._layout_of[waits]]:
@@ -203,11 +205,12 @@ class _Simulation:
         return False
 
     def _accumulate_grad(self, task_id: int, tensor: int) -> None:
-        """An AccumulateGrad gets its gradient (accumulate_grad.h): the first becomes .grad itself, or its copy does."""
+        """Run an AccumulateGrad (accumulate_grad.h): the first gradient, or a copy of it, becomes .grad."""
         leaf = self._program.leaf_layouts[task_id]
         if not tensor or leaf == HAS_GRAD:
             return
         layout = self._layout_of[tensor]
+        # accumulate_grad.h, case 1.1: only the references of the tensor count here, not those of its storage.
         if leaf == AS_IT_COMES or (self._counts[tensor] == 1 and self._layouts.suits(layout, leaf)):
             storage = self._storage_of[tensor]
             if storage >= 0:
@@ -220,7 +223,7 @@ class _Simulation:
             self._grads[storage] = task_id
 
     def run(self, order: Sequence[int]) -> Timeline:
-        """Replays the tasks in this order."""
+        """Replay the tasks in this order."""
         program = self._program
         receivers = program.receivers if len(order) == len(self._graph) else self._needed_receivers(order)
         if program.keeps:
@@ -233,14 +236,15 @@ class _Simulation:
         starts, inputs = self._replay(order, receivers)
         starts.append(len(self._events))
         self._end()
+        # The argument tuples of run_backward hold the root gradients until it returns, so they are freed last.
         for tensor in program.roots:
             self._drop(tensor)
         return self._timeline(order, before, starts, inputs)
 
     def _replay(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """The tasks: at which event each starts, and the storages of what comes to it.
+        """Run the tasks; return the event at which each starts, and the storages of its inputs.
 
-        All the time goes here: what is usual is done on the spot, in one long loop, and methods do the rest.
+        Nearly all time is spent here, so one long loop handles the usual cases inline, and methods the rest.
         """
         events, nbytes, born_as, uses = self._events, self._nbytes, self._born_as, self._uses
         storage_of, layout_of, base_of, counts = self._storage_of, self._layout_of, self._base_of, self._counts
@@ -262,7 +266,7 @@ class _Simulation:
                 for number in does.more.held_inputs:
                     if given[number]:
                         self._hold(given[number])
-            if leaf_layouts[task_id] != NO_LEAF:  # what else it does comes after: a copy's scratch memory, hooks
+            if leaf_layouts[task_id] != NO_LEAF:  # before the rest: a copy's scratch memory, hooks
                 for tensor in given:
                     self._accumulate_grad(task_id, tensor)
             if does is not None:
@@ -284,6 +288,8 @@ class _Simulation:
                     base_of += bases
                 else:
                     first_tensor, numbers = 0, self._outputs(task_id, more, given, first_storage)
+            # engine.cpp, evaluate_function: inputs live until call_function returns. Then release_variables frees the
+            # saved tensors, and then the outputs go into the input buffers.
             for tensor in given:
                 storage = storage_of[tensor]
                 if storage >= 0 and uses[storage] == 1 and counts[tensor] == 1 and not base_of[tensor]:
@@ -295,7 +301,8 @@ class _Simulation:
                     append(~storage)
                 else:
                     self._release(storage)
-            spent = []  # what no buffer keeps lives until the task has ended
+            # An output that is added to a sum is not moved into the buffer: evaluate_function's local list keeps it.
+            spent = []
             for place, number in zip(receivers[task_id], numbers):  # noqa: B905
                 if number >= 0:
                     tensor = first_tensor + number
@@ -308,7 +315,7 @@ class _Simulation:
         return starts, inputs
 
     def _timeline(self, order: Sequence[int], before: int, starts: list[int], inputs: list[int]) -> Timeline:
-        """What was written, once all has run; `before` storages were alive as the backward started."""
+        """Return the timeline of the replay; `before` storages were alive at the start of the backward."""
         found = Timeline(
             self._graph,
             tuple(order),
@@ -335,19 +342,19 @@ class _Simulation:
         if self.accumulation != PYTORCHS:
             found = with_names(found)
         if found.basis == "calibrated" and found.estimates and found.workspace_share:
-            said = f"{found.workspace_share:.1%} of the peak is workspace, as the run took it which was measured"
+            said = f"{found.workspace_share:.1%} of the peak is workspace as it was in the measured run"
             share = Estimate(said, found.direction or "unknown")
             found = replace(found, estimates=(*found.estimates, share))
         return found
 
     def _prepare(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> None:
-        """Before the first task."""
+        """Prepare, before the first task."""
 
     def _end(self) -> None:
-        """After the last task."""
+        """Finish, after the last task."""
 
     def _needed_receivers(self, order: Sequence[int]) -> list[list[int]]:
-        """The receivers where the order leaves tasks out: what would go to these goes to nobody."""
+        """Return the receivers for an order that skips tasks: outputs for these have none."""
         needed = set(order)
         receivers = [list(places) for places in self._program.receivers]
         for edge in self._graph.edges:
@@ -357,7 +364,7 @@ class _Simulation:
         return receivers
 
     def _outputs(self, task_id: int, more: More, given: list[int], first_storage: int) -> list[int]:
-        """Makes the outputs of a task, of any kind, and holds what outlives it otherwise. -1: no gradient."""
+        """Create the outputs of a task (-1 for no gradient), and hold blocks that outlive it in other ways."""
         storage_of, base_of, counts = self._storage_of, self._base_of, self._counts
         made: list[int] = []
         for output in more.outputs:
@@ -370,7 +377,7 @@ class _Simulation:
                 storage = first_storage + number if origin == "block" else OUTSIDE
                 if keeps_base:
                     base = self._new_tensor(storage, layout)
-                    counts[base] -= 1  # nothing but its view holds it
+                    counts[base] -= 1  # only its view holds it
             else:
                 source = given[number] if origin == "input" or origin == "view" else made[number]
                 if source <= NO_TENSOR:
@@ -393,7 +400,7 @@ class _Simulation:
         return made
 
     def _keep(self, task_id: int, storage: int, until: int) -> None:
-        """A storage outlives the task that made it until another one has run, or for good."""
+        """Keep a storage beyond the task that allocated it, until another task has run or to the end."""
         self._uses[storage] += 1
         if until < 0:
             self._held.add(storage)
@@ -404,7 +411,7 @@ class _Simulation:
         self._released[until] = [*self._released[until], storage]
 
     def _compare(self, task_id: int, tensor: int, layout: int) -> None:
-        """Notes a task whose input is not as it was when the footprint was seen."""
+        """Record a task whose input layout differs from that in its footprint."""
         found = self._layout_of[tensor]
         if found < 0:
             self._unknown.append(task_id)
@@ -415,17 +422,17 @@ class _Simulation:
     def _estimates(self, order: Sequence[int]) -> Iterator[Estimate]:
         if self._freed_unseen:
             yield Estimate(
-                "the run which was measured kept its graph, so that what holds saved tensors besides it does not show",
+                "the measured run retained its graph, so other holders of saved tensors are not known",
                 "at least",
             )
         again = "recomputes a checkpointed region, which another task recomputed in the measured run"
-        late = "keeps what goes with a task that has run before in this order; here it goes at once"
+        late = "keeps a block until a task that runs earlier in this order; it is freed immediately here"
         directed: tuple[tuple[Sequence[int], str, Direction], ...] = (
-            (self._drifted, "gets a gradient in another layout than was seen, and may copy it", "unknown"),
-            ([*self._program.unknown, *self._unknown], "gets or gives a gradient of which nothing is known", "unknown"),
+            (self._drifted, "receives a gradient in another layout than in its footprint, and may copy it", "unknown"),
+            ([*self._program.unknown, *self._unknown], "receives or returns an unknown gradient", "unknown"),
             (self._footprints.other_openers(order), again, "unknown"),
             (self._too_late, late, "at least"),
-            (self._partly, "gives gradients that nobody needs, which PyTorch may not compute", "at most"),
+            (self._partly, "returns gradients that no task needs, which PyTorch may not compute", "at most"),
         )
         for task_ids, what, direction in directed:
             distinct = list(dict.fromkeys(task_ids))
@@ -434,14 +441,14 @@ class _Simulation:
                 yield Estimate(f"{count} {what}; the first is {self._graph.describe(distinct[0])}", direction)
 
 
-_TO_COME = -1  # in `waiting`: nothing has come yet, and what comes may be the gradient of an index
+_TO_COME = -1  # in `waiting`: nothing has arrived yet, and the first may be the gradient of an index
 
 
 class _OfTape(_Simulation):
-    """The same for a tape of HIPS autograd's, where the gradient of an index adds to zeros of the full size."""
+    """Simulation of a tape of HIPS autograd, where the gradient of an index adds to zeros of the full size."""
 
     def _prepare(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> None:
-        self._places: dict[int, range] = {}  # by place in `waiting` all of the same task
+        self._places: dict[int, range] = {}  # by place in `waiting`: all places of the same task
         first = self._program.first_input
         footprints = self._footprints.tasks
         for edge in self._graph.edges:
@@ -466,7 +473,7 @@ class _OfTape(_Simulation):
         return super()._give(place, tensor)
 
     def _become_sum(self, place: int) -> None:
-        """What waits there is an array to which is added: zeros, or a copy of what waited."""
+        """Replace the waiting gradient by an array that can be added to: zeros, or a copy of it."""
         assert self._sums is not None
         waits = self._waiting[place]
         if waits not in self._sums:
@@ -475,11 +482,11 @@ class _OfTape(_Simulation):
             self._drop(max(waits, NO_TENSOR))
 
 
-_IN_A_LIST = -1  # in `waiting`: what comes here is kept in a list
+_IN_A_LIST = -1  # in `waiting`: gradients for this input are kept in a list
 
 
 class _OtherRule(_Simulation):
-    """The same where gradients are summed, or let go, by another rule than PyTorch's."""
+    """Simulation with another rule than PyTorch's for summing or freeing gradients."""
 
     def __init__(
         self, graph: Graph, footprints: Footprints, program: Compiled, keep_graph: bool, accumulation: Accumulation
@@ -487,7 +494,7 @@ class _OtherRule(_Simulation):
         super().__init__(graph, footprints, program, keep_graph)
         self.accumulation = accumulation
         self._lists: dict[int, list[int]] = {}  # by place in `waiting`
-        self._inputs: dict[int, tuple[int, int]] = {}  # of these the task, and its input
+        self._inputs: dict[int, tuple[int, int]] = {}  # by place in `waiting`: the task, and its input
         self._consumed: list[int] = []
         self._place = -1
 
@@ -519,7 +526,7 @@ class _OtherRule(_Simulation):
         return False
 
     def _begin(self, task_id: int, given: list[int]) -> None:
-        """Sums what is in lists, and goes on holding what the task consumes, where that is never let go."""
+        """Sum the lists, and keep holding the inputs of the task if they are never freed."""
         self._place += 1
         keeps = self.accumulation.keeps and self._program.leaf_layouts[task_id] == NO_LEAF
         first = self._program.first_input[task_id]
@@ -537,7 +544,7 @@ class _OtherRule(_Simulation):
                     self._drop(each)
 
     def _total(self, place: int, tensors: list[int]) -> int:
-        """The sum of a list: of the first two a new tensor, to which the others are added in place."""
+        """Return the sum of a list: a new tensor for the first two, to which the others are added in place."""
         if len(tensors) < 2:
             return tensors[0] if tensors else NO_TENSOR
         first, second = (self._layout_of[tensor] for tensor in tensors[:2])

@@ -32,14 +32,14 @@ from .timeline import LEAF, RANDOM_STATE, REGION, Maker
 
 
 class ForwardStorages:
-    """The storages that a forward left on one device, as `dry_run` says; iterating gives each once.
+    """The storages that a forward left on one device, as described in `dry_run`; iteration yields each once.
 
     Args:
         graph: the graph; nothing else may hold a tensor of its `saved` meanwhile.
         device: the device of the storages.
         allocations: the tensors that the forward made without a node.
         hooks: the hooks of the graph's tensors.
-        limit: callback for something unknown, with its task.
+        limit: callback for each unknown, with its task.
         autocast: the result of `autocast_casts` where the backward is called.
 
     Attributes:
@@ -64,10 +64,10 @@ class ForwardStorages:
         self._casts = _casts_of_leaves(graph)
         self._older_casts, self._are_certainly_older = _older(graph, self._casts.values(), bool(autocast))
         self._of_parameters: set[int] = set()  # the numbers of saved storages
-        self._constants: dict[int, int] = {}  # by address the bytes of what nodes keep and is taken for an input
-        self._frozen: dict[int, int] = {}  # by address the bytes of parameters that need no gradient
-        self._shown: set[int | None] = set()  # the tasks whose results were given
-        self._of_casts: dict[int, int] = {}  # by number of a saved storage the task of such a cast
+        self._constants: dict[int, int] = {}  # by address: bytes of saved tensors that count as inputs
+        self._frozen: dict[int, int] = {}  # by address: bytes of parameters without gradient
+        self._shown: set[int | None] = set()  # the tasks whose results were yielded
+        self._of_casts: dict[int, int] = {}  # by number of a saved storage: the task of such a cast
         self.addresses, self._bytes_at = self._addresses_of_saved()
         self._tasks_of_regions: dict[Hashable, list[int]] = {}
         for task, node in enumerate(graph.nodes):
@@ -81,11 +81,11 @@ class ForwardStorages:
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes that `Timeline.constant_bytes` has. Call it after `found`."""
+        """The bytes for `Timeline.constant_bytes`. Valid after `found`."""
         return 0 if allocations_were_seen(self._graph) else sum(self._constants.values())
 
     def add_older(self, census: StorageCensus) -> None:
-        """Add what nodes keep and is certainly older than the forward. Call it after `found`."""
+        """Add saved tensors that are certainly from before the forward. Call this after `found`."""
         constants = self._constants if allocations_were_seen(self._graph) else {}
         for kind, older in ((PARAMETERS, self._frozen), (BATCH, constants)):
             for address, nbytes in older.items():
@@ -109,13 +109,13 @@ class ForwardStorages:
         return found
 
     def found(self) -> Iterator[tuple[StartStorage, Tensor | SavedTensor | None]]:
-        """Yield each storage with a tensor or a saved tensor on it; None for a root of which only its edge is at hand.
+        """Yield each storage with a tensor or a saved tensor on it; None for a root of which only the edge is known.
 
-        Saved tensors are not unpacked here, which would take as long as all the rest.
+        Saved tensors are not unpacked here: that would take as long as everything else.
         """
         graph = self._graph
         allocations, of_casts = self._allocations, self._of_casts
-        of_leaves: dict[int, int] = {}  # by address the task of a leaf there, of one that the forward made if it is
+        of_leaves: dict[int, int] = {}  # by address: the task of a leaf; one that the forward created, if any
         for task_id, leaf in graph.leaves.items():
             below, is_made = storage_of(leaf), task_id in allocations.leaves
             if below is not None and (is_made or below.address not in of_leaves):
@@ -170,7 +170,8 @@ class ForwardStorages:
                 yield StartStorage(assumed_result_bytes(graph, root), (), True, made), None
 
     def _of_leaf(self, task_id: int, savers: list[tuple[int, str]]) -> StartStorage:
-        """The storage of a leaf that the forward made. Its AccumulateGrad holds it as long as there is the graph."""
+        """Return the storage of a leaf that the forward created. Its AccumulateGrad holds it as long as the graph
+        lives."""
         storage = storage_of(leaf_of(self._graph.nodes[task_id]))
         assert storage is not None
         alone = task_id in self._allocations.alone
@@ -187,7 +188,7 @@ class ForwardStorages:
         return Maker(None, graph.tasks[made_by].operation, graph.module(made_by))
 
     def _addresses_of_saved(self) -> tuple[dict[int, int], dict[int, int]]:
-        """The addresses of saved storages, by their numbers in `Graph.saved`, and where their bytes begin."""
+        """Return the addresses of saved storages, by number in `Graph.saved`, and the addresses of their data."""
         numbers = iter(self._graph.saved)
         found, begins = {}, {}
         for node in self._graph.nodes:
@@ -197,7 +198,7 @@ class ForwardStorages:
                     found[saved.storage] = storage.address
                     begins[saved.storage] = address_below(local_of(slot.tensor)) or 0
                     base = base_of(slot.tensor)
-                    whole = slot.tensor if base is None else base  # linear saves a transposed weight
+                    whole = slot.tensor if base is None else base  # linear saves its weight transposed, as a view
                     if isinstance(whole, Parameter):
                         self._of_parameters.add(saved.storage)
                     elif self._casts and (maker := node_of(whole)) in self._casts:
@@ -205,7 +206,7 @@ class ForwardStorages:
         return found, begins
 
     def _is_older(self, task_id: int | None) -> bool:
-        """Whether the task is that of a cast that an earlier forward made. Where that is not known, it is a limit."""
+        """Return whether the task belongs to a cast from an earlier forward. If that is not known, add a limit."""
         if task_id is None or task_id not in self._older_casts:
             return False
         if not self._are_certainly_older:
@@ -276,14 +277,14 @@ class ForwardStorages:
                     and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number]))
                 ):
                     self._constants[storage.address] = storage.nbytes
-                    continue  # was there before, as far as can be known
+                    continue  # from before the forward, as far as is known
                 known.add(storage.address)
                 made = self._maker(made_by, {task.id})
                 yield made_by, StartStorage(storage.nbytes, (), True, made), tensors[number]
 
     def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None, Tensor]]:
-        """The forward's results which somebody holds and no node keeps, with the task that made each; None for those
-        on the bytes of an earlier one, as a subclass's view of a plain result."""
+        """Yield the forward's results that are held although no node saved them, with the task that created each, and
+        None as storage for those on the storage of an earlier one, such as a subclass's view of a plain result."""
         found: set[int] = set()
         for task_id in self._hooks.tasks:
             for tensor in self._hooks.alive(task_id):
@@ -302,8 +303,8 @@ class ForwardStorages:
                     yield task_id, StartStorage(storage.nbytes, tuple(of_region), not of_region, made), tensor
 
     def _beside_graph(self, known: set[int]) -> list[tuple[StartStorage, Tensor]]:
-        """Return what is alive of results of this forward that the graph does not lead to, such as an auxiliary output:
-        the tensors themselves, and what their nodes saved.
+        """Return results of this forward that the graph does not lead to, such as an auxiliary output, and the tensors
+        that their nodes saved.
 
         Args:
             known: the addresses of storages to leave out.
@@ -344,8 +345,8 @@ class ForwardStorages:
         """Return the nodes outside the graph that the same forward made, of those that living tensors lead to.
 
         Such a node leads to an inner node of the graph, or the graph's capture saw it, or it was made between the
-        graph's nodes. Another thread numbers its nodes by itself: a tensor is of one if a node below it has the number
-        of a node of the graph.
+        graph's nodes. Other threads have their own sequence numbers: a tensor is from one if a node below it has the
+        number of a node of the graph.
         """
         inner = {
             node: task for task, node in zip(self._graph.tasks, self._graph.nodes, strict=True) if not task.is_leaf

@@ -1,4 +1,4 @@
-"""Who made a storage, who keeps it and what frees it, in words."""
+"""Sentences about storages: their makers, their holders, and when they are freed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .lifetimes import Category
 from .timeline import GRADIENT_GRAPH, IN_TREE, LEAF, ON_CTX, RANDOM_STATE, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"
-"""The name of what no capture saw."""
+"""The name of a storage whose operation no capture saw."""
 AFTER_BACKWARD = "what follows the backward"
-"""What makes, in a whole step, what is made after the last task: the optimizer, mostly."""
+"""The maker, in a whole step, of storages allocated after the last task: mostly the optimizer."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """Who keeps some storages, by the way in which they do.
+    """The holders of some storages, by kind.
 
     Attributes:
-        saving: the tasks whose nodes save them.
-        recomputing: the tasks of checkpointed regions that are computed again with these random states.
-        left: those to which tasks before them leave them, for the one product of a sum.
-        waiting: the gradients in input buffers, and the tasks there, by what these are and where.
-        listed, lists: the gradients in lists, and the tasks there.
-        consumed: the tasks that have taken them and let none go.
+        saving: the tasks whose nodes saved them.
+        recomputing: the tasks of checkpointed regions that are recomputed with these random states.
+        left: the tasks that compute a sum as one product, for which earlier tasks left them.
+        waiting: the gradients in input buffers and the tasks they wait for, by kind and place.
+        listed, lists: the gradients in lists, and the tasks they wait for.
+        consumed: the tasks that have consumed them without freeing them.
         grads: the tasks of the leaves whose .grad they are.
-        nodes: the tasks whose nodes hold them otherwise, by how long.
-        user, backward: how many the user's code holds, and the call of backward().
+        nodes: the tasks whose nodes hold them in other ways, by duration.
+        user, backward: the numbers of storages held by user code and by the call of backward().
     """
 
     saving: dict[int, None] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _Kept:
 
 
 class StorageWords:
-    """Sentences about the storages of one timeline, of one or of many at once."""
+    """Sentences about storages of one timeline, one or many at a time."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -57,7 +57,7 @@ class StorageWords:
         self._tasks = timeline.graph.tasks
 
     def name(self, storage: Storage) -> str:
-        """A short name for a label: what made it, and where."""
+        """Return a short name for a label: the maker, and where it is."""
         if storage.number in self._timeline.grads:
             return f"{self._leaf(self._timeline.grads[storage.number])}.grad"
         maker = storage.made_by
@@ -68,10 +68,10 @@ class StorageWords:
         return what if maker.module is None else f"{module_title(self._graph, maker.module)} · {what}"
 
     def made_by(self, storages: Iterable[Storage]) -> str:
-        """`50 × AddmmBackward0 in the backward`, `linear in the forward`: so many tasks or operations, not storages.
+        """Return `50 × AddmmBackward0 in the backward` or `linear in the forward`, with numbers of tasks or operations.
 
-        `MmBackward0 in the backward, made again`: what a node needs and did not keep, such as in a checkpointed region.
-        `ToCopyBackward0 in the backward, copied from cuda:1`: a gradient that comes from another device.
+        `MmBackward0 in the backward, recomputed` is a tensor that a node needs and did not keep, such as in a
+        checkpointed region. `ToCopyBackward0 in the backward, copied from cuda:1` is a gradient from another device.
         """
         found: dict[str, Counter[str]] = {}
         makers = set()
@@ -88,7 +88,7 @@ class StorageWords:
     def _maker(self, storage: Storage) -> tuple[str, str]:
         maker = storage.made_by
         if maker.task is not None:
-            again = ", made again" if any(keeper.kind == "saved" for keeper in storage.kept_by) else ""
+            again = ", recomputed" if any(keeper.kind == "saved" for keeper in storage.kept_by) else ""
             return f"in the backward{again}{self._copied(storage, maker.task)}", task_name(self._tasks[maker.task])
         if maker.operation is not None:
             return "in the forward", operation_title(maker.operation.name)
@@ -100,7 +100,7 @@ class StorageWords:
         return "", "backward() itself" if root or storage.born >= 0 else "the forward"
 
     def _copied(self, storage: Storage, task: int) -> str:
-        """Where a gradient came from that a task made of one on another device."""
+        """Return the devices from which a task copied its gradient, in words; "" if none."""
         timeline = self._timeline
         if len(timeline.graph.devices) == 1 or timeline.born_as[storage.number] != Category.BUFFER:
             return ""
@@ -108,7 +108,7 @@ class StorageWords:
         return f", copied from {joined(sorted(devices))}" if devices and timeline.device not in devices else ""
 
     def keepers(self, storage: Storage, since: int = -1) -> list[Keeper]:
-        """What keeps it from a place of the order on: a task that has run before keeps nothing any more."""
+        """Return the keepers from a place of the order on, without tasks that have run before it."""
 
         def still(keeper: Keeper) -> bool:
             if keeper.kind not in ("saved", "buffer", "list", "consumed") or keeper.task is None:
@@ -119,10 +119,10 @@ class StorageWords:
         return [keeper for keeper in storage.kept_by if still(keeper)]
 
     def kept_by(self, storages: Sequence[Storage], category: Category, since: int = -1) -> str:
-        """Who keeps them from a place of the order on, where they are of this category.
+        """Return the holders of storages of this category from a place of the order on.
 
-        `saved by 3 × ReluBackward0 (layer1.*)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`. A
-        gradient that several tasks get, one after the other, waits for the first.
+        For example `saved by 3 × ReluBackward0 (layer1.*)`, `48 gradients of weight wait for 48 × TBackward0 (lin)`. A
+        gradient that several tasks receive one after the other waits for the first.
         """
         found = _Kept()
         for storage in storages:
@@ -134,8 +134,8 @@ class StorageWords:
         return _UNKNOWN_KEEPER.get(category, "not known")
 
     def _sort(self, found: _Kept, storage: Storage, keepers: Sequence[Keeper], category: Category) -> None:
-        """Notes who keeps one storage."""
-        ahead = False  # a task that gets it, before others do
+        """Record the holders of one storage."""
+        ahead = False  # whether an earlier task that receives it was found
         for keeper in keepers:
             task = keeper.task
             found.user += keeper.kind == "user"
@@ -166,14 +166,14 @@ class StorageWords:
                 found.nodes.setdefault(self._how_long(keeper.slot or ""), {})[task] = None
 
     def _said(self, found: _Kept, storages: Sequence[Storage], category: Category) -> Iterator[str]:
-        """One phrase for each way in which they are kept."""
+        """Yield one phrase for each kind of holder."""
         if found.saving:
             yield "saved by " + joined(self._named(found.saving))
         if found.recomputing:
             needing = joined(self._named(found.recomputing))
             yield f"the random state that a checkpoint saved, to recompute what {needing} need"
         if found.left:
-            yield f"left for the one product of a sum, which {joined(self._named(found.left))} makes"
+            yield f"kept for the one product of a sum, which {joined(self._named(found.left))} computes"
         if found.listed:
             which = "lists" if len(found.lists) > 1 else "list"
             for_whom = joined(self._named(found.lists))
@@ -185,7 +185,7 @@ class StorageWords:
                 leaves.setdefault(pattern(self._leaf(task_id)), []).append(self._leaf(task_id))
             yield ".grad of " + joined([_times(len(each), folded(each)) for each in leaves.values()])
         if found.consumed:
-            yield f"consumed by {joined(self._named(found.consumed))}, and never let go"
+            yield f"consumed by {joined(self._named(found.consumed))} and never freed"
         for how_long, tasks in found.nodes.items():
             which = "nodes" if len(tasks) > 1 else "node"
             yield f"held by the {which} of {joined(self._named(tasks))}{how_long}"
@@ -196,7 +196,7 @@ class StorageWords:
             yield "held by the call of backward() until its end"
 
     def _of_buffers(self, found: _Kept) -> Iterator[str]:
-        """`48 gradients of weight wait for 48 × TBackward0 (lin)`, the most first."""
+        """Yield `48 gradients of weight wait for 48 × TBackward0 (lin)`, largest numbers first."""
         kinds = sorted(found.waiting.values(), key=lambda kind: -len(kind[0]))
         for numbers, tasks in kinds[:MOST_NAMED]:
             bound_for = folded(self._bound_for(self._tasks[task]) for task in tasks)
@@ -206,18 +206,18 @@ class StorageWords:
             yield f"gradients for {more:,} more kind{'s' if more > 1 else ''} of task"
 
     def may_be_grad(self, storage: Storage) -> bool:
-        """Whether the user's code made it inside of a task, where a backward of its own writes a .grad: a reentrant
-        checkpoint's, or that of a custom Function."""
+        """Return whether user code allocated it inside a task that may run a nested backward, which writes a .grad: a
+        reentrant checkpoint, or a custom Function."""
         task = storage.made_by.task
         return task is not None and self._tasks[task].kind in (Kind.CHECKPOINT, Kind.FUNCTION)
 
     def _holder(self, storages: Sequence[Storage]) -> str:
-        """Who may hold what no task waits for and no leaf of the graph has as .grad."""
+        """Return the possible holders of a gradient that no task waits for and that is not the .grad of a leaf."""
         inside = any(self.may_be_grad(storage) for storage in storages)
-        return "your code, a hook or a .grad that was written inside" if inside else "your code or a hook"
+        return "your code, a hook or a .grad written by a nested backward" if inside else "your code or a hook"
 
     def _how_long(self, slot: str) -> str:
-        """Why a node keeps something although it has run, or never runs."""
+        """Return why a node keeps a storage although it has run, or never runs."""
         if slot.startswith(ON_CTX):
             return ", on ctx"
         if slot == LEAF:
@@ -225,7 +225,7 @@ class StorageWords:
         return " in the graph of the gradients" if slot == GRADIENT_GRAPH else ", which does not run"
 
     def freed_by(self, storages: Sequence[Storage]) -> str:
-        """`when task 12 AddmmBackward0 (blocks.3.mlp, model.py:120) has run`, `never: it stays as .grad`."""
+        """Return `when task 12 AddmmBackward0 (blocks.3.mlp, model.py:120) has run`, or `never: it stays as .grad`."""
         count = len(self._timeline.order)
         staying = [storage for storage in storages if storage.died is None]
         with_graph = [storage for storage in staying if self._goes_with_graph(storage)]
@@ -256,7 +256,8 @@ class StorageWords:
         return "; ".join(sentences)
 
     def _last_before_death(self, storages: Sequence[Storage]) -> str:
-        """`, after sort at model.py:12`: what had allocated last as the last of these was freed in the forward."""
+        """Return `, after sort at model.py:12`: the last operation that allocated before the last of these was
+        freed."""
         timeline = self._timeline
         event = max(timeline.deaths[storage.number] for storage in storages)
         number = next((each for each in reversed(timeline.events[:event]) if each >= 0), None)
@@ -283,11 +284,11 @@ class StorageWords:
             return f"{who} holds " + ("it" if len(numbers) == 1 else "them" if holds == numbers else "some of them")
         if any(storage.category is Category.SAVED for storage in storages):
             them = "it" if len(storages) == 1 else "them"
-            return f"the nodes that save {them} keep {them} after the backward, too"
+            return f"the nodes that saved {them} keep {them} after the backward"
         return f"{it} {'was' if len(storages) == 1 else 'were'} alive as backward() returned"
 
     def _named(self, task_ids: Iterable[int]) -> list[str]:
-        """`3 × ReluBackward0 (layer1.*)` for each kind of task and place, most first."""
+        """Return `3 × ReluBackward0 (layer1.*)` for each kind of task and place, largest numbers first."""
         kinds: dict[tuple[str, str], list[Task]] = {}
         for task_id in task_ids:
             task = self._tasks[task_id]
@@ -305,7 +306,7 @@ class StorageWords:
         return self._tasks[task_id].parameter or "a leaf without a name"
 
     def _bound_for(self, task: Task) -> str:
-        """` of lin.weight` where all that becomes of a gradient in this task's buffer is that leaf's."""
+        """Return ` of lin.weight` if a gradient in this task's buffer only becomes that leaf's gradient."""
         graph = self._graph
         for _ in range(8):  # a weight's gradient passes a view or two
             if task.is_leaf:
@@ -318,19 +319,19 @@ class StorageWords:
 
 
 _OWNERS = {Category.PARAMETER: "the model", Category.STATE: "the optimizer"}
-"""Whose storages are that stay from step to step."""
+"""The owners of storages that stay from step to step."""
 
 _UNKNOWN_KEEPER = {
     Category.WORKSPACE: "used inside the task that made it",
     Category.PARAMETER: "the model keeps it",
     Category.STATE: "the optimizer keeps it from step to step",
-    Category.FORWARD: "saved by no node; held by the code of the forward",
-    Category.BUFFER: "a gradient on its way to the next task",
+    Category.FORWARD: "not saved by a node; held by the code of the forward",
+    Category.BUFFER: "a gradient waiting for the next task",
     Category.GRADIENT: "the .grad of a leaf",
     Category.HELD: "held by your code or a hook",
-    Category.SAVED: "a node saves it",
+    Category.SAVED: "saved by a node",
     Category.LISTED: "a gradient in a list, to be summed with others",
-    Category.CONSUMED: "consumed by a task, and never let go",
+    Category.CONSUMED: "consumed by a task and never freed",
 }
 
 
@@ -339,5 +340,5 @@ def _times(count: int, what: str) -> str:
 
 
 def _gradients(count: int, bound_for: str = "") -> str:
-    """`a gradient waits`, `48 gradients of weight wait`."""
+    """Return `a gradient waits` or `48 gradients of weight wait`."""
     return f"{count:,} gradients{bound_for} wait" if count > 1 else f"a gradient{bound_for} waits"

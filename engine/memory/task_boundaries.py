@@ -51,14 +51,14 @@ Slots = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SavedBlocks:
-    """What nodes keep.
+    """The storages that nodes keep.
 
     Attributes:
-        saved: by address the (task, slot) pairs that keep it.
-        hidden: by address the tasks whose nodes hide what they keep (CopySlices), and that had this to work on.
-        hiding: the tasks whose nodes hide what they keep, or had it packed by `saved_tensors_hooks`.
-        regions: by task the tasks of its checkpointed region, itself included.
-        openers: of each such region the tasks of which any has it computed again: its own, and those of regions inside.
+        saved: by address, the (task, slot) pairs that keep the storage.
+        hidden: by address, the tasks whose nodes hide their saved tensors (CopySlices) and that worked on this storage.
+        hiding: the tasks whose nodes hide their saved tensors, or had them packed by `saved_tensors_hooks`.
+        regions: by task, the tasks of its checkpointed region, including itself.
+        openers: for each such region, the tasks that trigger its recomputation: its own, and those of nested regions.
     """
 
     saved: Mapping[int, Slots]
@@ -69,12 +69,12 @@ class SavedBlocks:
 
 
 def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]], leaves: Collection[int] = ()) -> SavedBlocks:
-    """Looks at all nodes.
+    """Return the storages that the graph's nodes keep.
 
     Args:
         graph: the graph.
-        written: by operation in place the addresses of its arguments.
-        leaves: the tasks of leaves that nothing but the graph holds.
+        written: by in-place operation, the addresses of its arguments.
+        leaves: the tasks of leaves that only the graph holds.
     """
     saved: dict[int, Slots] = {}
     hidden: dict[int, list[int]] = {}
@@ -108,11 +108,11 @@ def kept_by(graph: Graph, written: Mapping[Operation, Collection[int]], leaves: 
 
 
 class Seen(NamedTuple):
-    """A tensor at a moment, as numbers alone: looking keeps nothing alive.
+    """A tensor at a moment, as numbers only, which do not keep it alive.
 
-    `identity` is the tensor's (its TensorImpl), `address` that of its storage's bytes; both may be another's later. Of
-    a COO tensor the address is that of its values, and `stored` what it stores in bytes. Of a DTensor (`wraps`) all but
-    the identity is that of its own rank's part.
+    `identity` is the address of its TensorImpl, `address` that of its storage's data; both may be reused later. For a
+    COO tensor the address is that of its values, and `stored` is its size in bytes. For a DTensor (`wraps`) everything
+    except the identity describes this rank's part.
     """
 
     identity: int
@@ -136,10 +136,10 @@ class Seen(NamedTuple):
 
 
 def look(tensor: Tensor | None) -> Seen | None:
-    """The tensor as numbers; None for one without bytes of its own (compressed sparse, nested, fake, or a wrapper).
+    """Return the tensor as numbers; None for one without a storage (compressed sparse, nested, fake, or a wrapper).
 
-    Its storage is not asked for: the Python object of one that is made so holds it from then on, and the engine, which
-    adds in place only to what nobody else holds, would make copies.
+    This does not call `untyped_storage()`: it creates a Python object that holds the storage from then on. The engine
+    adds in place only to storages with one reference (input_buffer.cpp, can_accumulate_inplace), so it would copy.
     """
     if tensor is None or tensor.is_nested or tensor.layout not in (torch.strided, torch.sparse_coo) or is_fake(tensor):
         return None
@@ -159,7 +159,7 @@ def look(tensor: Tensor | None) -> Seen | None:
 
 @dataclass(slots=True)
 class Followed:
-    """A storage that is followed until it is gone."""
+    """A storage that is followed until it is freed."""
 
     address: int
     nbytes: int
@@ -168,10 +168,10 @@ class Followed:
 
 
 class TaskMoment(IntEnum):
-    """A moment in a task's turn: it is picked; the gradients in its lists are summed; its hooks have run; it has.
+    """A moment in a task's turn: it is chosen; the gradients in its lists are summed; its hooks have run; it has run.
 
-    And the one after the last turn; and those around what is not the backward's: what is allocated from APART to BACK
-    does not count.
+    One more is the end of the last turn. Allocations between APART and BACK do not belong to the backward and do not
+    count.
     """
 
     STARTED = 0
@@ -184,9 +184,9 @@ class TaskMoment(IntEnum):
 
 
 class Visit(NamedTuple):
-    """One task's turn: what it was given, what it gave, and of a leaf the .grad afterwards.
+    """One task's turn: its inputs, its outputs, and for a leaf the .grad afterwards.
 
-    `opaque` says that one of these was a tensor which has no bytes of its own to look at.
+    `opaque` is set if one of these is a tensor without a storage.
     """
 
     task: int
@@ -197,21 +197,22 @@ class Visit(NamedTuple):
 
 
 class MemoryWatch:
-    """Notes what each task gets and gives, and marks these moments among the allocator's events.
+    """Observer of a backward that records each task's inputs and outputs, and marks the moments of its turn.
 
-    PyTorch's engine tells of two of them, `start` and `end`, perhaps in several threads; the direct one of all.
+    PyTorch's engine reports two of these moments, `start` and `end`, possibly in several threads; the direct engine
+    reports all.
 
     Args:
         graph: the graph.
-        allocator: takes the marks.
-        kept: by task the storages to follow that its node keeps, for an allocator which does not tell of their end.
+        allocator: the recorder in which marks are placed.
+        kept: by task, the storages to follow that its node keeps, if the allocator does not report their free.
 
     Attributes:
-        visits: in the order in which the tasks ended.
-        marks: for each mark of the allocator, in order, the task and what moment this was in its turn.
-        spans_apart: the marks, by number, around what is not the backward's.
-        freed: by mark the followed storages that were gone before the next one, each with the mark of the end of a task
-            that kept it.
+        visits: the tasks' turns, in the order in which they ended.
+        marks: for each mark of the allocator in order, the task and the moment in its turn.
+        spans_apart: the pairs of marks, by number, around memory that is not the backward's.
+        freed: by mark, the followed storages freed before the next mark, each with the mark at the end of a task that
+            kept it.
     """
 
     def __init__(
@@ -225,29 +226,29 @@ class MemoryWatch:
         self._inputs: dict[int, tuple[tuple[Seen | None, ...], bool]] = {}
         self._lock = RLock()
         self._kept = kept
-        self._ended: list[tuple[int, int, int]] = []  # tasks that may not have let go, their marks and threads
+        self._ended: list[tuple[int, int, int]] = []  # tasks that may still hold saved tensors, with marks and threads
         self.freed: dict[int, list[tuple[Followed, int]]] = {}
         self.visits: list[Visit] = []
         self.marks: list[tuple[int, TaskMoment]] = []
         self.spans_apart: list[tuple[int, int]] = []
 
     def begin(self, task_id: int) -> None:
-        """The task was picked; from here on all is its own."""
+        """Begin a task's turn: it was chosen, and all memory from here on is its own."""
         self._mark(task_id, TaskMoment.BEGUN)
         self._has_let_go()
 
     def summed(self, task_id: int) -> None:
-        """What was in its lists is summed; its hooks are next."""
+        """Record that the gradients in its lists are summed; its hooks are next."""
         self._mark(task_id, TaskMoment.SUMMED)
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
-        """The task is about to run on these, after the user's hooks."""
+        """Record that the task is about to run on these gradients, after the user's hooks."""
         self._inputs[task_id] = self._look(gradients)
         self._mark(task_id, TaskMoment.STARTED)
         self._has_let_go()
 
     def end(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
-        """The task gave these, after the user's hooks and PyTorch's checks; it has not yet let go of what it saved."""
+        """Record the outputs of a task after hooks and PyTorch's checks; its saved tensors are not yet released."""
         inputs, opaque = self._inputs.pop(task_id)
         seen, also_opaque = self._look(outputs)
         grad = None
@@ -259,7 +260,7 @@ class MemoryWatch:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """What is allocated meanwhile is not the backward's."""
+        """Exclude the memory allocated inside this context: it is not the backward's."""
         first = self._mark(-1, TaskMoment.APART)
         try:
             yield
@@ -267,11 +268,11 @@ class MemoryWatch:
             self.spans_apart.append((first, self._mark(-1, TaskMoment.BACK)))
 
     def over(self) -> None:
-        """The last task's turn is over."""
+        """End the last task's turn."""
         self._mark(-1, TaskMoment.OVER)
 
     def look_for_freed(self) -> None:
-        """Notes which of the followed storages are gone since the last mark."""
+        """Record which of the followed storages were freed since the last mark."""
         for task_id, mark, _ in self._ended:
             for followed in self._kept.get(task_id, ()):
                 if not followed.gone and not followed.reference.alive:
@@ -279,7 +280,7 @@ class MemoryWatch:
                     self.freed.setdefault(len(self.marks) - 1, []).append((followed, mark))
 
     def _has_let_go(self) -> None:
-        """A task lets go after its end, and has when its thread begins another one."""
+        """Record that tasks have released their saved tensors: certain once their thread begins another task."""
         thread = get_ident()
         with self._lock:
             self._ended = [each for each in self._ended if each[2] != thread]

@@ -19,17 +19,18 @@ Origin = Literal["input", "view", "output", "output view", "block", "outside"]
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """What one output of a task is.
+    """One output of a task.
 
     Attributes:
-        origin: "input": the very tensor that came as input `number`; "view": another tensor on that input's storage;
-            "output": the same tensor as output `number`; "output view": another one on its storage; "block": a tensor
-            on the block `number` of the task's own; "outside": on a storage that was there before and is not its own
-            (a saved tensor, a parameter).
-        number: see `origin`; of "outside" -1.
+        origin: "input": the same tensor as input `number`; "view": another tensor on that input's storage; "output":
+            the same tensor as output `number`; "output view": another tensor on its storage; "block": a tensor on the
+            block `number`, which the task allocated; "outside": a tensor on an older storage (a saved tensor, a
+            parameter).
+        number: see `origin`; -1 for "outside".
         layout: its shape and strides.
-        keeps_base: it is a view in autograd's sense, which keeps its base tensor and so counts twice on its storage.
-        held: a hook goes on holding it after the task; nothing else does, and it is no .grad.
+        keeps_base: whether it is a view in autograd's sense. A view keeps its base tensor, so its storage has two
+            references.
+        held: whether only a hook holds it after the task; it is not a .grad.
     """
 
     origin: Origin
@@ -41,16 +42,17 @@ class TaskOutput:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a task does with memory until its outputs are checked: before these go to the next tasks.
+    """The memory that a task allocates and frees until its outputs are checked, before they reach the next tasks.
 
     Attributes:
-        trace: births and deaths of the blocks which the task allocates, in order: `n` and `~n`, blocks counted from 0.
-        blocks: bytes of each.
+        trace: allocations (`n`) and frees (`~n`) of the task's blocks in order, blocks numbered from 0.
+        blocks: the bytes of each block.
         outputs: one per entry of the node's `next_functions`.
-        inputs: the layouts which its inputs had when this was seen. Where they come in another layout it may not hold.
-        kept: blocks that outlive the task though no output, until another one has run: (block, id of that task). A
-            checkpointed region, computed again by the first task that needs it, makes them. -1: they are not freed.
-        held_inputs: the numbers of the inputs which a hook goes on holding after the task.
+        inputs: the layouts of its inputs when this was recorded. In other layouts the footprint may differ.
+        kept: (block, task id) for blocks that are not outputs but outlive the task until that other task has run; -1 if
+            they are not freed. A checkpointed region, recomputed by the first task that needs it, allocates such
+            blocks.
+        held_inputs: the numbers of the inputs that a hook holds after the task.
     """
 
     trace: tuple[int, ...]
@@ -63,13 +65,13 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class StartStorage:
-    """A storage that is alive when the backward starts, made since just before the forward.
+    """A storage that is alive when the backward starts and was allocated since just before the forward.
 
     Attributes:
         nbytes: its size.
         keepers: the tasks whose nodes keep it, with the slots, as in `Timeline.saved`.
-        held: something else keeps it, too (the user's code), so that the backward does not free it.
-        made_by: what made it.
+        held: whether something else, such as user code, holds it, too, so the backward does not free it.
+        made_by: its maker.
     """
 
     nbytes: int
@@ -80,14 +82,14 @@ class StartStorage:
 
 @dataclass(frozen=True, slots=True)
 class LeafState:
-    """A leaf as the backward finds it.
+    """A leaf just before the backward.
 
     Attributes:
-        layout: of the tensor.
+        layout: its layout.
         has_grad: whether it already has a .grad.
-        counts: whether its bytes are in the levels, as the forward made it.
-        bucketed: whether DistributedDataParallel copies its gradient to a bucket, which is older than the forward; with
-            "view" that is its .grad then.
+        counts: whether its bytes are in the levels, because the forward created it.
+        bucketed: whether DistributedDataParallel copies its gradient to a bucket allocated before the forward; with
+            "view" the .grad is a view of the bucket.
     """
 
     layout: TensorLayout
@@ -97,7 +99,7 @@ class LeafState:
 
     @property
     def keeps_none(self) -> bool:
-        """Whether its gradient goes into existing memory (a .grad, or a view of a bucket)."""
+        """Whether its gradient is written to existing memory (a .grad, or a view of a bucket)."""
         return self.has_grad or self.bucketed == "view"
 
 
@@ -107,19 +109,20 @@ class Footprints:
 
     Attributes:
         graph: the graph.
-        device: whose memory it is: what is on another one counts nothing.
+        device: the device; memory on others is not counted.
         basis: "calibrated" by a measured run, or a "dry run" on fake tensors.
-        tasks: by task id. An AccumulateGrad's is None where the engine's rules say all; elsewhere, what hooks did.
-        start: what is alive when the backward starts.
-        leaves: by the id of the task of each leaf.
-        roots: per root of the graph the layout of its gradient; None: a gradient that was there before counts nothing.
-        keep_graph: the backward frees nothing that is saved (`retain_graph=True`).
-        limits: sentences on what makes any prediction from this an estimate.
-        unsure: those of them that are about memory which outlives a task, so that which order needs least is not sure
-            either. What a kernel takes while it runs, it takes in every order. Of a calibrated one all are.
+        tasks: by task id. None for an AccumulateGrad if the engine's rules determine it fully; otherwise the work of
+            its hooks.
+        start: the storages alive when the backward starts.
+        leaves: by the id of each leaf's task.
+        roots: the layout of each root's gradient; None for an older gradient, which does not count.
+        keep_graph: whether the backward frees no saved tensors (`retain_graph=True`).
+        limits: the reasons why any prediction from these is an estimate.
+        unsure: those limits that concern memory which outlives a task, so the order with the lowest peak is uncertain,
+            too. A kernel's workspace is the same in every order. For calibrated footprints, all limits.
         constant_bytes, baseline: as in `Timeline`.
-        regions: of each checkpointed region the tasks of which any has it computed again, in the order in which they
-            ran when this was seen. The first of them has it in its footprint.
+        regions: for each checkpointed region, the tasks that trigger its recomputation, in the order in which they ran
+            when this was recorded. The first of them has the recomputation in its footprint.
     """
 
     graph: Graph
@@ -144,7 +147,7 @@ class Footprints:
         return f"<Footprints of {len(self.tasks):,} tasks on {self.device}, {kind}>"
 
     def other_openers(self, order: Sequence[int]) -> list[int]:
-        """The tasks that have a checkpointed region computed again in this order, and did not when this was seen."""
+        """Return the tasks that trigger a recomputation in this order and did not when this was recorded."""
         if not self.regions:
             return []
         places = {task_id: place for place, task_id in enumerate(order)}
@@ -153,15 +156,15 @@ class Footprints:
 
 
 _WHY = (
-    "{count:,} leaves have {now} .grad and had {then} in the run that was measured, of which the first is {name}: what "
-    "that changes is worked out, and was not seen"
+    "{count:,} leaves have {now} .grad and had {then} in the measured run (the first is {name}): the effect is "
+    "computed, not measured"
 )
 
 
 def for_graph(footprints: Footprints, graph: Graph) -> Footprints:
-    """The footprints for a graph of the same forward, whose backward is to come: its leaves are as they are now.
+    """Return the footprints for a graph of the same forward before its backward, with its leaves as they are now.
 
-    Those of a graph whose backward has run, as far as that can be told, are as they were when they were measured.
+    If the graph's backward seems to have run, return the footprints with the leaves as they were when measured.
     """
     if graph is footprints.graph or graph.is_tape or footprints.keep_graph:
         return footprints

@@ -1,4 +1,4 @@
-"""The storage and layout of each output of a task: asked in a dry run, or assumed where it can't be asked."""
+"""The storage and layout of each output of a task: found by calling the node, or assumed if it cannot be called."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from ...inspector.torch_private.operators import FakeOperations
 
 Parts = Mapping[tuple[int, int], tuple[int, ...]]
-"""By task and number of its input the shape of this rank's part."""
+"""The shape of this rank's part, by task and number of its input."""
 
 _GIVES_LOCAL = "_FromTorchTensorBackward"
 _TAKES_LOCAL = "_ToTorchTensorBackward"
 
 
 def parts_of_gradients(graph: Graph, saves_subclass: Sequence[bool]) -> Parts:
-    """Of each gradient that is known to be a DTensor this rank's part. Nothing runs, nor communicates.
+    """Return this rank's part of each gradient that is known to be a DTensor. Nothing runs or communicates.
 
-    It is split as the tensor is whose gradient it is: a leaf, or what a node saved. What passes `to_local` and
-    `redistribute` is split as these say. Between tasks of one shape the rest is taken to be split alike.
+    A gradient is split like its tensor: a leaf, or a saved tensor. Gradients through `to_local` and `redistribute` are
+    split as these define. The rest are assumed to be split alike between tasks of one shape.
 
     Args:
         graph: the graph.
-        saves_subclass: by task whether its node has saved one of torch's subclasses.
+        saves_subclass: by task, whether its node has saved one of torch's subclasses.
     """
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)} if any(saves_subclass) else {}
@@ -61,7 +61,7 @@ def parts_of_gradients(graph: Graph, saves_subclass: Sequence[bool]) -> Parts:
 
 
 def _spread(graph: Graph, found: dict[tuple[int, int], tuple[int, ...]]) -> None:
-    """What a task takes and gives in one shape is split alike, unless the task is where DTensors begin or end."""
+    """Assume that inputs and outputs of one shape are split alike, unless DTensors begin or end at the task."""
     inside = [edge for edge in graph.edges if graph.tasks[edge.task].name not in (_GIVES_LOCAL, _TAKES_LOCAL)]
     for edges in (inside, reversed(inside)):
         for edge in edges:
@@ -80,21 +80,21 @@ def _alike(graph: Graph, edge: Edge, found: dict[tuple[int, int], tuple[int, ...
 _VIEWS = frozenset(
     f"{name}Backward0" for name in ("T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Alias")
 )
-"""The nodes that give a view of what they get, also of a DTensor."""
+"""The nodes that return a view of their input, also for a DTensor."""
 
 _SUM = "AddBackward0"
-"""The node that gives on what it gets, to both terms."""
+"""The node that returns its input for both terms."""
 
 
 def assumed_layout(meta: TensorMeta, part: tuple[int, ...] | None = None) -> TensorLayout:
-    """What a gradient is taken for where nothing but its metadata is known, and this rank's part if it is a DTensor."""
+    """Return the assumed layout of a gradient if only its metadata is known, and this rank's part of a DTensor."""
     if part is not None:
         return replace(contiguous(part, meta.dtype.itemsize), wrapped=True)
     return contiguous(meta.shape or (), meta.dtype.itemsize)
 
 
 def assumed_gradient(graph: Graph, task_id: int, number: int, part: tuple[int, ...] | None = None) -> TensorLayout:
-    """Return the assumed layout of a task's input. A transposed weight's gradient comes transposed (mm_mat2_backward):
+    """Return the assumed layout of a task's input. A transposed weight's gradient is transposed (mm_mat2_backward), so
     it becomes the weight's .grad without a copy."""
     task = graph.tasks[task_id]
     layout = assumed_layout(task.inputs[number], part)
@@ -107,9 +107,13 @@ _TRANSPOSES = "TBackward0"
 
 
 def assumed_footprint(graph: Graph, task_id: int, parts: Parts = MappingProxyType({})) -> Footprint:
-    """What a task is taken to do where it can't be asked: each gradient that it gives is a new block.
+    """Return the assumed footprint of a task that cannot be called: each gradient that it returns is a new block.
 
-    `parts`: of those that are DTensors this rank's part. Of these a view is one, and what a sum gives on is the same.
+    Args:
+        graph: the graph.
+        task_id: the task.
+        parts: this rank's part of each gradient that is a DTensor. For these, a view's output is a view, and a sum
+            returns its input.
     """
     outputs: list[TaskOutput | None] = []
     blocks: list[int] = []
@@ -129,18 +133,18 @@ def assumed_footprint(graph: Graph, task_id: int, parts: Parts = MappingProxyTyp
 
 
 def of_shapes(graph: Graph) -> Footprints:
-    """What is known of a tape, whose nodes can't be asked without running them."""
+    """Return the footprints of a tape by shapes only, because its nodes cannot be called without running them."""
     tasks = tuple(None if task.is_leaf else assumed_footprint(graph, task.id) for task in graph.tasks)
     roots = tuple(assumed_layout(graph.tasks[root.task].inputs[root.input]) for root in graph.roots)
     return Footprints(graph, "cpu", "dry run", tasks, (), {}, roots, keep_graph=True, limits=(WORKSPACE, OF_SHAPES))
 
 
 _ON_THE_WHOLE = frozenset(("MseLossBackward0", "SmoothL1LossBackward0", "SoftMarginLossBackward0"))
-"""Losses that leave their result on a storage as large as what they sum, which becomes it in place (Loss.cpp)."""
+"""Losses whose result keeps the storage of all elements, which they reduce in place (Loss.cpp)."""
 
 
 def assumed_result_bytes(graph: Graph, root: Root) -> int:
-    """The storage of a result which nobody holds any more but the backward that is to start from it."""
+    """Return the bytes of a result's storage that only the coming backward still holds."""
     nbytes = graph.tasks[root.task].inputs[root.input].nbytes or 0
     if graph.tasks[root.task].name not in _ON_THE_WHOLE:
         return nbytes
@@ -149,7 +153,7 @@ def assumed_result_bytes(graph: Graph, root: Root) -> int:
 
 
 class Gradient(NamedTuple):
-    """A gradient on its way, as far as it matters to memory."""
+    """The memory-relevant facts about a gradient between two tasks."""
 
     layout: TensorLayout
     dtype: torch.dtype
@@ -163,11 +167,11 @@ class Gradient(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a task does: its footprint, and the gradients that it gives."""
+    """The effect of a task: its footprint, and the gradients that it returns."""
 
     footprint: Footprint
     gradients: tuple[Gradient | None, ...]
-    unknown: tuple[tuple[str, str], ...] = ()  # why it is not known what operators take for themselves, and their names
+    unknown: tuple[tuple[str, str], ...] = ()  # (reason, operator) of unknown workspaces
 
 
 def origins_of(
@@ -175,8 +179,8 @@ def origins_of(
 ) -> Iterator[TaskOutput | None]:
     inputs = {id(each): number for number, each in reversed([*enumerate(given)]) if each is not None}
     storages = {storage_of(each): inputs[id(each)] for each in given if each is not None}
-    numbers: dict[int, int] = {}  # of a task's own blocks, the first output on each
-    firsts: dict[int, int] = {}  # of the tensors given so far, by id() the output
+    numbers: dict[int, int] = {}  # the first output on each of the task's own blocks
+    firsts: dict[int, int] = {}  # the output of each tensor returned so far, by id()
     for position, (whole, output) in enumerate(zip(outputs, stored, strict=True)):
         if whole is None or output is None:
             yield None
@@ -206,16 +210,16 @@ PARTING = ("StackBackward0", "CatBackward0")
 def parts_of(
     node: Node, gradient: TensorLayout, dtype: torch.dtype, takes: Mapping[int, TensorMeta]
 ) -> tuple[TaskOutput, ...] | None:
-    """What a node of `PARTING` makes of a gradient (FunctionsManual.cpp, unbind and cat_tensors_backward).
+    """Return the outputs of a node of `PARTING` (FunctionsManual.cpp, unbind and cat_tensors_backward).
 
     Args:
         node: the node.
-        gradient, dtype: the layout of its one input, and its elements' type.
-        takes: by output what the next task takes, of all that go anywhere.
+        gradient, dtype: the layout and dtype of its one input.
+        takes: the metadata that the next task expects, for each output with a next task.
 
     Returns:
-        Its outputs. None where they are not parts as the next tasks take them, or where the shapes don't tell: then the
-        node has to be asked.
+        The outputs. None if they are not the parts that the next tasks expect, or if the shapes do not determine them;
+        then the node has to be called.
     """
     if gradient.sparse or any(each.dtype is not dtype for each in takes.values()):
         return None
@@ -231,7 +235,7 @@ def parts_of(
     else:
         strides = gradient.strides
         known = all((shape[:dim], shape[dim + 1 :]) == (before, after) for shape in shapes.values())
-        # Not where some go nowhere, whose share is not known, nor with the empty vectors which cat leaves out.
+        # Not if some outputs have no next task: their share is unknown. Nor with the empty vectors that cat skips.
         known = known and len(shapes) == count
         known = known and sum(shape[dim] for shape in shapes.values()) == gradient.shape[dim]
     if not known:

@@ -1,4 +1,4 @@
-"""Which part of an allocator's events belongs to which task."""
+"""The parts of an allocator's events that belong to each task."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .task_boundaries import TaskMoment, Visit
 
 @dataclass(slots=True)
 class Turn:
-    """The part of the events which belongs to one task, as indices of rows of the backward.
+    """The part of the events that belongs to one task, as indices of rows of the backward.
 
-    [begin, summed): the gradients in its lists are summed. [summed, start): hooks of its tensors and its node; empty
-    where the recording does not tell when tasks begin, and these are the previous task's. [start, ended): the task and
-    the hooks after it. [ended, end): what it saved is freed, its outputs go to the next tasks. Where devices have
-    queues of their own others' rows stand between, see `Turns.places`. The rest are numbers of storages, -1 for unknown
-    ones, when `start` and `ended` were, and the thread.
+    [begin, summed): the gradients in its lists are summed. [summed, start): hooks of its tensors and its node; empty if
+    the recording does not have the start of tasks, and then the hooks belong to the previous task. [start, ended): the
+    task and the hooks after it. [ended, end): its saved tensors are freed and its outputs reach the next tasks. If
+    devices have separate queues, other tasks' rows are in between, see `Turns.places`. The other fields are the numbers
+    of storages (-1 if unknown), the times of `start` and `ended`, and the thread.
     """
 
     visit: Visit
@@ -40,11 +40,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """All of them, in the order in which they started.
+    """All turns, in the order in which they started.
 
     Attributes:
-        places: where they ran in several threads, by row the place of the task to which it belongs: the last one that
-            had begun in the row's own thread. -1: before all, `len(turns)`: after all. None: turns follow each other.
+        places: if they ran in several threads, the place of each row's task, which is the last one begun in the row's
+            thread: -1 before the first, `len(turns)` after the last. None if turns follow each other.
     """
 
     turns: list[Turn]
@@ -52,7 +52,7 @@ class Turns:
 
     @staticmethod
     def of(recording: AllocatorRecording, marks: Sequence[tuple[int, TaskMoment]], visits: Sequence[Visit]) -> Turns:
-        """Reads them off a backward's marks, each of a task and a moment in its turn."""
+        """Return the turns found from a backward's marks, each with a task and a moment in its turn."""
         turns, over = _started(recording, marks, visits)
         if any(turn.thread != turns[0].thread for turn in turns):
             return _beside_each_other(turns, recording)
@@ -63,11 +63,11 @@ class Turns:
 def _started(
     recording: AllocatorRecording, marks: Sequence[tuple[int, TaskMoment]], visits: Sequence[Visit]
 ) -> tuple[list[Turn], int | None]:
-    """The turns without their ends, and the row at which all was over, where that was told."""
+    """Return the turns without their ends, and the row at which the backward ended, if it was recorded."""
     visit_of = {visit.task: visit for visit in visits}
     turns: list[Turn] = []
     running: dict[int, Turn] = {}
-    begins: dict[TaskMoment, int] = {}  # of the task that was picked last
+    begins: dict[TaskMoment, int] = {}  # of the task chosen last
     over = None
     for mark, (task, moment) in zip(recording.marks, marks, strict=True):
         row = mark.row
@@ -87,7 +87,8 @@ def _started(
 
 
 def _one_after_the_other(turns: Sequence[Turn], recording: AllocatorRecording, over: int | None) -> None:
-    """Each begins where the engine began it, and ends where the next one begins."""
+    """Set the bounds of turns in one thread: each begins where the engine began it, and ends where the next one
+    begins."""
     ended_ns = 0
     for turn in turns:
         begun = bisect_left(recording.tasks, ended_ns, key=attrgetter("ns"))
@@ -101,19 +102,19 @@ def _one_after_the_other(turns: Sequence[Turn], recording: AllocatorRecording, o
 
 
 def _beside_each_other(turns: list[Turn], recording: AllocatorRecording) -> Turns:
-    """Each has the rows of its own thread, until the thread's next one begins."""
+    """Set the bounds of turns in several threads: each has its thread's rows until the thread's next turn begins."""
     begun: dict[int, list[Instant]] = {}
     for task in recording.tasks:
         begun.setdefault(task.thread, []).append(task)
     for turn in turns:
         of_thread = begun.get(turn.thread, [])
         last = bisect_left(of_thread, turn.start_ns, key=attrgetter("ns")) - 1
-        if last >= 0:  # it began there: others that did not start were another backward's
+        if last >= 0:  # it began there; tasks that never started belong to another backward
             turn.begin = turn.summed = min(turn.start, of_thread[last].row)
     rows = recording.rows
     first, end = min(turn.begin for turn in turns), _end_of_last(turns, rows)
     coming = deque(sorted(range(len(turns)), key=lambda place: turns[place].begin))
-    runs: dict[int, int] = {}  # by thread the place of the last one that had begun
+    runs: dict[int, int] = {}  # by thread: the place of the last task begun
     places = [-1] * first
     latest = -1
     for number in range(first, end):
@@ -129,7 +130,7 @@ def _beside_each_other(turns: list[Turn], recording: AllocatorRecording) -> Turn
 
 
 def _end_of_last(turns: Sequence[Turn], rows: Sequence[AllocatorEvent]) -> int:
-    """Where the last task's part ends: at the end backward() lets go of the roots' gradients, made before the first."""
+    """Return the row at which the last task's part ends, before backward() frees the roots' gradients at its end."""
     first, last = min(turn.begin for turn in turns), max(turn.ended for turn in turns)
     given = {row.address for row in rows[:first] if row.nbytes > 0}
     end = len(rows)

@@ -1,4 +1,4 @@
-"""Memory over one backward: which storage was born and freed when, what it was for, and what level that makes."""
+"""Timeline of the memory of one backward: lifetimes and categories of storages, and the resulting levels."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ Listed = tuple[int, int, int, int]
 """A place, a storage, a task and an input number, see `Timeline.listed`."""
 
 ON_CTX = "ctx."
-"""How the slots begin of what a custom Function put on its `ctx`: "ctx.hidden"."""
+"""The prefix of slots for tensors that a custom Function put on its `ctx`: "ctx.hidden"."""
 
 REGION = "checkpointed region"
-"""The slot of what the nodes of such a region keep together: its inputs, and what else computes it again."""
+"""The slot of tensors that a region's nodes keep together: its inputs and other values for its recomputation."""
 
 RANDOM_STATE = "random state"
-"""The slot of the random state with which a checkpointed region is computed again, kept by its nodes."""
+"""The slot of the random state with which a checkpointed region is recomputed, kept by its nodes."""
 
 RANDOM_STATES_ON_CTX = (f"{ON_CTX}fwd_cpu_state", f"{ON_CTX}fwd_device_states")
-"""The slots of the random states of a reentrant checkpoint, which its one node has on its ctx."""
+"""The slots of the random states of a reentrant checkpoint, on the ctx of its one node."""
 
 LEAF = "leaf"
-"""The slot in which an AccumulateGrad has its leaf, as long as there is the graph."""
+"""The slot in which an AccumulateGrad holds its leaf as long as the graph lives."""
 
 GRADIENT_GRAPH = "graph of the gradients"
-"""The slot of what the graph keeps that a backward makes of itself (`create_graph=True`)."""
+"""The slot of tensors kept by the graph that a backward builds (`create_graph=True`)."""
 
 IN_TREE = "product of a sum"
-"""The slot of what nodes had saved and left behind for one product of several (`batch=`), which its task makes."""
+"""The slot of saved tensors that nodes leave for one product of several (`batch=`), which its task computes."""
 
 
 _DIRECTION_WORDS = {"at least": "at least", "at most": "at most", "unknown": "more or less"}
 
 
 def lasts_with_graph(slot: str) -> bool:
-    """Whether a node keeps the tensor in this slot after it has run."""
+    """Return whether a node keeps the tensor in this slot after it has run."""
     return slot == LEAF or slot.startswith(ON_CTX)
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What made a storage.
+    """The origin of a storage.
 
     Attributes:
-        task: the task of the backward in which it was made; None: it was made in the forward, or before.
-        operation: the operation of the forward that made it, or, if `task` is given, the one which that task is the
-            backward of. None where no capture saw it.
-        module: the path of the module in whose call this happened; "torch.utils.checkpoint" of the random states that
-            checkpoints save, which no operation makes.
-        variable: the variable or attribute of the user's to which the forward assigned it as it was made: `hidden`,
-            `self.cache`; "" where it was assigned to none, or this is not known.
+        task: the task of the backward that allocated it; None if it was allocated in the forward or before.
+        operation: the operation of the forward that allocated it or, with a `task`, the one of which that task is the
+            backward. None if no capture saw it.
+        module: the path of the module in whose call this happened; "torch.utils.checkpoint" for the random states that
+            checkpoints save, which no operation allocates.
+        variable: the user's variable or attribute to which the forward assigned the result: `hidden`, `self.cache`; ""
+            if there is none or it is not known.
     """
 
     task: int | None
@@ -85,19 +85,19 @@ class Maker:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """What kept a storage alive.
+    """A holder that keeps a storage alive.
 
     Attributes:
         kind: "saved" in a slot of a task's node, from the forward until that task has run; "buffer", a gradient in the
-            input buffer of a task; "grad", the .grad of the leaf of a task; "list", the list of an input of a task,
-            until that runs; "consumed", a buffer or a list that a task has consumed, until the backward ends
-            (`release="never"`); "node", the node of a task as long as there is the graph: on the `ctx` of a custom
-            Function, the leaf of an AccumulateGrad, since it did not run (`inputs=`), or for the second derivative;
-            "user", the user's own code or a hook; "backward", the call of backward itself, until its end.
+            input buffer of a task; "grad", the .grad of a task's leaf; "list", the list of a task's input until the
+            task runs; "consumed", a buffer or list that a task has consumed, until the backward ends
+            (`release="never"`); "node", the node of a task as long as the graph lives: on the `ctx` of a custom
+            Function, as the leaf of an AccumulateGrad, because it did not run (`inputs=`), or for the second
+            derivative; "user", user code or a hook; "backward", the call of backward itself until it returns.
         task: the id of that task; None for "user" and "backward".
-        slot: what the node calls it: "self", "result", "ctx.name"; "hidden" is the slot of what torch does not show,
-            "product of a sum" of what tasks before it left behind for `batch=`, "graph of the gradients" of what is
-            kept for the second derivative; of a list the number of the input.
+        slot: the node's name for it: "self", "result", "ctx.name"; "hidden" for tensors that torch does not show,
+            "product of a sum" for tensors that earlier tasks left for `batch=`, "graph of the gradients" for tensors
+            kept for the second derivative; for a list, the number of the input.
     """
 
     kind: Literal["saved", "buffer", "grad", "list", "consumed", "node", "user", "backward"]
@@ -107,16 +107,17 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """One storage and its life.
+    """One storage and its lifetime.
 
     Attributes:
-        number: counts the storages of one timeline.
+        number: its number in the timeline.
         nbytes: its size, as requested from the allocator.
-        category: what it was in the end.
-        made_by, kept_by: see `Maker` and `Keeper`; the keepers of its whole life, saved slots first.
-        born: the place, in the order, of the task in which it was born; -1: before the backward.
-        died: that of the task in which it was freed; None: it was alive at the end. `len(order)`: as backward returned.
-        born_ns, died_ns: nanoseconds since the start of the backward; None where the clock was not recorded.
+        category: its category at the end.
+        made_by, kept_by: see `Maker` and `Keeper`; all keepers of its lifetime, saved slots first.
+        born: the place in the order of the task that allocated it; -1 if it was allocated before the backward.
+        died: the place of the task in which it was freed; `len(order)` if it was freed as backward() returned; None if
+            it was alive at the end.
+        born_ns, died_ns: nanoseconds since the start of the backward; None if the time was not recorded.
     """
 
     number: int
@@ -132,17 +133,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class BlockLevels:
-    """What a caching allocator made of what was asked of it, by place: bytes of all that was on the device.
+    """The levels of a caching allocator by place, in bytes, for all memory on the device.
 
-    It rounds each request up to a block, and cuts blocks out of the larger segments that it holds of the device. Each
-    number is the highest while the task ran, and until the next one started; they need not have been so high at one
-    moment.
+    The allocator rounds each request up to a block, and takes blocks from the larger segments that it reserves. Each
+    number is the highest from the task's start to the next one's; the three maxima may be at different moments.
 
     Attributes:
-        requested: what was asked for. A block which another stream still uses counts until that has ended.
-        allocated: the blocks. What torch.cuda.memory_allocated() says.
-        reserved: the segments. What torch.cuda.memory_reserved() says, and other programs can't have.
-        peak_before: the highest `allocated` before the first task started, since the user last reset that counter.
+        requested: the requested bytes. A block that another stream still uses counts until that stream is done.
+        allocated: the bytes of blocks, as in torch.cuda.memory_allocated().
+        reserved: the bytes of segments, as in torch.cuda.memory_reserved(), which other programs cannot use.
+        peak_before: the highest `allocated` before the first task, since the user last reset that counter.
     """
 
     requested: array[int]
@@ -152,23 +152,23 @@ class BlockLevels:
 
     @property
     def rounding(self) -> array[int]:
-        """By place what the blocks are larger than was asked for; below 0 where another stream uses what was freed."""
+        """The bytes lost to rounding, by place; negative if another stream still uses freed blocks."""
         return array("q", map(sub, self.allocated, self.requested))
 
     @property
     def unused(self) -> array[int]:
-        """By place what was reserved and in no block: kept for later, or too scattered to be of use."""
+        """The reserved bytes outside blocks, by place: cached for later, or too fragmented to be used."""
         return array("q", map(sub, self.reserved, self.allocated))
 
     @property
     def peak_allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated() would say if measuring had not reset it."""
+        """The value that torch.cuda.max_memory_allocated() would have if measuring had not reset it."""
         return max([self.peak_before, *self.allocated])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Consumers:
-    """Who takes the storages of a timeline. What its attributes mean is told there, see `Timeline`."""
+    """The tasks that consume the storages of a timeline. For the attributes see `Timeline`."""
 
     graph: Graph
     order: Sequence[int]
@@ -178,12 +178,12 @@ class Consumers:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """By task its place in the order."""
+        """The place of each task in the order."""
         return {task: place for place, task in enumerate(self.order)}
 
     @cached_property
     def lists(self) -> dict[int, list[tuple[int, str]]]:
-        """By storage the tasks in whose lists it is, and of which input."""
+        """The tasks and inputs in whose lists each storage is."""
         found: dict[int, list[tuple[int, str]]] = {}
         for _, number, task, given in self.listed:
             if (task, str(given)) not in found.setdefault(number, []):
@@ -192,7 +192,7 @@ class Consumers:
 
     @cached_property
     def buffers(self) -> dict[int, list[int]]:
-        """By storage the places of the tasks in whose input buffers it was when they ran."""
+        """The places of the tasks in whose input buffers each storage was when they ran."""
         found: dict[int, list[int]] = {}
         index = 0
         tasks = self.graph.tasks
@@ -207,14 +207,15 @@ class Consumers:
         return found
 
     def waited(self, number: int, born: int) -> list[int]:
-        """The places of the tasks for which the storage, born at that place, had waited; the sum of a list had not."""
+        """Return the places of the tasks for which the storage, allocated at place `born`, waited. A list's sum did not
+        wait."""
         places = self.buffers.get(number, [])
         if not self.accumulation.lists or not places:
             return places
         return [place for place in places if place != born]
 
     def of(self, number: int, born: int) -> list[int]:
-        """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
+        """Return the tasks that consumed the storage and still keep it, in order; none if it was freed."""
         if not self.accumulation.keeps:
             return []
         tasks = self.graph.tasks
@@ -226,51 +227,50 @@ class Consumers:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Timeline(Lifetimes):
-    """The memory of one device over one backward, measured or predicted: births and deaths of storages in order.
+    """The memory of one device over one backward, measured or predicted: allocations and frees of storages in order.
 
-    A level is the sum of the bytes requested for the storages that are alive and were made since just before the
-    forward: parameters, inputs and gradients that were there earlier are not counted. Storages are numbered in order of
-    birth; those alive before the first event come first.
+    A level is the sum of the requested bytes of the storages that are alive and were allocated since just before the
+    forward: older parameters, inputs and gradients are not counted. Storages are numbered in the order in which they
+    are allocated; those alive before the first event come first.
 
     Attributes:
         graph, order: the graph, and the ids of its tasks in the order in which they ran.
-        device: whose memory it is, "cpu" or "cuda:0".
-        basis: "measured" on PyTorch's engine; predicted from one "calibrated" run, or from a "dry run" without any.
-        estimates: why a prediction is an estimate only, in sentences, each an `Estimate` with its direction. Empty:
+        device: the device, "cpu" or "cuda:0".
+        basis: "measured" on PyTorch's engine; predicted from a "calibrated" run, or from a "dry run" without any run.
+        estimates: the reasons why a prediction is only an estimate, each an `Estimate` with its direction. Empty if
             nothing is known to be missing.
-        unsure_bytes: of a prediction, the gradients that come in another layout than was seen, and may be copied.
-        events: one number each: `n` for the birth of storage n, `~n` for its death.
-        starts: the index of the first event of each place, and the end of the last one. Events before belong to the
-            forward, events after to what backward() does at its end.
-        nbytes: by storage.
-        born_as: by storage, its category at birth.
+        unsure_bytes: in a prediction, the bytes of gradients in an unexpected layout, which may be copied.
+        events: one number each: `n` for the allocation of storage n, `~n` for its free.
+        starts: the index of each place's first event, and the end of the last place's. Earlier events belong to the
+            forward, later events to the end of backward().
+        nbytes: the size of each storage.
+        born_as: the category of each storage when it was allocated.
         changes: (index of the event before which it happened, storage, category from then on), in order.
-        before: how many storages are alive before the first event.
-        makers: of the storages made in the forward or before, which are the first. The others were made by the task at
-            the place of their birth.
+        before: the number of storages alive before the first event.
+        makers: the makers of the storages allocated in the forward or before, which are the first ones. The others were
+            allocated by the task at their place.
         saved: by storage, the (task, slot) pairs that keep it.
-        held: the storages which something else keeps, too: the user's code, a hook.
+        held: the storages that are also held outside the graph: by user code, by a hook.
         grads: the storages that end as a .grad, with the id of the leaf's task.
-        inputs: the storage in each input of each task's input buffer as it ran, by place and then by input; -1 where
-            there was none or it is not known. Empty: not recorded.
-        event_ns: when each event happened, nanoseconds since the start of the backward. Empty: not recorded.
-        task_ns: by place when the task started, and when it ended, on the same clock. Empty: not recorded.
-        blocks: what the allocator took of the device for all this; None where it was not measured, as on the CPU.
-        accumulation: how gradients are summed, and when they are let go.
-        listed: what waits in lists of several gradients: (place, storage, task, input), from the end of the task at
-            that place until this one runs.
-        began_ns: what `time.perf_counter_ns` said at the start of the backward; None: not known, as of one from a file.
-        is_of_step: whether it is of a whole training step: what is there as the step begins and what the optimizer
-            makes are in it, too.
-        event_places: by event the place of the task in whose thread it happened, where each device had a queue of its
-            own: tasks overlap then, and `starts` and `task_peaks` go from a task's start to that of the next one on any
-            device. Empty: one came after the other.
-        tensors: for each storage of the forward that the user's code went on holding, its address and weak references
-            to the tensors, of any shape, that the forward's operations returned on it. Empty: not recorded.
-        constant_bytes: tensors without a gradient that nodes saved and something else holds, where no capture saw the
-            forward: inputs, and constants that the forward may have made. They are not counted, so the true levels may
-            be higher by up to as much.
-        baseline: what was there before the forward, which no level counts; empty of a whole step, where it counts.
+        inputs: the storage in each input of each task's input buffer as it ran, by place and then by input; -1 if there
+            is none or it is not known. Empty if not recorded.
+        event_ns: the time of each event, in nanoseconds since the start of the backward. Empty if not recorded.
+        task_ns: the start and end of each place's task, on the same clock. Empty if not recorded.
+        blocks: the levels of the caching allocator; None if they were not measured, as on the CPU.
+        accumulation: the rule by which gradients are summed, and when they are freed.
+        listed: gradients that wait in lists: (place, storage, task, input), from the end of the task at that place
+            until the named task runs.
+        began_ns: the value of `time.perf_counter_ns` at the start of the backward; None if unknown, as from a file.
+        is_of_step: whether it covers a whole training step, including the memory at its start and the optimizer's.
+        event_places: the place of the task in whose thread each event happened, if each device had its own queue. Tasks
+            then overlap, and `starts` and `task_peaks` reach from a task's start to that of the next one on any device.
+            Empty if tasks ran one after the other.
+        tensors: for each storage of the forward that user code kept holding, its address and weak references to the
+            tensors, of any shape, that the forward's operations returned on it. Empty if not recorded.
+        constant_bytes: bytes of saved tensors without a gradient that something outside the graph also holds, if no
+            capture saw the forward: inputs, and constants that the forward may have allocated. They are not counted, so
+            the true levels may be higher by up to this many bytes.
+        baseline: the memory from before the forward, which no level counts; empty for a whole step, which counts it.
     """
 
     graph: Graph
@@ -314,7 +314,8 @@ class Timeline(Lifetimes):
 
     @property
     def direction(self) -> Direction | None:
-        """Where the true peak is: "at least" this one, "at most" this one, or "unknown"; None: it is no estimate."""
+        """The direction of the true peak: "at least" or "at most" this one, or "unknown"; None if this is not an
+        estimate."""
         return direction_of(self.estimates)
 
     @property
@@ -329,7 +330,7 @@ class Timeline(Lifetimes):
 
     @cached_property
     def peak_event(self) -> int:
-        """The first index in `levels` at which the backward, forward left out, is at its highest level."""
+        """The first index in `levels` at which the backward, without the forward, is at its highest level."""
         levels, start = self.levels, self.starts[0]
         highest = max(levels[start:])
         return levels.index(highest, start)
@@ -341,12 +342,12 @@ class Timeline(Lifetimes):
 
     @property
     def peak_with_baseline_bytes(self) -> int:
-        """The peak, and what was there before the forward."""
+        """The peak plus the memory from before the forward."""
         return self.peak_bytes + self.baseline.nbytes
 
     @property
     def peak_place(self) -> int:
-        """The place of the task in which the peak was reached; -1: the backward started with it."""
+        """The place of the task in which the peak was reached; -1 if the backward started with it."""
         return self.place_of(self.peak_event - 1)
 
     @property
@@ -357,21 +358,22 @@ class Timeline(Lifetimes):
 
     @cached_property
     def workspace_share(self) -> float:
-        """How much of the peak is workspace, from 0 to 1: what depends on kernels, threads and layouts."""
+        """The share of workspace in the peak, from 0 to 1. It depends on kernels, threads and layouts."""
         event, place = self.peak_event, self.peak_place
         alive = (n for n in self.alive(event) if self.category_at(n, event, place) is Category.WORKSPACE)
         return sum(self.nbytes[number] for number in alive) / self.peak_bytes if self.peak_bytes else 0.0
 
     @cached_property
     def forward_peak_bytes(self) -> int | None:
-        """The highest level of the forward; None where it was not recorded."""
+        """The highest level of the forward; None if it was not recorded."""
         return None if self.before else max(self.levels[: self.starts[0] + 1])
 
     @cached_property
     def forward_ns(self) -> array[int]:
-        """When each event of the forward happened, nanoseconds since its first. Empty: not recorded.
+        """The time of each event of the forward, in nanoseconds since its first. Empty if not recorded.
 
-        What tapescope does between forward and backward takes no time: a root's gradient is made as the forward ends.
+        The time of tapescope's work between forward and backward is left out: a root's gradient is allocated as the
+        forward ends.
         """
         clock = self.event_ns[: 0 if self.before else self.starts[0]]
         own = [event for event in range(len(clock)) if self.events[event] >= 0]
@@ -383,20 +385,24 @@ class Timeline(Lifetimes):
 
     @cached_property
     def task_peaks(self) -> array[int]:
-        """By place the highest level while the task ran, in bytes, the level at its start included."""
+        """The highest level of each place's task in bytes, including the level at its start."""
         levels, starts = self.levels, self.starts
         return array("q", (max(levels[starts[i] : starts[i + 1] + 1]) for i in range(len(self.order))))
 
     def place_of(self, event: int) -> int:
-        """The place of the task during which an event happened; -1: before; `len(order)`: after the last one."""
+        """Return the place of the task during which an event happened; -1 before the first, `len(order)` after the
+        last."""
         if self.event_places and 0 <= event < len(self.events):
             return self.event_places[event]
         return bisect_right(self.starts, event) - 1
 
     def category_at(self, number: int, event: int | None = None, place: int | None = None) -> Category:
-        """What a storage was for just before this event; by default at the end.
+        """Return the category of a storage just before this event; by default at the end.
 
-        `place`: of which task, where several have no event of their own; by default of the last of them.
+        Args:
+            number: the storage.
+            event: the index of the event.
+            place: the task's place, if several tasks have no event before it; by default the last of them.
         """
         category = Category(self.born_as[number])
         for index, since, changed in self.changes_of.get(number, ()):
@@ -406,9 +412,9 @@ class Timeline(Lifetimes):
 
     @cached_property
     def changes_of(self) -> dict[int, list[tuple[int, int, Category]]]:
-        """By storage its changes: (index of the event before which it happened, place of its task, new category).
+        """The changes of each storage: (index of the event before which it happened, place of its task, new category).
 
-        Between two events many tasks may run: a leaf takes a gradient for its .grad without any.
+        Many tasks may run between two events: a leaf that stores a gradient as its .grad causes none.
         """
         found: dict[int, list[tuple[int, int, Category]]] = {}
         for event, number, category in self.changes:
@@ -417,14 +423,14 @@ class Timeline(Lifetimes):
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """By task its place in the order."""
+        """The place of each task in the order."""
         return self._consumers.places
 
     @cached_property
     def category_levels(self) -> dict[Category, array[int]]:
-        """By category its bytes at each place, at the moment when that task's level was highest (`task_peaks`).
+        """The bytes of each category by place, at the moment of the task's highest level (`task_peaks`).
 
-        They add up to `task_peaks`. Categories that never have bytes are left out.
+        They sum to `task_peaks`. Categories that never have bytes are left out.
         """
         changes = [
             (event, _place_of_change(self, event, number, category), number, category)
@@ -442,13 +448,13 @@ class Timeline(Lifetimes):
         return map(self.storage, range(len(self)))
 
     def storage(self, number: int) -> Storage:
-        """The storage of this number.
+        """Return the storage with this number.
 
         Raises:
-            IndexError: there is none.
+            IndexError: If there is none.
         """
         if not 0 <= number < len(self):
-            raise IndexError(f"there is no storage {number}; this timeline has {len(self)}")
+            raise IndexError(f"unknown storage {number}; this timeline has {len(self)}")
         birth, death = self.births[number], self.deaths.get(number)
         clock = self.event_ns
         return Storage(
@@ -464,7 +470,7 @@ class Timeline(Lifetimes):
         )
 
     def maker(self, number: int) -> Maker:
-        """What made the storage."""
+        """Return the maker of the storage."""
         if number < len(self.makers):
             return self.makers[number]
         place = self.place_of(self.births[number])
@@ -474,7 +480,7 @@ class Timeline(Lifetimes):
         return Maker(task.id, task.operation, self.graph.module(task))
 
     def keepers(self, number: int) -> Iterator[Keeper]:
-        """What kept the storage alive, in the order of time."""
+        """Yield the keepers of the storage, in the order of time."""
         for task, slot in self.saved.get(number, ()):
             lasts = lasts_with_graph(slot) or slot == GRADIENT_GRAPH or task not in self.places
             yield Keeper("node" if lasts else "saved", task, slot)
@@ -493,7 +499,7 @@ class Timeline(Lifetimes):
             yield Keeper("backward")
 
     def consumers(self, number: int) -> list[int]:
-        """The tasks that have consumed the storage and go on keeping it, in order; none where that is let go."""
+        """Return the tasks that consumed the storage and still keep it, in order; none if it was freed."""
         return self._consumers.of(number, self.place_of(self.births[number]))
 
     @cached_property
@@ -502,7 +508,7 @@ class Timeline(Lifetimes):
 
 
 def _place_of_change(timeline: Timeline, event: int, number: int, category: Category) -> int:
-    """The place of the task in which a storage's category changed."""
+    """Return the place of the task in which a storage's category changed."""
     leaf = timeline.grads.get(number, -1)
     if category is Category.GRADIENT and (place := timeline.places.get(leaf)) is not None:
         return place

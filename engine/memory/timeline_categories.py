@@ -1,4 +1,4 @@
-"""Categories of a timeline: levels over the forward and at the peak, and gradients that wait in lists."""
+"""Levels of a timeline by category, over the forward and at the peak, and gradients that wait in lists."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .timeline import Timeline
 
 
 def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
-    """By category its bytes before each event of the forward, and at its end; empty where it was not recorded.
+    """Return the bytes of each category before each event of the forward and at its end; empty if not recorded.
 
-    They add up to the first of `Timeline.levels`. Categories that never have bytes in it are left out.
+    They sum to the first part of `Timeline.levels`. Categories that never have bytes there are left out.
     """
     count = timeline.starts[0]
     if timeline.before or not count:
@@ -25,8 +25,8 @@ def forward_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
 
 
 def forward_peak_event(timeline: Timeline) -> int | None:
-    """The first index in `Timeline.levels` at which the forward is at its highest level, in a step all before the
-    backward; None where it was not recorded."""
+    """Return the first index in `Timeline.levels` at which the forward is at its highest level (in a step, everything
+    before the backward); None if it was not recorded."""
     if timeline.before and not timeline.is_of_step:
         return None
     levels = timeline.levels[: timeline.starts[0] + 1]
@@ -34,14 +34,14 @@ def forward_peak_event(timeline: Timeline) -> int | None:
 
 
 def later_category_levels(timeline: Timeline) -> dict[Category, array[int]]:
-    """The same of what comes after the last task: the optimizer, where a whole step was recorded."""
+    """Return the bytes of each category after the last task: the optimizer's part, if a whole step was recorded."""
     return _levels(timeline, timeline.starts[-1], len(timeline.events), len(timeline.order))
 
 
 def category_levels_at_peak(timeline: Timeline) -> dict[Category, int]:
-    """By category its bytes at the peak, wherever that is: in a task, before the first one or after the last.
+    """Return the bytes of each category at the peak, whether it is in a task, before the first one or after the last.
 
-    They add up to `Timeline.peak_bytes`. Categories that have no bytes then, but in the backward, are 0.
+    They sum to `Timeline.peak_bytes`. Categories that have bytes in the backward but not at the peak are 0.
     """
     event = timeline.peak_event
     peak = _levels(timeline, event, event, timeline.peak_place)
@@ -49,7 +49,7 @@ def category_levels_at_peak(timeline: Timeline) -> dict[Category, int]:
 
 
 def _levels(timeline: Timeline, first: int, last: int, place: int) -> dict[Category, array[int]]:
-    """By category its bytes before each of these events and before the one that follows, at this place."""
+    """Return the bytes of each category before each of these events and before the following one, at this place."""
     changes = [
         (event, place, number, category)
         for number, changed in timeline.changes_of.items()
@@ -65,17 +65,17 @@ def _levels(timeline: Timeline, first: int, last: int, place: int) -> dict[Categ
 
 
 def summed_inputs(graph: Graph, ran: Collection[int]) -> set[tuple[int, int]]:
-    """The (task, input) where several gradients meet, if these tasks run."""
+    """Return each (task, input) at which several gradients are summed if these tasks run."""
     found = Counter((edge.next_task, edge.input) for edge in graph.edges if edge.task in ran and edge.next_task in ran)
     found.update((root.task, root.input) for root in graph.roots)
     return {key for key, count in found.items() if count > 1}
 
 
 def with_names(timeline: Timeline) -> Timeline:
-    """The timeline with changes of category where a storage only waits in lists, or only was consumed.
+    """Return the timeline with added changes of category for storages that only wait in lists or only were consumed.
 
-    One that waits for a task by itself is an input buffer whatever else holds it, and a .grad is a .grad. What was
-    there before the backward keeps its category, and what a hook holds.
+    A storage that waits for a task alone stays an input buffer whatever else holds it, and a .grad stays a .grad.
+    Storages from before the backward, and those held by hooks, keep their category.
     """
     changes = list(timeline.changes)
     lists: dict[int, list[tuple[int, int]]] = {}

@@ -1,4 +1,4 @@
-"""A timeline in columns, as files keep it."""
+"""Timelines as columns in files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .estimates import Direction, Estimate, direction_of
 from .lifetimes import Category
 from .timeline import Basis, BlockLevels, Listed, Maker, Timeline
 
-_EXACT = 2**53  # from here on JavaScript has no integers
+_EXACT = 2**53  # from here on, JavaScript's numbers are not exact integers
 _MOST = 2**63
 _LISTED = ("listed_place", "listed_storage", "listed_task", "listed_input")
-_FORMER = {"parameter": "unknown"}  # older files list it, and no storage in them is of it
+_FORMER = {"parameter": "unknown"}  # older files list this category, with no storage in it
 
 
 def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int]) -> None:
-    """Writes the entries of an object, of which `Timeline` says what they mean:
+    """Write the entries of an object, with the meanings given in `Timeline`:
 
     - `device`, `basis`, `estimates`, `before`, `events`, `starts`, `nbytes`, `inputs`, `event_ns`: as there. `order` is
-      null where it is the run's. `held`: sorted.
+      null if it is the run's. `held`: sorted.
     - `directions`: by estimate "at least", "at most" or "unknown"; missing in older files.
     - `categories`: their names. `born_as`: by storage an index into them.
     - By change: `change_event`, `change_storage`, `change_category`.
@@ -36,12 +36,12 @@ def write_timeline(writer: ColumnWriter, timeline: Timeline, order: Sequence[int
       `variables`, or -1; missing in older files.
     - By keeper: `saved_storage`, `saved_task`, `saved_slot`, an index into `slots`.
     - By gradient: `grad_storage`, `grad_task`.
-    - `task_ns`: as there; missing where it was not recorded.
-    - `accumulate`, `release`: missing where they are PyTorch's, which is "inplace" and "eager"; as in `Accumulation`.
-    - By gradient in a list, missing where none is: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
-    - `constant_bytes`: as there; missing where it is 0.
-    - By kind of memory that was there before: `baseline_kind`, and `baseline_bytes`; missing where there was none.
-    - `event_places`: as there; missing where tasks came one after the other.
+    - `task_ns`: as there; missing if it was not recorded.
+    - `accumulate`, `release`: as in `Accumulation`; missing if they are PyTorch's, "inplace" and "eager".
+    - By gradient in a list, missing if there is none: `listed_place`, `listed_storage`, `listed_task`, `listed_input`.
+    - `constant_bytes`: as there; missing if it is 0.
+    - By kind of memory from before: `baseline_kind` and `baseline_bytes`; missing if there was none.
+    - `event_places`: as there; missing if tasks ran one after the other.
     - `blocks`: null or missing, or an object: by place `requested`, `allocated`, `reserved`; and `peak_before`.
     """
     writer.value("device", timeline.device)
@@ -99,7 +99,7 @@ def write_accumulation(writer: ColumnWriter, accumulation: Accumulation) -> None
 
 
 def read_accumulation(section: Section) -> Accumulation:
-    """How gradients were summed and let go, from an object to which `write_accumulation` has written."""
+    """Read the rule for summing and freeing gradients from an object written by `write_accumulation`."""
     if "accumulate" not in section:
         return PYTORCHS
     return Accumulation(
@@ -129,10 +129,10 @@ def _operations(graph: Graph) -> list[AnyOperation]:
 
 
 def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline:
-    """The timeline of a run of this graph, in this order, from its columns.
+    """Read the timeline of a run of this graph, in this order, from its columns.
 
     Raises:
-        ValueError: the columns do not make a timeline; says which.
+        ValueError: If the columns are not a valid timeline; the message names the column.
     """
     tasks = len(graph)
     if "order" in section:
@@ -141,14 +141,14 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
     basis: Basis = section.one_of("basis", get_args(Basis))
     nbytes = section.integers("nbytes", _EXACT, code="q")
     if sum(nbytes) >= _MOST:
-        raise section.wrong("nbytes", f"add up to {sum(nbytes)}, which no memory holds")
+        raise section.wrong("nbytes", f"sum to {sum(nbytes)} bytes, more than any memory")
     count = len(nbytes)
     events = section.integers("events", count, low=-count, code="q")
     before = section.number("before", high=count + 1)
     births, deaths = _lives(section, events, before, count)
     starts = section.integers("starts", len(events) + 1, length=len(order) + 1, code="q")
     if any(start > end for start, end in pairwise(starts)):
-        raise section.wrong("starts", "goes down")
+        raise section.wrong("starts", "is not in ascending order")
     categories = _categories(section)
     born_as = section.integers("born_as", len(categories), length=count)
     slots = section.texts("slots")
@@ -165,7 +165,7 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
     event_ns = section.integers("event_ns", _MOST, low=-_MOST, code="q")
     for name, column, length in (("inputs", inputs, wanted), ("event_ns", event_ns, len(events))):
         if len(column) not in (0, length):
-            raise section.wrong(name, f"has {len(column)} entries, neither 0 nor {length}")
+            raise section.wrong(name, f"must have 0 or {length} entries, has {len(column)}")
     constant_bytes = section.number("constant_bytes", high=_EXACT) if "constant_bytes" in section else 0
     return Timeline(
         graph,
@@ -205,7 +205,7 @@ def _read_estimates(section: Section) -> tuple[Estimate, ...]:
     reasons = section.texts("estimates")
     directions = section.texts("directions") if "directions" in section else ["unknown"] * len(reasons)
     if len(directions) != len(reasons) or not set(directions) <= set(get_args(Direction)):
-        raise section.wrong("directions", f"is not one of {', '.join(get_args(Direction))} for each estimate")
+        raise section.wrong("directions", f"must have one of {', '.join(get_args(Direction))} for each estimate")
     return tuple(map(Estimate, reasons, directions))  # type: ignore[arg-type]
 
 
@@ -227,7 +227,7 @@ def _read_listed(section: Section, graph: Graph, order: Sequence[int], count: in
     place_of = {task: place for place, task in enumerate(order)}
     for place, task, given in zip(places, tasks, inputs, strict=True):
         if given >= len(graph.tasks[task].inputs):
-            raise section.wrong("listed_input", f"has {given}, of a task with {len(graph.tasks[task].inputs)}")
+            raise section.wrong("listed_input", f"has {given}, for a task with {len(graph.tasks[task].inputs)} inputs")
         if place_of.get(task, -1) <= place:
             raise section.wrong("listed_task", f"has {task}, which does not run after place {place}")
     return tuple(zip(places, storages, tasks, inputs, strict=True))
@@ -239,12 +239,13 @@ def _blocks(section: Section, places: int) -> BlockLevels:
     )
     for name, column in (("requested", requested), ("allocated", allocated)):
         if any(nbytes > held for nbytes, held in zip(column, reserved, strict=True)):
-            raise section.wrong(name, "has more than was reserved")
+            raise section.wrong(name, "has more bytes than `reserved`")
     return BlockLevels(requested, allocated, reserved, section.number("peak_before", high=_EXACT))
 
 
 def _lives(section: Section, events: array[int], before: int, count: int) -> tuple[array[int], dict[int, int]]:
-    """By storage the event of its birth, and of its death: each is born once, in order, and dies at most once."""
+    """Return the events of each storage's allocation and free: each is allocated once, in order, and freed at most
+    once."""
     births = array("q", [-1] * before)
     deaths: dict[int, int] = {}
     for event, number in enumerate(events):
@@ -253,9 +254,9 @@ def _lives(section: Section, events: array[int], before: int, count: int) -> tup
         elif number < 0 and ~number < len(births) and ~number not in deaths:
             deaths[~number] = event
         else:
-            raise section.wrong("events", f"has a birth or a death out of turn at {event}: {number}")
+            raise section.wrong("events", f"has an invalid allocation or free at index {event}: {number}")
     if len(births) != count:
-        raise section.wrong("events", f"has {len(births)} births, with those before, of {count} storages")
+        raise section.wrong("events", f"must allocate {count} storages with those from before, allocates {len(births)}")
     return births, deaths
 
 
@@ -263,7 +264,7 @@ def _categories(section: Section) -> list[Category]:
     try:
         return [Category[_FORMER.get(name, name).upper()] for name in section.texts("categories")]
     except KeyError as error:
-        raise section.wrong("categories", f"has one which this version does not know: {error!s:.80}") from None
+        raise section.wrong("categories", f"has one that this version does not know: {error!s:.80}") from None
 
 
 def _changes(
@@ -276,7 +277,7 @@ def _changes(
     last, end = 0, count + len(deaths)
     for event, number in zip(events, storages, strict=True):
         if event < last:
-            raise section.wrong("change_event", "goes down")
+            raise section.wrong("change_event", "is not in ascending order")
         if not births[number] < event <= deaths.get(number, end):
             raise section.wrong("change_event", f"has a change of storage {number} at {event}, when it is not alive")
         last = event

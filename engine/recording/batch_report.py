@@ -1,4 +1,4 @@
-"""What ran as one in a backward, and what did not: `trace.batches`."""
+"""Report on batched tasks: the products that ran as one, and those that did not (`trace.batches`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...inspector.text.report import ShownAsFindings
 from ...inspector.text.sizes_and_counts import counted, size_text
 
 _MOST_ROWS = 40
-_MOST_SAID = 5  # fallbacks in sentences
+_MOST_SAID = 5  # fallbacks named in the sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class Batch:
 
     Attributes:
         kind: as in `Group`.
-        tasks: the ids of its tasks, in the order in which they stand in the trace; of a tree in that in which they ran.
-        launches_before: kernels which PyTorch launches for the same: products, the sums of a tree and of biases.
-        launches: kernels that were launched for it, those among them that put operands together.
-        copied_bytes: of these copies, which are there beside the originals until the product is made.
-        held_bytes: of a tree the operands that its tasks left behind, which nothing else keeps: those of all but the
-            last.
-        elapsed_ns: how long it took, the copies included; on an accelerator until all was launched, not until it was
-            done. Of a tree the one product alone.
+        tasks: the ids of its tasks, in their order in the trace; for a tree, in the order in which they ran.
+        launches_before: the number of kernels that PyTorch launches for the same products, including the sums of a tree
+            and of biases.
+        launches: the number of kernels that were launched, including those that copied operands together.
+        copied_bytes: the bytes of these copies, which exist beside the originals until the product is computed.
+        held_bytes: for a tree, the bytes of operands that only wait for the product: those of all tasks but the last.
+        elapsed_ns: the time, including copies; on an accelerator until everything was launched, not completed. For a
+            tree, the time of the one product only.
     """
 
     kind: GroupKind
@@ -40,17 +40,17 @@ class Batch:
 
     @property
     def launches_saved(self) -> int:
-        """Kernels less than PyTorch launches. Below 0 where putting together took more than it saved."""
+        """The number of kernel launches saved. Negative if the copies needed more launches than were saved."""
         return self.launches_before - self.launches
 
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A group that did not run as one, or not all of it.
+    """A group of tasks that did not run as one, or not completely.
 
     Attributes:
         kind: as in `Group`.
-        tasks: the ids of its tasks that ran by themselves, in the order in which the group has them.
+        tasks: the ids of its tasks that ran alone, in the order of the group.
         why: the reason, in a sentence that names a task.
     """
 
@@ -61,11 +61,11 @@ class Fallback:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batches(ShownAsFindings):
-    """What ran as one in a backward: a sequence of `Batch`, in order. In a notebook the table shows itself.
+    """The products of a backward that ran as one: a sequence of `Batch`, in order. A notebook shows the table.
 
     Attributes:
-        batches: those that ran.
-        fallbacks: what did not run as one, and why.
+        batches: the products that ran as one.
+        fallbacks: the groups that did not run as one, with the reasons.
     """
 
     batches: tuple[Batch, ...] = ()
@@ -81,12 +81,13 @@ class Batches(ShownAsFindings):
         return self.batches[number]
 
     def of(self, task: int) -> tuple[Batch, ...]:
-        """Those that a task ran in: of its outputs one may be a tree's, the others another group's."""
+        """Return the batches in which a task ran: one of its outputs may belong to a tree, the others to another
+        group."""
         return self._of.get(task, ())
 
     @property
     def steps(self) -> list[list[int]]:
-        """The tasks that ran in one step each time, the one that was picked first: those of trees run one by one."""
+        """The tasks that ran together in each step, the chosen one first. Tasks of trees run one by one."""
         return [list(batch.tasks) for batch in self.batches if batch.kind != "tree"]
 
     @cached_property
@@ -99,43 +100,43 @@ class Batches(ShownAsFindings):
 
     @property
     def launches_saved(self) -> int:
-        """Kernels less than PyTorch launches, all in all."""
+        """The number of kernel launches saved in total."""
         return sum(batch.launches_saved for batch in self.batches)
 
     @property
     def copied_bytes(self) -> int:
-        """Of all copies; at one time there are those of one batch."""
+        """The bytes of all copies; only those of one batch exist at a time."""
         return sum(batch.copied_bytes for batch in self.batches)
 
     @property
     def elapsed_ns(self) -> int:
-        """How long what ran as one took."""
+        """The time of all batches in nanoseconds."""
         return sum(batch.elapsed_ns for batch in self.batches)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What happened, in words."""
+        """The report in words."""
         if not self.batches and not self.fallbacks:
-            return ("Nothing ran as one.",)
+            return ("No tasks were batched.",)
         found = []
         if self.batches:
             before = sum(batch.launches_before for batch in self)
             after = sum(batch.launches for batch in self)
             tasks = {task for batch in self for task in batch.tasks}
             found.append(
-                f"{len(self):,} {'batch' if len(self) == 1 else 'batches'} took {counted(len(tasks), 'task')}: "
+                f"{len(self):,} {'batch' if len(self) == 1 else 'batches'} ran {counted(len(tasks), 'task')}: "
                 f"{before:,} launches became {after:,}, in {self.elapsed_ns / 1e6:.2f} ms, for "
                 f"{size_text(self.copied_bytes)} of copies."
             )
         for each in self.fallbacks[:_MOST_SAID]:
-            found.append(f"Not as one: {counted(len(each.tasks), 'task')}: {each.why}.")
+            found.append(f"Not batched: {counted(len(each.tasks), 'task')}: {each.why}.")
         if len(self.fallbacks) > _MOST_SAID:
             found.append(f"{counted(len(self.fallbacks) - _MOST_SAID, 'more group')} in .fallbacks.")
         return tuple(found)
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first; of many batches the beginning."""
+        """The table as text, headings first, with only the first of many batches."""
         rows = [["batch", "tasks", "launches", "copies", "kept", "µs"]]
         for batch in self.batches[:_MOST_ROWS]:
             rows.append(

@@ -1,4 +1,4 @@
-"""Records tasks that run in the fast loop: order, times and gradient statistics."""
+"""Recording of tasks that run in the fast loop: order, times and gradient statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trace_columns import NONE, Columns
 
 
 class _Measured(NamedTuple):
-    """A gradient that has been measured, as it lay in memory then."""
+    """A measured gradient, with its position in memory at that time."""
 
     start: int
     version: int
@@ -29,7 +29,7 @@ class _Measured(NamedTuple):
     numbers: Sequence[float]
 
     def is_all_of(self, other: Tensor) -> bool:
-        """Whether the other tensor has just these elements, maybe in another order, and none has been written to."""
+        """Return whether the other tensor has exactly these elements, in any order, and has not been modified since."""
         return (
             other._version == self.version
             and other.dtype is self.dtype
@@ -41,15 +41,15 @@ class _Measured(NamedTuple):
 
 
 class BareStatistics:
-    """Measures what tasks take and give, while one thread runs them without hooks.
+    """Measures the inputs and outputs of tasks while one thread runs them without hooks.
 
-    What a task gives is what the next one takes, where nothing else goes there: both have one row then. What it gives
-    on as it is, or as a view of all elements, has the numbers of what it took.
+    A task's output is the next task's input if no other gradient is added to it; both then share one row. An output
+    that is the task's input, or a view of all its elements, shares the input's numbers.
 
     Args:
         graph: the graph that is run.
-        level: of the statistics.
-        table, columns: what is written to.
+        level: the level of the statistics.
+        table, columns: the outputs.
     """
 
     def __init__(self, graph: Graph, level: Level, table: StatisticsTable, columns: Columns) -> None:
@@ -61,16 +61,18 @@ class BareStatistics:
         for root in graph.roots:
             coming[root.task] += 1
         self._takes_one = [count == 1 == len(task.inputs) for count, task in zip(coming, graph.tasks, strict=True)]
-        self._rows: dict[int, tuple[int, Sequence[float] | None]] = {}  # by task that waits: of its one gradient
-        self._taken: list[_Measured] = []  # by the task that runs, which holds it
+        self._rows: dict[
+            int, tuple[int, Sequence[float] | None]
+        ] = {}  # by waiting task: row and numbers of its one gradient
+        self._taken: list[_Measured] = []  # the inputs of the running task, which holds them
         self._forms: dict[tuple[torch.Size, torch.dtype], int] = {}
         self._at_once = False
 
     def begin(self) -> None:
-        """Nothing is known of what waits."""
+        """Begin to record; nothing is known about waiting gradients."""
         self._rows.clear()
         self._taken.clear()
-        # Else each measurement needs a context of its own, see `measure`.
+        # Without it, each measurement would enter a context, see `measure`.
         self._at_once = not torch.is_grad_enabled() and not dispatch_mode_is_on()
 
     def took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
@@ -82,7 +84,7 @@ class BareStatistics:
             row, numbers = known
             all_numbers = [numbers]
         self._columns.input_row[task_id] = row
-        if not self._edges[task_id]:  # it gives nothing on
+        if not self._edges[task_id]:  # it has no outputs
             return
         try:
             for gradient, numbers in zip(gradients, all_numbers, strict=True):
@@ -90,11 +92,11 @@ class BareStatistics:
                     shape, strides, contiguous = gradient.shape, gradient.stride(), gradient.is_contiguous()
                     version, start = gradient._version, gradient.data_ptr()
                     self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, contiguous, numbers))
-        except RuntimeError:  # one without memory of its own, or that counts no writes
+        except RuntimeError:  # a tensor without a storage or without a version counter
             pass
 
     def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
-        """`unusual`: the edges on which something else goes than was given."""
+        """Record a task's outputs. `unusual`: the edges that receive another tensor than the output."""
         row, all_numbers = self._measured(outputs)
         self._columns.output_row[task_id] = row
         output = 0
@@ -106,7 +108,7 @@ class BareStatistics:
                 self._rows[edge.next_task] = row, all_numbers[output]
 
     def _measured(self, gradients: Sequence[Tensor | None]) -> tuple[int, list[Sequence[float] | None]]:
-        """Where the gradients' statistics begin in the table; and of each its numbers, where they are known."""
+        """Measure gradients; return their first row in the table, and the numbers of each that is already known."""
         first, table, level = len(self._table), self._table, self._level
         found: list[Sequence[float] | None] = []
         for gradient in gradients:
@@ -125,7 +127,7 @@ class BareStatistics:
         return NONE if len(table) == first else first, found
 
     def _known(self, gradient: Tensor) -> Sequence[float] | None:
-        """The numbers of what the task took, if this is it, or a view of it."""
+        """Return the numbers of the task's input if this is the input or a view of it."""
         if not self._taken or type(gradient) is not Tensor or gradient.layout is not torch.strided:
             return None
         try:
@@ -144,12 +146,12 @@ Look = Callable[[int, Sequence[Tensor | None]], None]
 
 
 class Looks(NamedTuple):
-    """What looks at gradients.
+    """The functions that examine gradients.
 
     Attributes:
-        took, gave: note how they look, as the recorder does.
-        doubtful: tasks whose gradients may not look as the graph says.
-        statistics: measures all; None: nobody does.
+        took, gave: record the metadata of inputs and outputs, as the recorder does.
+        doubtful: tasks whose gradients may differ from the graph's metadata.
+        statistics: measures all gradients; None for no statistics.
     """
 
     took: Look
@@ -159,8 +161,8 @@ class Looks(NamedTuple):
 
 
 class NewLabels(NamedTuple):
-    """The labels of the last arrivals, None for one that follows from the task and its place among them, if they do
-    (`Recorder.knows_labels`); `full` is called where there are many."""
+    """The labels of the last arrivals; None for a label that follows from the task and its arrival number
+    (`Recorder.knows_labels`). `full` is called when there are many."""
 
     texts: list[str | None]
     full: Callable[[], None]
@@ -168,14 +170,14 @@ class NewLabels(NamedTuple):
 
 
 class BareRecord:
-    """Writes what the recorder would, while one thread runs tasks without hooks.
+    """Writes the same columns as the recorder while one thread runs tasks without hooks.
 
     Args:
-        edges: by task those to the next ones.
-        columns: what is written to.
-        thread: the number of this thread among them.
-        begun: takes a task's start, and returns the first one's.
-        failed: is told of the task that raises.
+        edges: by task, the edges to the next ones.
+        columns: the columns to write.
+        thread: the number of this thread in the columns.
+        begun: takes a task's start time and returns the first task's.
+        failed: called with a task that raises.
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class BareRecord:
         self._order, self._started_ns, self._ended_ns = columns.order, columns.started_ns, columns.ended_ns
 
     def begin(self) -> None:
-        """Other tasks may have run meanwhile, and code of the user's."""
+        """Begin again after other tasks or user code may have run."""
         if self._statistics is not None:
             self._statistics.begin()
 
@@ -229,7 +231,7 @@ class BareRecord:
             self._statistics.gave(task_id, outputs, unusual)
 
     def arrive(self, task_id: int, label: str | None) -> None:
-        """`label`: None where the recorder knows it, see `Recorder.knows_labels`."""
+        """Record a task that became ready. `label`: None if the recorder knows it, see `Recorder.knows_labels`."""
         self._arrivals.append(task_id)
         self._labels.append(label)
         if len(self._labels) >= MOST_NEW:

@@ -1,4 +1,4 @@
-"""A run as a pandas table, a row for each task, and when each task started and ended."""
+"""Runs as pandas tables with one row per task, and the start and end of each task."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .trace_columns import Forms, term_at
 
 
 def pandas_itself() -> Any:
-    """The module.
+    """Import pandas.
 
     Raises:
-        ModuleNotFoundError: it is not installed.
+        ModuleNotFoundError: If it is not installed.
     """
     try:
         import pandas  # type: ignore[import-untyped, unused-ignore]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "to_pandas() makes a pandas.DataFrame: pip install 'tapescope[notebook]', or pip install pandas"
+            "to_pandas() needs pandas: pip install 'tapescope[notebook]', or pip install pandas"
         ) from error
     return pandas
 
 
 def frame_of(columns: Mapping[str, Sequence[Any]], integers: Sequence[str] = ()) -> Any:
-    """A table of these columns. `integers`: those in which a number may be missing, which then stay integers."""
+    """Return a table of these columns. `integers`: integer columns in which numbers may be missing."""
     pandas = pandas_itself()
     frame = pandas.DataFrame({name: list(column) for name, column in columns.items()})
     return frame.astype({name: "Int64" for name in integers if name in columns})
@@ -44,13 +44,13 @@ def frame_of(columns: Mapping[str, Sequence[Any]], integers: Sequence[str] = ())
 
 @dataclass(frozen=True, slots=True)
 class TaskClock:
-    """When tasks ran, by place, nanoseconds since the first one started.
+    """The start and end of each task by place, in nanoseconds since the first one started.
 
     Attributes:
-        starts: of each task.
-        ends: None for a task that was not seen to end.
-        base_ns: what the memory's clock says at 0; None: it is not on this clock.
-        began_ns: what `time.perf_counter_ns` said at 0; None: not known, as of a run from a file.
+        starts: the start of each task.
+        ends: the end of each task; None if it was not recorded.
+        base_ns: the time of 0 on the memory's clock; None if the memory is not on this clock.
+        began_ns: the value of `time.perf_counter_ns` at 0; None if unknown, as for a run from a file.
     """
 
     starts: Sequence[int]
@@ -60,7 +60,7 @@ class TaskClock:
 
     @staticmethod
     def of(run: Run) -> TaskClock | None:
-        """That of the memory where it has one, else that of the trace; None where the run has neither."""
+        """Return the memory's clock if it has one, else the trace's; None if the run has neither."""
         timeline, trace = run.timeline, run.trace
         if timeline is not None and timeline.task_ns and timeline.order == run.order:
             base = timeline.task_ns[0]
@@ -73,7 +73,7 @@ class TaskClock:
 
     @staticmethod
     def of_trace(trace: Trace) -> TaskClock:
-        """That of the trace."""
+        """Return the trace's clock."""
         started, ended = trace.columns.started_ns, trace.columns.ended_ns
         first = min((started[task] for task in trace.order), default=0)
         starts = [started[task] - first for task in trace.order]
@@ -82,7 +82,7 @@ class TaskClock:
 
 
 def _began(trace: Trace) -> int | None:
-    """When the first task started, of those that a trace has."""
+    """Return the start of the first task of a trace."""
     if trace.began_ns is None or not trace.order:
         return None
     return trace.began_ns + min(trace.columns.started_ns[task] for task in trace.order)
@@ -98,16 +98,16 @@ _SECOND = 1e9
 
 
 def trace_frame(trace: Trace) -> Any:
-    """What `Trace.to_pandas` gives."""
+    """Return the table of `Trace.to_pandas`."""
     clock = TaskClock.of_trace(trace)
     return frame_of(_of_graph(trace.graph, trace.order) | _of_trace(trace) | _times(clock), _INTEGERS)
 
 
 def run_frame(run: Run, device: torch.device | str | None = None) -> Any:
-    """What `Run.to_pandas` gives.
+    """Return the table of `Run.to_pandas`.
 
     Raises:
-        ValueError: the memory of this device was not measured.
+        ValueError: If the memory of this device was not measured.
     """
     timeline = run.timeline
     if device is not None:
@@ -127,7 +127,7 @@ def run_frame(run: Run, device: torch.device | str | None = None) -> Any:
 
 
 def _of_graph(graph: Graph, order: Sequence[int]) -> Columns:
-    """What is known of each task without running it."""
+    """Return the columns that are known without running the tasks."""
     tasks = [graph.tasks[task] for task in order]
     resolve_sources([task.operation for task in tasks if isinstance(task.operation, Operation)])
     sources = [task.source for task in tasks]
@@ -147,7 +147,7 @@ def _of_graph(graph: Graph, order: Sequence[int]) -> Columns:
 
 
 def _number(task: Task) -> int | None:
-    """None for a leaf, whose number is the highest that there is."""
+    """Return a task's sequence number; None for a leaf, which has the highest possible number."""
     return None if task.is_leaf or task.sequence_nr >= UNNUMBERED else task.sequence_nr
 
 
@@ -163,8 +163,8 @@ def _of_trace(trace: Trace) -> Columns:
 
 
 def _of_gradients(trace: Trace) -> Columns:
-    """Of all gradients of a task together: the norm of those that it got, and of those that it gave; of the latter also
-    how many elements are NaN or infinite."""
+    """Return the norm over all input gradients of each task and over all its outputs, and the number of NaN and
+    infinite elements in the outputs."""
     table = trace.table.snapshot()
     given = [_rows(trace, task, trace.columns.inputs, trace.columns.input_row, _taken) for task in trace.order]
     made = [_rows(trace, task, trace.columns.outputs, trace.columns.output_row, _gave) for task in trace.order]
@@ -185,7 +185,7 @@ def _of_gradients(trace: Trace) -> Columns:
 
 
 def _rows(trace: Trace, task: int, forms: array[int], rows: array[int], usual: Any) -> range:
-    """The rows of statistics of a task's gradients, one for each that is defined."""
+    """Return the rows of statistics of a task's gradients, one for each defined gradient."""
     first = rows[task] if rows else -1
     if first < 0:
         return range(0)
@@ -210,7 +210,8 @@ def _times(clock: TaskClock) -> Columns:
 
 
 def _of_memory(timeline: Timeline, order: Sequence[int]) -> Columns:
-    """The level as a task starts, as the next one does, and at its highest between; and what that adds up from."""
+    """Return the level at each task's start, at the next one's start, and the peak between; and the bytes that
+    changed."""
     levels, starts = timeline.levels, timeline.starts
     found: Mapping[str, list[int | None]] = {
         "bytes_before": [levels[start] for start in starts[:-1]],
@@ -226,7 +227,7 @@ def _of_memory(timeline: Timeline, order: Sequence[int]) -> Columns:
 
 
 def _changes(timeline: Timeline, sign: int) -> list[list[int]]:
-    """By place the sizes of what was born in it (1), or freed (-1)."""
+    """Return by place the sizes of the storages allocated in it (`sign` 1) or freed in it (-1)."""
     found: list[list[int]] = [[] for _ in timeline.order]
     for event, delta in enumerate(timeline.deltas):
         place = timeline.place_of(event)

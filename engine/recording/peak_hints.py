@@ -1,4 +1,4 @@
-"""Hints how to lower a peak, and the hooks that may keep a gradient alive."""
+"""Hints on how to lower a peak, and the hooks that may keep a gradient alive."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from ...inspector.graph.capture_records import Operation, StoredOperation
     from .task_records import Trace
 
-_WORDS = "_hook_words"  # an attribute of a graph: by task id the words on its hooks
-_MODULES_HOOK = "BackwardHookFunctionBackward"  # the node which `register_full_backward_hook` puts into the graph
+_WORDS = "_hook_words"  # an attribute of a graph: the descriptions of hooks by task id
+_MODULES_HOOK = "BackwardHookFunctionBackward"  # the node that `register_full_backward_hook` adds to the graph
 
 
 def keep_holders(timeline: Timeline) -> None:
-    """Reads the hooks while the nodes exist, if any gradient is held by one."""
+    """Read the hooks while the nodes exist, if a hook holds any gradient."""
     graph = timeline.graph
     held = Category.HELD in timeline.born_as or any(category is Category.HELD for _, _, category in timeline.changes)
     if held and graph.nodes:
@@ -41,11 +41,11 @@ def keep_holders(timeline: Timeline) -> None:
 
 
 def holders(graph: Graph, task: Task) -> list[str]:
-    """The hooks in words: "`list.append`, registered at train.py:41".
+    """Return the hooks in words: "`list.append`, registered at train.py:41".
 
-    Of a tensor's hook a capture of the forward knows the line that registered it; of a leaf's or a node's own, which
-    may be older than the forward, the hook itself tells where it was written. Where there are no nodes of torch, as in
-    a graph from a file, none is known.
+    For a tensor's hook, a capture of the forward knows the line that registered it. For a hook of a leaf or node, which
+    may be older than the forward, the line is where the hook was defined. Without torch's nodes, as in a graph from a
+    file, no hooks are known.
     """
     words: dict[int, list[str]] = vars(graph).get(_WORDS, {})
     if task.id in words:
@@ -71,7 +71,8 @@ def _hook_holders(graph: Graph, task: Task, node: Node) -> Iterator[str]:
 
 
 def _hooked(graph: Graph, task: Task) -> str | None:
-    """The path of the module whose hook's node this is: that of its outputs was made after its call had ended."""
+    """Return the path of the module to which this hook's node belongs. The node of its outputs is created after its
+    call."""
     for edge in graph.out_edges[task.id]:
         call = graph.tasks[edge.next_task].call
         while call is not None:
@@ -84,29 +85,29 @@ def _hooked(graph: Graph, task: Task) -> str | None:
 def _written(hook: Any) -> str:
     code = getattr(getattr(hook, "__func__", hook), "__code__", None)
     name = f"`{hook_name(hook)}`"
-    return name if code is None else f"{name}, written at {Source(code.co_filename, code.co_firstlineno, '').short}"
+    return name if code is None else f"{name}, defined at {Source(code.co_filename, code.co_firstlineno, '').short}"
 
 
-_LEAST_SHARE = 0.01  # of the peak: what is less is not worth a sentence
-_SCALAR_BYTES = 16  # of the widest one, complex128: the loss is held by everybody
+_LEAST_SHARE = 0.01  # of the peak: smaller amounts get no hint
+_SCALAR_BYTES = 16  # the widest scalar, complex128: nearly all programs hold the loss
 _MOST_HOOKS = 3
-_MANY = 8  # tasks of one kind for which gradients wait
-_PICKING = {  # the backward of each fills zeros of its input's size with what came
+_MANY = 8  # waiting gradients for one kind of task
+_PICKING = {  # the backward of each writes its gradient into zeros of its input's size
     "Index": "index once and use the result often",
     "Select": "`unbind` or `split` once instead of many selections: then one tensor is filled",
     "Slice": "`split` or `chunk` once instead of many slices: then one tensor is filled",
-    "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which makes no such gradient",
+    "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which creates no such gradient",
     "IndexSelect": "select from a smaller tensor, or once for several uses",
     "MaskedSelect": "multiply by the mask, or select once for several uses",
     "Take": "take from a smaller tensor, or once for several uses",
-    "Diagonal": "compute the diagonal alone: `(a * b).sum(-1)` is that of `a @ b.mT`",
-    "Embedding": "`Embedding(sparse=True)` makes a gradient of the rows that were used only: if your optimizer takes "
-    "one, as SGD, SparseAdam and, on the CPU, Adagrad do; Adam and AdamW refuse",
+    "Diagonal": "compute only the diagonal: `(a * b).sum(-1)` is the diagonal of `a @ b.mT`",
+    "Embedding": "`Embedding(sparse=True)` creates a gradient of the used rows only. Your optimizer must support it, "
+    "as SGD, SparseAdam and, on the CPU, Adagrad do (Adam and AdamW do not)",
 }
 _DIVIDING = ("Select", "Slice", "Index")
-_PICKING_EARLIER = "index earlier, or before what is expensive, where nothing else needs the rest of that tensor"
+_PICKING_EARLIER = "index earlier, before expensive operations, if nothing else needs the rest of that tensor"
 _COPYING = ("Clone", "ToCopy", "Copy")
-_SAVED_ARGUMENTS = {  # the slots of those that save an argument which is not their only one, by the output for it
+_SAVED_ARGUMENTS = {  # the slots of nodes that save one of several arguments, by the output for it
     "Mul": ("self", "other"),
     "Mm": ("self", "mat2"),
     "Bmm": ("self", "mat2"),
@@ -129,21 +130,21 @@ _VIEWING = (
 HintKind = Literal[
     "indexing", "float64", "accumulate", "release", "held by hook", "held output", "held on ctx", "copy", "order"
 ]
-"""Names the cause that a hint is about."""
+"""The cause that a hint is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One thing that could be done about a peak.
+    """One way to lower a peak.
 
     Attributes:
-        nbytes: how many bytes of the peak this is about.
-        fact: what is the case.
-        advice: what to do.
-        kind: the cause: "indexing" (a gradient filled with zeros), "float64", "accumulate" and "release" (rules of
-            PyTorch's that this backward did not follow), "held by hook" (gradients), "held output" (values that the
+        nbytes: the bytes of the peak that it concerns.
+        fact: the finding.
+        advice: the suggested change.
+        kind: the cause: "indexing" (a gradient filled with zeros), "float64", "accumulate" and "release" (PyTorch's
+            rules, which this backward did not follow), "held by hook" (gradients), "held output" (values that the
             program holds), "held on ctx" (values of a custom Function), "copy" (saved beside its original), "order"
-            (gradients that wait).
+            (waiting gradients).
     """
 
     nbytes: int
@@ -157,13 +158,13 @@ class Hint:
 
 @dataclass(frozen=True)
 class Peak:
-    """What the hints look at.
+    """The facts about a peak that the hints use.
 
     Attributes:
         timeline: the memory of one backward.
-        storages: those alive at its peak, with the category which each had then.
-        others: peaks in bytes that are known of other policies, by name.
-        trace: the record of that backward, or of another one of the same graph: it counts the zeros.
+        storages: the storages alive at its peak, with the category of each at that time.
+        others: the known peaks under other policies, in bytes, by name.
+        trace: the record of that backward or of another one of the same graph, for the number of zeros.
     """
 
     timeline: Timeline
@@ -177,7 +178,7 @@ class Peak:
 
     @cached_property
     def tasks_of(self) -> dict[Operation | StoredOperation, list[Task]]:
-        """The tasks which an operation of the forward made."""
+        """The tasks of each operation of the forward."""
         found: dict[Operation | StoredOperation, list[Task]] = {}
         for task in self.timeline.graph.tasks:
             if task.operation is not None and not task.is_leaf:
@@ -189,7 +190,7 @@ class Peak:
 
 
 def hints(peak: Peak) -> tuple[Hint, ...]:
-    """All hints, the one about most bytes first."""
+    """Return all hints, largest number of bytes first."""
     least = _LEAST_SHARE * peak.timeline.peak_bytes
     found = [hint for rule in HINTS for hint in rule(peak) if hint.nbytes >= least]
     return tuple(sorted(found, key=lambda hint: -hint.nbytes))
@@ -199,7 +200,7 @@ _GRADIENTS = (Category.BUFFER, Category.LISTED, Category.CONSUMED, Category.GRAD
 
 
 def picked_in_full(peak: Peak) -> Iterator[Hint]:
-    """A gradient of an indexing operation, made in the full size of what was indexed."""
+    """Yield hints about gradients of indexing operations that have the full size of the indexed tensor."""
     graph = peak.timeline.graph
     found: dict[tuple[str, str | None], list[tuple[Storage, Task, int]]] = {}
     for storage in peak.of(*_GRADIENTS):
@@ -218,8 +219,8 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(storage.nbytes for storage, _, _ in each),
             f"{graph.describe(each[0][1])}{f' and {more:,} more like it' if more else ''} "
-            f"{'make' if more else 'makes'} {'gradients' if many else 'a gradient'} of the full size of what was "
-            f"indexed, of which {size_text(sum(came for _, _, came in each))} at most can differ from zero"
+            f"{'create' if more else 'creates'} {'gradients' if many else 'a gradient'} of the full size of the "
+            f"indexed tensor, of which at most {size_text(sum(came for _, _, came in each))} can differ from zero"
             f"{_zeros(peak, dict.fromkeys(task.id for _, task, _ in each))}",
             _PICKING_EARLIER if alone else _PICKING[name],
             "indexing",
@@ -227,7 +228,7 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
 
 
 def _zeros(peak: Peak, tasks: Iterable[int]) -> str:
-    """How much of what the tasks gave was measured to be zero, where the trace has statistics."""
+    """Return the measured share of zeros in the tasks' outputs, in words, if the trace has statistics."""
     count = zeros = 0
     for record in [peak.trace.of(task) for task in tasks] if peak.trace is not None else []:
         for given in record.outputs if record is not None else ():
@@ -238,7 +239,7 @@ def _zeros(peak: Peak, tasks: Iterable[int]) -> str:
 
 
 def _may_be_sparse(graph: Graph, task: Task) -> bool:
-    """Whether its gradient goes straight to a leaf that gets no other kind, to which a sparse one would be added."""
+    """Return whether the gradient may be sparse: it goes directly to a leaf that receives no dense gradient."""
     takers = [graph.tasks[edge.next_task] for edge in graph.out_edges[task.id]]
     return all(
         taker.is_leaf and all(graph.tasks[edge.task].short_name == "Embedding" for edge in graph.in_edges[taker.id])
@@ -247,7 +248,7 @@ def _may_be_sparse(graph: Graph, task: Task) -> bool:
 
 
 def _has_siblings(graph: Graph, task: Task) -> bool:
-    """Whether other tasks give to what it gives to by the same kind of indexing."""
+    """Return whether other tasks of the same kind of indexing have the same next task."""
     return any(
         other.task != task.id and graph.tasks[other.task].short_name == task.short_name
         for edge in graph.out_edges[task.id]
@@ -256,7 +257,7 @@ def _has_siblings(graph: Graph, task: Task) -> bool:
 
 
 def _is_output(peak: Peak, storage: Storage) -> bool:
-    """Whether it is what the task itself gave, not the sum of that and of what had come before: this is made later."""
+    """Return whether the storage is the task's own output, and not the later sum with an earlier gradient."""
     for number in range(storage.number - 1, -1, -1):
         if peak.timeline.maker(number).task != storage.made_by.task:
             return True
@@ -266,7 +267,7 @@ def _is_output(peak: Peak, storage: Storage) -> bool:
 
 
 def made_double(peak: Peak) -> Iterator[Hint]:
-    """Gradients or saved tensors in float64, in a program whose parameters are narrower, or all but a few of them."""
+    """Yield hints about float64 gradients or saved tensors if all parameters, or all but a few, are narrower."""
     graph = peak.timeline.graph
     leaves = {task.id: meta.dtype for task in graph.tasks if task.is_leaf for meta in task.inputs}
     narrow = [dtype for dtype in leaves.values() if not _is_double(dtype)]
@@ -293,7 +294,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
     wide = [
         graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
-    whose = f"as {joined(wide)} alone" if wide else f"though no parameter is wider than {widest}"
+    whose = f"like {joined(wide)} but no other parameter" if wide else f"although no parameter is wider than {widest}"
     yield Hint(
         nbytes,
         f"float64, {whose}; it begins at {where}; in {widest} that would be {size_text(nbytes // 2)}",
@@ -303,38 +304,38 @@ def made_double(peak: Peak) -> Iterator[Hint]:
 
 
 def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
-    """What to write instead, by what made the first tensor wide."""
+    """Return the advice, which depends on the operation that created the first float64 tensor."""
     if wide:
-        return f"make {joined(wide)} {narrow}, as the others are: NumPy's arrays are float64 unless told otherwise"
+        return f"make {joined(wide)} {narrow}, like the others; NumPy's arrays are float64 by default"
     if task.short_name in _COPYING:
-        return f"leave out the conversion there, or `.to(torch.{narrow})` right after what needs the precision"
+        return f"remove the conversion, or call `.to(torch.{narrow})` right after the part that needs the precision"
     return (
-        f"what that operation takes beside a {narrow} is float64: make it `dtype=torch.{narrow}` or convert it before. "
-        "NumPy's arrays, and what `torch.from_numpy` and `torch.tensor` make of them, are float64 unless told otherwise"
+        f"another argument of that operation is float64: create it with `dtype=torch.{narrow}` or convert it before. "
+        "NumPy's arrays, and tensors from `torch.from_numpy` and `torch.tensor` on them, are float64 by default"
     )
 
 
 def other_rule(peak: Peak) -> Iterator[Hint]:
-    """Gradients that are there because they are not summed as they come, or not let go."""
+    """Yield hints about gradients that are alive because they are not summed on arrival, or not freed."""
     since = max(peak.timeline.peak_place, 0)
     if listed := peak.of(Category.LISTED):
         yield Hint(
             sum(storage.nbytes for storage in listed),
             peak.words.kept_by(listed, Category.LISTED, since),
-            'added to one sum as they come, by PyTorch\'s rule (accumulate="inplace"), they would take one of them',
+            'by PyTorch\'s rule (accumulate="inplace") they are added on arrival and need the memory of only one',
             "accumulate",
         )
     if consumed := peak.of(Category.CONSUMED):
         yield Hint(
             sum(storage.nbytes for storage in consumed),
             f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
-            'PyTorch\'s rule (release="eager") lets a gradient go when the task that consumed it has run',
+            'PyTorch\'s rule (release="eager") frees a gradient when the task that consumed it has run',
             "release",
         )
 
 
 def held_gradients(peak: Peak) -> Iterator[Hint]:
-    """Gradients that a hook, a list that it fills, or retain_grad() holds; and what a leaf's hooks made and keep."""
+    """Yield hints about gradients held by hooks, their lists or retain_grad(), and tensors that a leaf's hooks keep."""
     graph = peak.timeline.graph
     of_leaves: list[Storage] = []
     others: list[Storage] = []
@@ -345,8 +346,12 @@ def held_gradients(peak: Peak) -> Iterator[Hint]:
         elif maker is None or not peak.words.may_be_grad(storage) or _holders(graph, [storage]):
             others.append(storage)
     for held, noun, advice in (
-        (others, "gradient", "keep of a gradient what you need, a norm or a copy on the CPU"),
-        (of_leaves, "tensor", "an optimizer that steps in a hook keeps its state; of a gradient keep what you need"),
+        (others, "gradient", "keep only the part of a gradient that you need, such as a norm, or a copy on the CPU"),
+        (
+            of_leaves,
+            "tensor",
+            "an optimizer that steps in a hook keeps its state; keep only the needed part of a gradient",
+        ),
     ):
         if held:
             by = _holders(graph, held)
@@ -354,26 +359,26 @@ def held_gradients(peak: Peak) -> Iterator[Hint]:
                 sum(storage.nbytes for storage in held),
                 f"{_count(held, noun)} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
                 f"{f': {_listed(by)}' if by else ''}",
-                f"{advice}; call retain_grad() only while you look",
+                f"{advice}; call retain_grad() only while debugging",
                 "held by hook",
             )
 
 
 def _holders(graph: Graph, held: Sequence[Storage]) -> list[str]:
-    """The hooks that may hold these, where any are known."""
+    """Return the known hooks that may hold these storages."""
     tasks = {keeper.task for storage in held for keeper in storage.kept_by if keeper.kind == "buffer"}
     tasks |= {storage.made_by.task for storage in held}
     return list(dict.fromkeys(each for task in tasks if task is not None for each in holders(graph, graph.tasks[task])))
 
 
 def _listed(hooks: Sequence[str]) -> str:
-    """Hooks have commas in their words."""
+    """Join hooks with semicolons, as their descriptions contain commas."""
     more = f"; and {len(hooks) - _MOST_HOOKS:,} more" if len(hooks) > _MOST_HOOKS else ""
     return "; ".join(hooks[:_MOST_HOOKS]) + more
 
 
 def held_outputs(peak: Peak) -> Iterator[Hint]:
-    """Values of the forward that no node needs any more, and that the user's code still holds."""
+    """Yield hints about values of the forward that no node needs any longer and user code still holds."""
     since = max(peak.timeline.peak_place, 0)
     outputs = [
         storage
@@ -385,15 +390,15 @@ def held_outputs(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(storage.nbytes for storage in outputs),
             f"{_count(outputs, 'value')} made by {peak.words.made_by(outputs)}"
-            f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} needed by no task any more, but your "
+            f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} no longer needed by any task, but your "
             f"code holds {'them' if len(outputs) > 1 else 'it'}",
-            f"let go of {_them(outputs)} before the backward, or keep what is small; `.detach()` keeps all the bytes",
+            f"delete {_them(outputs)} before the backward, or keep a small part; `.detach()` keeps all bytes",
             "held output",
         )
 
 
 def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
-    """What a custom Function put on its `ctx`, where no task needs it any more."""
+    """Yield hints about values that a custom Function put on its `ctx` and no task needs any longer."""
     since = max(peak.timeline.peak_place, 0)
     place_of = peak.timeline.places
     kept = []
@@ -409,18 +414,19 @@ def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
     if kept:
         yield Hint(
             sum(storage.nbytes for storage in kept),
-            f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} needed by no task any more, but "
+            f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} no longer needed by any task, but "
             f"{_is(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
-            f"`ctx.save_for_backward` lets go of {_them(kept)} when the task has run, as an attribute does not",
+            f"use `ctx.save_for_backward`, which frees {_them(kept)} when the task has run",
             "held on ctx",
         )
 
 
 def saved_twice(peak: Peak) -> Iterator[Hint]:
-    """A saved tensor and a copy of it that is saved, too: the operation that made it made one node, which copies."""
+    """Yield hints about saved tensors that are copies of other saved tensors, made by an operation with one copying
+    node."""
     graph = peak.timeline.graph
     saved = peak.of(Category.SAVED)
-    values: dict[tuple[int, int], Storage] = {}  # by task and output: where what its node made in the forward is saved
+    values: dict[tuple[int, int], Storage] = {}  # by task and output: the storage of a saved result
     for storage in saved:
         for keeper in storage.kept_by:
             if keeper.kind == "saved" and keeper.task is not None and keeper.slot is not None:
@@ -450,7 +456,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
 
 
 def _value_in(graph: Graph, task: Task, slot: str) -> tuple[int, int] | None:
-    """Which task's node made, as which output, what is saved in a slot, views left out; None: it is not known."""
+    """Return the task and output that created the tensor in a slot, skipping views; None if unknown."""
     if slot == "result":
         return task.id, 0
     takes = _SAVED_ARGUMENTS.get(task.short_name, ("self",) if len(graph.out_edges[task.id]) == 1 else ())
@@ -459,14 +465,14 @@ def _value_in(graph: Graph, task: Task, slot: str) -> tuple[int, int] | None:
 
 
 def _viewed(graph: Graph, edge: Edge) -> tuple[int, int]:
-    """The task and the output to which an edge leads, through the tasks of views."""
+    """Return the task and the output to which an edge leads, through the tasks of views."""
     while graph.tasks[edge.next_task].short_name in _VIEWING and len(graph.out_edges[edge.next_task]) == 1:
         (edge,) = graph.out_edges[edge.next_task]
     return edge.next_task, edge.input
 
 
 def waiting_gradients(peak: Peak) -> Iterator[Hint]:
-    """Many gradients that wait for one kind of task, each of which could have run before, but for the order."""
+    """Yield hints about many gradients that wait for one kind of task and could have been consumed in another order."""
     timeline = peak.timeline
     graph = timeline.graph
     since = max(timeline.peak_place, 0)
@@ -493,7 +499,7 @@ def waiting_gradients(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             nbytes,
             f"{kept_by}, made by {peak.words.made_by(each)}",
-            f"an order that runs these tasks as soon as they are ready keeps fewer of them waiting{better}",
+            f"an order that runs these tasks as soon as they are ready keeps fewer gradients waiting{better}",
             "order",
         )
 

@@ -1,4 +1,4 @@
-"""The peak explained: which storages were alive, who made them, who kept them, and what would free them."""
+"""The report on a peak: the storages alive at it, their makers and holders, and when they are freed."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 
 Phase = Literal["backward", "forward"]
 
-_MOST_SHOWN = 4  # groups of a category in a text; all are in `groups`, and all storages in `records()`
+_MOST_SHOWN = 4  # groups per category in a text; `groups` has all, and `records()` has all storages
 _LEAST_SHARE = 0.005  # of the peak
-_MOST_HELD = 4  # storages of which is asked who holds them, and tensors on each
-_MOST_LOOKED_AT = 5_000  # objects on the way to a name
-_LEAST_BYTES = 16  # of the widest scalar: everybody holds the loss
+_MOST_HELD = 4  # storages whose holders are searched, and tensors on each
+_MOST_LOOKED_AT = 5_000  # objects examined on the way to a name
+_LEAST_BYTES = 16  # the widest scalar: nearly all programs hold the loss
 _Alike = tuple[Category, bool, str | None, Source | None, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class PeakGroup:
-    """Storages that were alive at the peak for one purpose, made at one line of one module, or of several equal ones.
+    """Storages of one category alive at the peak, allocated at one line of one module, or of several equal modules.
 
     Attributes:
-        category: what they were for then.
-        stays: these input buffers are to stay as a .grad; others are freed soon.
-        module, source: where in the forward they were made; in the backward, the forward operation whose task made
-            them.
-        modules: how many modules. The equal ones of a list are one group, and `module` has a `*` where their paths
+        category: their category at the peak.
+        stays: whether these input buffers become a .grad; others are freed soon.
+        module, source: the module and line of the forward that allocated them; in the backward, those of the forward
+            operation whose task did.
+        modules: the number of modules. Equal modules of a list form one group, and `module` has a `*` where their paths
             differ: `blocks.*.mlp`.
-        nbytes: of all.
-        storages: the last to be freed first.
-        made_by, kept_by, freed_by: who made them, who kept them from the peak on, and what frees them, in words.
-        variables: to which variables the forward assigned them as they were made, see `Maker`.
-        holders: who in the program's code holds the largest of them as the report is made: `trainer.outputs[3]`.
+        nbytes: their total size.
+        storages: the storages, the last to be freed first.
+        made_by, kept_by, freed_by: their makers, their holders from the peak on, and when they are freed, in words.
+        variables: the variables to which the forward assigned them, see `Maker`.
+        holders: the program's references to the largest of them when the report is created: `trainer.outputs[3]`.
     """
 
     category: Category
@@ -78,12 +78,12 @@ class PeakReport:
 
     Attributes:
         timeline: the memory of that backward.
-        answer: the peak, when it was, and what most of it is, in sentences.
-        groups: the storages by category, module and source line; the categories with most bytes first, and in each the
-            largest group.
-        hints: what could be done about it, each from a fact; none of a forward's.
-        phase: whose peak it is.
-        forward: that of the forward, where it is higher than the backward's.
+        answer: the peak, its moment, and its largest part, in sentences.
+        groups: the storages by category, module and source line; largest categories first, and largest groups first in
+            each.
+        hints: ways to lower the peak; none for a forward's.
+        phase: the phase of the peak.
+        forward: the report on the forward's peak if it is higher than the backward's.
     """
 
     timeline: Timeline
@@ -95,38 +95,38 @@ class PeakReport:
 
     @property
     def nbytes(self) -> int:
-        """The peak: all bytes that are alive at it, see `Timeline`."""
+        """The peak in bytes, see `Timeline`."""
         return self.timeline.levels[_moment(self.timeline, self.phase)[0]]
 
     @cached_property
     def categories(self) -> dict[Category, int]:
-        """Bytes by category, most first."""
+        """Bytes by category, largest first."""
         found: dict[Category, int] = {}
         for group in self.groups:
             found[group.category] = found.get(group.category, 0) + group.nbytes
         return found
 
     def title(self, group: PeakGroup) -> str:
-        """Where a group was made: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33 → .grad`."""
+        """Return the origin of a group: `layer1.0, model.py:120`, `12 × blocks.*.mlp, model.py:33 → .grad`."""
         return title_of(self.timeline.graph, group)
 
     def module_title(self, group: PeakGroup) -> str:
-        """The module, or modules, in which a group was made: `layer1.0`, `12 × blocks.*.mlp`."""
+        """Return the module or modules of a group: `layer1.0`, `12 × blocks.*.mlp`."""
         return _module_title(self.timeline.graph, group)
 
     def sentences(self, group: PeakGroup) -> list[tuple[str, str]]:
-        """The story of a group: (what is told, in words)."""
+        """Return the sentences about a group as (label, sentence)."""
         many = f", {len(group.storages):,} storages" if len(group.storages) > 1 else ""
         assigned = [("assigned to", joined(group.variables))] if group.variables else []
         held = [("held as", "; ".join(group.holders))] if group.holders else []
         return [("made by", group.made_by + many), *assigned, ("kept", group.kept_by), *held, ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per storage, for `pandas.DataFrame(report.records())`.
+        """Return one flat dict per storage, for `pandas.DataFrame(report.records())`.
 
-        `bytes`; `share` of the peak, 0 to 1; `born` and `died`, places in the order (-1: before the backward, None:
-        never); `source`, `file.py:120`; `variable`, to which the forward assigned it, or None; `made_by`, `kept_by` and
-        `freed_by` in words.
+        The keys include `bytes`; `share` of the peak, 0 to 1; `born` and `died`, places in the order (-1 for before the
+        backward, None for never); `source`, such as `file.py:120`; `variable`, to which the forward assigned it, or
+        None; `made_by`, `kept_by` and `freed_by` in words.
         """
         words = StorageWords(self.timeline)
         _, since = _moment(self.timeline, self.phase)
@@ -152,7 +152,7 @@ class PeakReport:
         ]
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """A treemap of the peak, by category, module and source line. Needs plotly."""
+        """Return a treemap of the peak by category, module and source line. Needs plotly."""
         return drawn("peak as a figure", self, theme)
 
     def __repr__(self) -> str:
@@ -212,7 +212,7 @@ class PeakReport:
         return f"{size_text(nbytes)} ({share_text(nbytes, self.nbytes)})"
 
     def shown(self, most: int) -> Iterator[tuple[Category, list[PeakGroup], str]]:
-        """By category its `most` largest groups, of those that a reader would miss, and how many more there are."""
+        """Yield each category with its `most` largest relevant groups, and a line on the others."""
         for category, nbytes in self.categories.items():
             if nbytes < _LEAST_SHARE * self.nbytes:
                 if nbytes > _LEAST_BYTES:
@@ -235,20 +235,20 @@ def peak_report(
     elsewhere: tuple[Timeline, ...] = (),
     phase: Phase = "backward",
 ) -> PeakReport:
-    """Explains the peak of a backward, or of the forward before it.
+    """Report on the peak of a backward, or of the forward before it.
 
     Args:
         timeline: its memory, measured or predicted.
-        others: what is known of the peak in bytes under other policies, by name: hints mention it.
-        trace: the record of it, or of another backward of the same graph, if its statistics are to be told of.
+        others: the known peaks under other policies, in bytes, by name; hints mention them.
+        trace: the record of it, or of another backward of the same graph, for hints that use its statistics.
         elsewhere: the memory of other devices in the same backward.
-        phase: whose peak. The report on a backward's has that of the forward, too, where it is higher.
+        phase: the phase of the peak. The report on a backward's peak includes the forward's if that is higher.
 
     Raises:
-        TypeError: `timeline` is none.
-        ValueError: the forward's is asked for, and was not recorded.
+        TypeError: If `timeline` is not a timeline.
+        ValueError: If `phase` is "forward" and the forward was not recorded.
     """
-    expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or what ts.simulate returns")
+    expect(timeline, Timeline, "timeline", "a Timeline: `run.timeline`, or the result of ts.simulate")
     if others is not None:
         expect(others, Mapping, "others", "the peaks in bytes under other policies, by name")
     if trace is not None:
@@ -279,7 +279,8 @@ def peak_report(
 
 
 def _moment(timeline: Timeline, phase: Phase) -> tuple[int, int]:
-    """The event before which memory is at the peak, and the place of the order from then on: -1 in the forward."""
+    """Return the event before which memory is at the peak, and the place in the order from then on: -1 in the
+    forward."""
     event = forward_peak_event(timeline)
     if phase == "forward" and event is not None:
         return event, -1
@@ -287,7 +288,7 @@ def _moment(timeline: Timeline, phase: Phase) -> tuple[int, int]:
 
 
 def _alive(timeline: Timeline, phase: Phase) -> list[tuple[Storage, Category]]:
-    """The storages alive at the peak, with what each was for then."""
+    """Return the storages alive at the peak, with the category of each at that time."""
     event, _ = _moment(timeline, phase)
     place = -1 if phase == "forward" else timeline.peak_place
     return [(timeline.storage(number), timeline.category_at(number, event, place)) for number in timeline.alive(event)]
@@ -296,7 +297,7 @@ def _alive(timeline: Timeline, phase: Phase) -> list[tuple[Storage, Category]]:
 def groups_of(
     timeline: Timeline, storages: list[tuple[Storage, Category]], phase: Phase = "backward"
 ) -> tuple[PeakGroup, ...]:
-    """Storages by what they were for at the peak, module and source line; the categories with most bytes first."""
+    """Group storages by category at the peak, module and source line; largest categories first."""
     words = StorageWords(timeline)
     holders = _holders(timeline, [storage for storage, _ in storages])
     _, since = _moment(timeline, phase)
@@ -340,7 +341,7 @@ def groups_of(
 
 
 def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
-    """Return, by number of the largest storages that the program's code held, the names that lead to them now."""
+    """Return the program's references to the largest storages that it holds, by number of the storage."""
     least = _LEAST_SHARE * timeline.peak_bytes
     held = [each for each in storages if each.number in timeline.tensors and each.nbytes >= max(least, _LEAST_BYTES)]
     numbers: list[int] = []
@@ -360,7 +361,7 @@ def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
 
 
 def title_of(graph: Graph, group: PeakGroup) -> str:
-    """Where a group was made, see `PeakReport.title`."""
+    """Return the origin of a group, see `PeakReport.title`."""
     module = _module_title(graph, group)
     return (f"{module}, {group.source.short}" if group.source else module) + (" → .grad" if group.stays else "")
 
@@ -374,7 +375,7 @@ def _forward_answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterat
     event, _ = _moment(timeline, "forward")
     nbytes = timeline.levels[event]
     whose = "The peak before the backward" if timeline.is_of_step else "The forward's peak"
-    maker = timeline.maker(timeline.events[event - 1]) if event else None  # a birth: it made the level what it is
+    maker = timeline.maker(timeline.events[event - 1]) if event else None  # the allocation that reached the peak
     when = ""
     if maker is not None and maker.operation is not None:
         at = f" at {maker.source.short}" if maker.source else ""
@@ -384,7 +385,7 @@ def _forward_answer(timeline: Timeline, groups: tuple[PeakGroup, ...]) -> Iterat
 
 
 def _most_of_it(timeline: Timeline, groups: tuple[PeakGroup, ...], peak_bytes: int) -> Iterator[str]:
-    """The category with most bytes, and who made and keeps its largest group."""
+    """Yield a sentence on the largest category, with the maker and holder of its largest group."""
     if not groups:
         return
     first = groups[0]
@@ -421,15 +422,15 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], elsewhere: Sequen
     if blocks is not None and timeline.peak_task is not None:
         rounding, unused = max(0, blocks.rounding[place]), blocks.unused[place]
         yield (
-            f"All blocks of {timeline.device}, older ones included, took up to {size_text(blocks.allocated[place])} in "
-            f"this task, {size_text(rounding)} of it by rounding; the allocator held "
-            f"{size_text(blocks.reserved[place])}, {size_text(unused)} of it in no block."
+            f"All blocks on {timeline.device}, including older ones, reached {size_text(blocks.allocated[place])} in "
+            f"this task, {size_text(rounding)} of it by rounding; the allocator had reserved "
+            f"{size_text(blocks.reserved[place])}, {size_text(unused)} of it outside blocks."
         )
     if elsewhere:
         peaks = [f"that of {each.device} is {size_text(each.peak_bytes)}" for each in elsewhere]
-        yield f"Each device has a peak of its own: {', '.join(peaks)}."
+        yield f"Each device has its own peak: {', '.join(peaks)}."
     if timeline.basis != "measured":
-        basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run: nothing was executed"
+        basis = "one calibrated run" if timeline.basis == "calibrated" else "a dry run; nothing was executed"
         yield f"Predicted from {basis}."
     if estimate := estimate_sentence(timeline.estimates, most=len(timeline.estimates)):
         yield estimate
@@ -438,7 +439,4 @@ def _answer(timeline: Timeline, groups: tuple[PeakGroup, ...], elsewhere: Sequen
     if timeline.constant_bytes:
         yield constants_sentence(timeline.constant_bytes)
     if not was_captured(timeline.graph):
-        yield (
-            "Which modules and lines made this is not known: run the forward under ts.capture(), or let "
-            "ts.profile(make_loss) run it."
-        )
+        yield ("The modules and lines are not known; run the forward under ts.capture(), or use ts.profile(make_loss).")

@@ -1,4 +1,4 @@
-"""A run as a trace for Perfetto and chrome://tracing."""
+"""Runs as traces for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .pandas_tables import TaskClock
 from .run import Run
 
 PROCESS = 1
-"""All is of one process: a viewer draws counters beside the tracks of theirs."""
+"""The process of all events: a viewer draws counters beside the tracks of their process."""
 
 SHORTEST_NS = 10
-"""Of a slice: what is to be seen in it, the end of an arrow, has to be later than its start, and before its end."""
+"""The shortest slice: an arrow's end in it must be later than the slice's start and before its end."""
 
 _GAP_NS = 2
-"""Between slices. Viewers take times as floating-point microseconds, of which the last digit may get lost."""
+"""The gap between slices: viewers read times as floating-point microseconds, whose last digit may be lost."""
 
 _MICROSECOND = 1000
 
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class _Track:
-    """Slices one after the other: the format wants those of a thread to nest."""
+    """Slices one after the other, because the format needs those of a thread to nest."""
 
     name: str
     number: int
@@ -45,10 +45,10 @@ class _Track:
 
 @dataclass(slots=True)
 class TraceEvents:
-    """Takes slices, counters and arrows, and gives events in order of time.
+    """Collects slices, counters and arrows, and returns events in order of time.
 
     Args:
-        title: of the process.
+        title: the title of the process.
     """
 
     title: str
@@ -58,7 +58,7 @@ class TraceEvents:
     _arrows: int = 0
 
     def track(self, name: str) -> None:
-        """The next track from above. Those of slices that nobody has named come in the order of their first slice."""
+        """Add the next track from the top. Tracks not added here follow in the order of their first slice."""
         if name not in self._tracks:
             self._tracks[name] = [self._new_track(name)]
 
@@ -67,8 +67,8 @@ class TraceEvents:
         return _Track(name, self._numbers)
 
     def slice(self, track: str, name: str, start_ns: int, end_ns: int, category: str, what: Mapping[str, Any]) -> Event:
-        """Something that took time. On each track they are given in order of their starts; one that begins before the
-        last has ended gets a track of its own beside it.
+        """Add a slice. The slices of a track must be added in order of their starts. A slice that begins before the
+        last one has ended is placed on a new track beside it.
         """
         self.track(track)
         lanes = self._tracks[track]
@@ -84,24 +84,24 @@ class TraceEvents:
         return event
 
     def counter(self, name: str, ns: int, values: Mapping[str, int]) -> None:
-        """From now on these numbers hold; of one counter always the same ones are given."""
+        """Add the new values of a counter; each call for one counter must have the same names."""
         self._events.append((ns, _event("C", name, ns, 0) | {"args": dict(values)}))
 
     def arrow(self, name: str, start: Event, end: Event) -> None:
-        """From one slice to another one."""
+        """Add an arrow from one slice to another."""
         self._arrows += 1
         for phase, event in (("s", start), ("f", end)):
-            ns = round(event["ts"] * _MICROSECOND) + 1  # in the slice, of which viewers see the start later
+            ns = round(event["ts"] * _MICROSECOND) + 1  # inside the slice, whose start is rounded up in viewers
             arrow = _event(phase, name, ns, event["tid"], cat=name, id=self._arrows)
             self._events.append((ns, arrow | ({"bp": "e"} if phase == "f" else {})))
 
     def in_order(self) -> Iterable[Event]:
-        """Names first, then all else by time."""
+        """Return the events: names first, then everything else by time."""
         yield _event("M", "process_name", 0, 0) | {"args": {"name": self.title}}
         for track in (each for lanes in self._tracks.values() for each in lanes):
             yield _event("M", "thread_name", 0, track.number) | {"args": {"name": track.name}}
             yield _event("M", "thread_sort_index", 0, track.number) | {"args": {"sort_index": track.number}}
-        self._events.sort(key=lambda each: each[0])  # stable: what was given first is first
+        self._events.sort(key=lambda each: each[0])  # stable: events of one time keep their order
         yield from (event for _, event in self._events)
 
 
@@ -114,8 +114,8 @@ def _micro(ns: int) -> float:
 
 
 def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str]) -> Path:
-    """Writes the JSON object that viewers open, an event a line; as gzip if the file is called so. What was at `path`
-    before is replaced when all is written. `about`: what a reader should know of it.
+    """Write the JSON object that viewers open, one event per line, as gzip if the name ends in .gz. An existing file at
+    `path` is replaced once everything is written. `about`: metadata for the reader.
     """
     path = Path(path)
     with atomic_write(path) as file, gzip.open(file, "wb") if path.suffix == ".gz" else nullcontext(file) as packed:
@@ -130,16 +130,16 @@ def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str])
 
 
 ENDINGS = ".perfetto.json", ".perfetto.json.gz"
-"""How the name of a file ends that is to be such a trace, where a name alone says what is wanted."""
+"""The endings of file names that request such a trace."""
 
 STEP_TRACK, _FORWARD = "step", "forward"
 _NO_CLOCK_NS = 1000
-_NO_CLOCK = "no clock was recorded: each task has one microsecond, in the order in which they ran"
-REAL_TIME = "real time, as it was measured while tapescope watched"
+_NO_CLOCK = "no clock was recorded: each task has one microsecond, in execution order"
+REAL_TIME = "real time, measured with tapescope's overhead"
 
 
 def save_run(run: Run, path: str | PathLike[str]) -> Path:
-    """What `Run.save_perfetto` does."""
+    """Save a run as `Run.save_perfetto` does."""
     path = perfetto_path(path)
     events = TraceEvents(f"backward: {run.policy}, {run.engine} engine")
     clock = TaskClock.of(run)
@@ -150,7 +150,7 @@ def save_run(run: Run, path: str | PathLike[str]) -> Path:
 
 
 def perfetto_path(path: str | PathLike[str]) -> Path:
-    expect(path, str | PathLike, "path", "the name of a file, such as run.perfetto.json")
+    expect(path, str | PathLike, "path", "a file name, such as run.perfetto.json")
     return Path(fspath(path))
 
 
@@ -162,11 +162,11 @@ def trace_metadata(clock: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class RunEvents:
-    """Puts a run among the events.
+    """Adds a run to the events.
 
     Attributes:
-        clock: None: there is none.
-        shift_ns: what is added to times, of which 0 is the first task's start.
+        clock: the run's clock; None without one.
+        shift_ns: nanoseconds added to all times; before that, 0 is the first task's start.
     """
 
     events: TraceEvents
@@ -176,7 +176,7 @@ class RunEvents:
 
     @property
     def first_ns(self) -> int:
-        """The earliest time that there is."""
+        """The earliest time of the run."""
         found = [0, *(start for _, start, _ in self._operations()[:1])]
         if self.clock is not None:
             found += [each.event_ns[0] - each.task_ns[0] for each in self.run.timelines.values() if _has_clock(each)]
@@ -201,7 +201,8 @@ class RunEvents:
                 self._add_memory(timeline)
 
     def _operations(self) -> list[tuple[Operation, int, int]]:
-        """Those of the forward that made tasks, with when they began and ended; none without a clock for them."""
+        """Return the operations of the forward that created tasks, with start and end; none without a clock for
+        them."""
         if self.clock is None or self.clock.began_ns is None:
             return []
         tasks = self.run.graph.tasks
@@ -211,13 +212,13 @@ class RunEvents:
         return sorted(((each, each.began_ns - began, each.created_ns - began) for each in found), key=lambda it: it[1])
 
     def _start(self, place: int) -> int:
-        """Of a task; after the last one, when all were over."""
+        """Return the start of a task; after the last place, the end of all."""
         if place == len(self.run.order):
             return max((self._end(each) for each in range(place)), default=self.shift_ns)
         return self.shift_ns + (place * _NO_CLOCK_NS if self.clock is None else self.clock.starts[place])
 
     def _end(self, place: int) -> int:
-        """Of a task; of one that was not seen to end its start."""
+        """Return the end of a task, or its start if its end was not recorded."""
         end = (place + 1) * _NO_CLOCK_NS if self.clock is None else self.clock.ends[place]
         return self._start(place) if end is None else end + self.shift_ns
 
@@ -257,7 +258,7 @@ class RunEvents:
         return known(what)
 
     def _add_queue(self) -> None:
-        """How many tasks could have run as each one started, itself included."""
+        """Add a counter of the ready tasks at each task's start, including itself."""
         run = self.run
         for place, count in enumerate(run.queue_lengths):
             self.events.counter("ready", self._start(place), {"tasks": count})
@@ -265,7 +266,7 @@ class RunEvents:
         self.events.counter("ready", self._start(len(run.order)), {"tasks": left})
 
     def _add_memory(self, timeline: Timeline) -> None:
-        """All that is alive after each event, and by category as each task is at its highest."""
+        """Add counters of the memory after each event, and of each category at each task's peak."""
         name, levels = f"memory of {timeline.device}", timeline.levels
         if self.clock is None or not _has_clock(timeline):
             for place, start in enumerate(timeline.starts):

@@ -1,4 +1,4 @@
-"""The recorder: takes down what an engine does, task by task, and makes a trace of it."""
+"""The recorder: records the work of an engine, task by task, as a trace."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _FOLLOWING: dict[object, Callable[[Task], _LabelKey]] = {
     arrival_label: lambda task: ("@", "arrival"),
     creation_label: lambda task: ("leaf", None) if task.is_leaf else ("#", "task"),
 }
-"""By how a queue words its labels, what `_label_key` makes of such a label."""
+"""The result of `_label_key` by the form of a queue's labels."""
 
 
 class _Reign:
-    """What a policy says while it picks. Only of a dynamic one the keys are kept: asked again they would differ."""
+    """The period in which one policy chooses. Keys are only stored for a dynamic policy, which would return others
+    later."""
 
     def __init__(self, begins: int, policy: Policy | Choice) -> None:
         self.begins = begins
@@ -49,7 +50,7 @@ class _Reign:
             self._keys.append(sort_key(self._policy, graph, task_id, arrival) if key is None else key)
 
     def forget(self, arrived: int) -> None:
-        """Only so many tasks have arrived after all."""
+        """Forget later arrivals: only `arrived` tasks have become ready after an undo."""
         if self._keys is not None:
             del self._keys[arrived:]
 
@@ -58,7 +59,7 @@ class _Reign:
         name = policy_name(policy)
         if not isinstance(policy, Policy):
             return PolicyTerm(self.begins, name, None, None)
-        if self._keys is not None:  # none came for what arrived after its end
+        if self._keys is not None:  # later arrivals have no key under it
             keys = self._keys + [()] * (len(arrivals) - len(self._keys))
             return PolicyTerm(self.begins, name, policy.title, keys.__getitem__)
         key = policy.key
@@ -66,21 +67,21 @@ class _Reign:
 
 
 class Recorder:
-    """Takes down what an engine does, task by task. One for each backward; may be called in several threads.
+    """Records the work of an engine, task by task. One per backward; several threads may call it.
 
-    Order of calls for a task: `arrive` when it gets ready, `edit` if a gradient of its buffer is replaced, `start` when
-    it is picked, `hook` for each hook that runs, `end`. What a recorder was given, it does not keep: no gradient lives
-    longer for it.
+    Calls for a task, in order: `arrive` when it becomes ready, `edit` if a gradient in its buffer is replaced, `start`
+    when it is chosen, `hook` for each hook that runs, `end`. A recorder does not keep its arguments, so no gradient
+    lives longer because of it.
 
     Args:
         graph: the graph that is run.
-        policy: the policy that picks; names the reasons.
-        level: of the gradients' statistics. "off" costs about two microseconds a task.
+        policy: the policy that chooses tasks; the reasons name it.
+        level: the level of the gradients' statistics. "off" costs about two microseconds per task.
 
     Attributes:
-        batches, fallbacks: what ran as one, and what did not: for whoever runs it to note.
-        doubtful: tasks for which gradients wait that may not look as the graph says: for whoever puts them there.
-        apart: a context around what statistics allocate: for whoever measures the backward's memory.
+        batches, fallbacks: the tasks that ran as one, and those that did not; the engine adds them.
+        doubtful: tasks with waiting gradients that may differ from the graph's metadata; the engine adds them.
+        apart: a context manager around the allocations of statistics, set when the backward's memory is measured.
     """
 
     def __init__(self, graph: Graph, policy: Policy | Choice, level: Level = "off") -> None:
@@ -99,32 +100,35 @@ class Recorder:
         self._threads: dict[int, int] = {}
         self._base_ns: int | None = None
         self._reigns = [_Reign(0, policy)]
-        self._new_labels: list[str | None] = []  # of the last arrivals, not yet in the column
+        self._new_labels: list[str | None] = []  # labels of the last arrivals, not yet in the column
         self._labels: dict[_LabelKey, int] = {}
         self._forms: dict[Forms | None, int] = {None: AS_IN_GRAPH}
         self._hooks: dict[Hook, int] = {}
         self._edits: list[EditRow] = []
-        self._edited_at: list[int] = []  # for each: how many tasks had started
+        self._edited_at: list[int] = []  # for each edit: the number of tasks started before it
         self._table = StatisticsTable()
-        self._lock = threading.RLock()  # a user's label may ask for the trace
+        self._lock = threading.RLock()  # reentrant, as a user's label may read the trace
 
     def switch(self, policy: Policy | Choice, taken: int | None = None) -> None:
-        """From now on this policy picks. `taken` is the task which the engine had taken before and not yet started."""
+        """Switch to another policy. `taken`: the task that the engine had chosen before and not yet started."""
         with self._lock:
             self._take_labels()
             columns = self._columns
             reign = _Reign(len(columns.order) + (taken is not None), policy)
             if reign.begins == self._reigns[-1].begins:
-                self._reigns.pop()  # it picked nothing
+                self._reigns.pop()  # it chose no task
             self._reigns.append(reign)
             for arrival, task_id in enumerate(columns.arrivals):
                 waits = columns.started_ns[task_id] < 0
                 reign.arrive(self.graph, task_id, arrival, None if waits else ())
 
     def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
-        """The task got ready. `label` is its key as people read it.
+        """Record that a task became ready.
 
-        `key` is what the queue sorts by; under a dynamic policy it is asked for here where it is not given.
+        Args:
+            task_id: the task.
+            label: its key in readable form.
+            key: its sort key in the queue; under a dynamic policy it is computed here if missing.
         """
         with self._lock:
             self._reigns[-1].arrive(self.graph, task_id, len(self._columns.arrivals), key)
@@ -134,7 +138,7 @@ class Recorder:
                 self._take_labels()
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
-        """The task was picked; `gradients` is its input buffer as it arrived."""
+        """Record that a task was chosen; `gradients` is its input buffer before hooks."""
         columns = self._columns
         self._took(task_id, gradients)
         if self._measures:
@@ -152,24 +156,24 @@ class Recorder:
         columns.started_ns[task_id] = now - self._begun(now)
 
     def _begun(self, now: int) -> int:
-        """When the first task started; this one, if there is none yet."""
+        """Return the start of the first task, which is `now` if none has started yet."""
         if self._base_ns is None:
             self._base_ns = now
         return self._base_ns
 
     @property
     def can_be_bare(self) -> bool:
-        """Whether `bare` would take down all that is wanted."""
+        """Whether `bare` can record everything that is needed."""
         return not (self._reigns[-1].keeps_keys or function_mode_is_on())
 
     def knows_labels(self, arrived: int) -> bool:
-        """Whether labels need not be given to `bare` for a queue in which so many tasks have arrived: they follow from
-        the tasks and the order in which they arrive, and are worded when somebody reads them."""
+        """Return whether `bare` needs no labels for a queue with this many arrivals. They then follow from the tasks
+        and the order of arrival, and are created when they are read."""
         return self._reigns[-1].label_of is not None and arrived == len(self._columns.arrivals)
 
     def bare(self) -> BareRecord:
-        """What takes down tasks of this thread that run without hooks, in place of `arrive`, `start` and `end`; where
-        it `can_be_bare`. It refers to this: who runs the tasks keeps it, or the two would hold each other."""
+        """Return the recorder of this thread's tasks that run without hooks, used instead of `arrive`, `start` and
+        `end` if `can_be_bare`. It refers to this recorder, so the engine must hold it, to avoid a reference cycle."""
         thread = get_ident()
         number = self._threads.setdefault(thread, len(self._threads))
         measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
@@ -179,30 +183,30 @@ class Recorder:
         return BareRecord(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
 
     def hook(self, kind: str, name: str) -> None:
-        """A hook of the task that runs in this thread."""
+        """Record a hook of the task that runs in this thread."""
         task_id = self._running.get(get_ident())
         if task_id is None:
-            raise RuntimeError(f"no task runs in this thread whose {kind} hook {name} could be")
+            raise RuntimeError(f"{kind} hook {name} was recorded, but no task is running in this thread")
         with self._lock:
             self._columns.hook_task.append(task_id)
             self._columns.hook.append(self._hooks.setdefault(Hook(kind, name), len(self._hooks)))
 
     def edit(self, task_id: int, before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> None:
-        """Gradients in the buffer of a task that has not run were replaced by hand."""
+        """Record that gradients in the buffer of a task that has not run were replaced by hand."""
         for number, (old, new) in enumerate(zip(before, after, strict=True)):
             if old is not new:
                 self._edits.append(EditRow(task_id, number, *self._one(old), *self._one(new)))
                 self._edited_at.append(len(self._columns.order))
 
     def forget_edits(self, task_id: int) -> None:
-        """What was edited of a task since the last task started is undone."""
+        """Forget the edits of a task since the last task started."""
         now = len(self._columns.order)
         self._keep_edits(
             [edit.task != task_id or at != now for edit, at in zip(self._edits, self._edited_at, strict=True)]
         )
 
     def rewind(self, position: int) -> None:
-        """Of the tasks that started only so many first ones are to have run."""
+        """Undo all but the first `position` tasks."""
         with self._lock:
             self._take_labels()
             columns = self._columns
@@ -222,11 +226,11 @@ class Recorder:
         self._edited_at = [place for place, kept in zip(self._edited_at, keep, strict=True) if kept]
 
     def end(self, outputs: Sequence[Tensor | None]) -> None:
-        """The task that runs in this thread has ended. `outputs` has one per entry of `next_functions`, after hooks."""
+        """Record the end of the task in this thread. `outputs` has one per entry of `next_functions`, after hooks."""
         now = perf_counter_ns()
         task_id = self._running.pop(get_ident(), None)
         if task_id is None or self._base_ns is None:
-            raise RuntimeError("no task runs in this thread that could end")
+            raise RuntimeError("cannot end a task: none is running in this thread")
         columns = self._columns
         self._gave(task_id, outputs)
         if self._measures:
@@ -234,11 +238,11 @@ class Recorder:
         columns.ended_ns[task_id] = now - self._base_ns
 
     def end_together(self, task_ids: Sequence[int], outputs: Sequence[Sequence[Tensor | None]]) -> None:
-        """These tasks, all of which have started in this thread, have ended as one. Each has an equal part of the time
-        since the last of them started."""
+        """Record that these tasks, all started in this thread, ended as one. Each has an equal part of the time since
+        the last of them started."""
         now = perf_counter_ns()
         if self._running.pop(get_ident(), None) != task_ids[-1] or self._base_ns is None:
-            raise RuntimeError("no tasks run in this thread that could end together")
+            raise RuntimeError("cannot end tasks together: they are not running in this thread")
         columns = self._columns
         begun = columns.started_ns[task_ids[-1]]
         part = (now - self._base_ns - begun) // len(task_ids)
@@ -250,7 +254,7 @@ class Recorder:
             columns.ended_ns[task_id] = begun + (place + 1) * part
 
     def trace(self) -> Trace:
-        """What has been recorded so far. Later tasks are not added to it."""
+        """Return the trace so far. Later tasks are not added to it."""
         with self._lock:
             self._take_labels()
             columns = self._columns.copy()
@@ -292,13 +296,14 @@ class Recorder:
             if label is not None and label != Label(*key).of(task_id, arrival):
                 key = _label_key(label, task_id, arrival)
             keys.append(key)
-        if len(columns.label) > first:  # a user's label has asked for the trace
+        # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
+        if len(columns.label) > first:  # a user's label read the trace, which took the labels
             return
         columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
-        del self._new_labels[: len(new)]  # more may have come, of tasks that run bare
+        del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
 
     def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
-        """Whether each output is as the task it goes to takes it."""
+        """Return whether each output matches the input metadata of its next task."""
         edges = self._out_edges[task_id]
         if len(edges) != len(outputs):
             return _are_as(outputs, usual_outputs(self.graph, task_id))
@@ -306,7 +311,7 @@ class Recorder:
         return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> int:
-        """Where the gradients' statistics begin in the table."""
+        """Measure gradients and return their first row in the table."""
         with self.apart():
             found = [measure(gradient, self.level) for gradient in gradients if gradient is not None]
             return self._table.add(found) if found else NONE
@@ -338,7 +343,7 @@ def _label_key(label: str, task_id: int, arrival: int) -> _LabelKey:
 
 
 def _are_as(gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> bool:
-    """Whether the gradients look as the graph says. When in doubt they don't."""
+    """Return whether the gradients match the graph's metadata; False if in doubt."""
     if len(gradients) != len(usual) or function_mode_is_on():
         return False
     try:

@@ -31,37 +31,37 @@ if TYPE_CHECKING:
 Engine = Literal["native", "direct"]
 
 
-_reading = RLock()  # of late runs: what two threads ask for at once is read once
+_reading = RLock()  # so that two threads read the graph of a late run only once
 
 _ELSEWHERE = dict.fromkeys(
     ("step", "run", "run_to", "step_over", "step_out", "stop", "back", "goto", "watch", "break_at", "ready", "current"),
-    "it has run; ts.debug(loss) steps through a backward, run.deck() plays this one",
+    "this backward has run; ts.debug(loss) steps through a backward, run.deck() replays this one",
 )
 
 
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The record of one backward. It keeps no saved tensor alive: `graph` has its nodes as long as the loss exists.
+    """The record of one backward. It keeps no saved tensors alive: `graph` has its nodes as long as the loss exists.
 
-    Where nothing was recorded, the graph and the order are read when they are asked for. Until then the run keeps the
-    root nodes, and so the leaves. It reads the graph when the loss dies if the nodes still keep other tensors then:
-    saved ones of a retained graph, attributes of a custom Function's `ctx`.
+    If nothing was recorded, the graph and the order are read on first access. Until then the run keeps the root nodes,
+    and so the leaves. If the loss is freed while the nodes still keep other tensors (saved tensors of a retained graph,
+    attributes of a custom Function's `ctx`), the run reads the graph at that moment.
 
     Attributes:
         graph: the graph that was run.
-        policy: the policy's name; with whose order was run, where that is another's: "auto: lpmf", "bfs: heap".
+        policy: the policy's name, and the policy whose order was run if it is another: "auto: lpmf", "bfs: heap".
         engine: "native" or "direct".
         order: the ids of the tasks in the order in which they were executed.
-        planned: the policy's order. Equal to `order` unless a task that `inputs=` makes needless was left out.
+        planned: the policy's order. Equal to `order` unless `inputs=` made some tasks unnecessary.
         elapsed_ns: nanoseconds of the backward itself, without reading the graph and planning.
-        trace: what happened to each task; None where it was not recorded.
-        timeline: its memory, where that was measured: of the device that was asked for; else of the accelerator, and of
-            several of the one with the highest peak. `timelines` has all.
-        footprints: what the measurement teaches about other orders, for `simulate`; of the same device.
-        accumulation: how gradients were summed, and when they were let go.
-        batches: what ran as one, and what did not and why; None without `batch=`.
-        note: why it is that order: why "auto" kept PyTorch's own, or the ranks of a process group did.
+        trace: the record of each task; None if it was not recorded.
+        timeline: its memory, if measured: of the requested device; else of the accelerator, and of several the one with
+            the highest peak. `timelines` has all.
+        footprints: the tasks' footprints on the same device, from which `simulate` predicts other orders.
+        accumulation: how gradients were summed, and when they were freed.
+        batches: the tasks that ran as one, and those that did not, with the reasons; None without `batch=`.
+        note: the reason for the order: why "auto" or the ranks of a process group kept PyTorch's own.
         elsewhere: the memory of the other devices on which the backward ran, each with its footprints.
     """
 
@@ -91,11 +91,11 @@ class Run:
         elapsed_ns: int,
         note: str = "",
     ) -> Self:
-        """A run of the native engine, without more than an order, whose graph is read when somebody asks for it.
+        """Create a run of the native engine with only an order, whose graph is read on first access.
 
         Args:
-            graph: reads it.
-            order: the tasks of that graph, in the order in which they ran.
+            graph: a function that reads the graph.
+            order: a function that returns the tasks of that graph in the order in which they ran.
             policy, elapsed_ns, note: as above.
         """
         run = cls.__new__(cls)
@@ -109,7 +109,7 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             if name in ("graph", "order", "planned"):
                 with _reading:
-                    if (late := vars(self).get("_late")) is not None:  # else another thread has read it meanwhile
+                    if (late := vars(self).get("_late")) is not None:  # otherwise another thread has read it meanwhile
                         read, order = late
                         graph = read()
                         tasks = tuple(order(graph))
@@ -119,7 +119,7 @@ class Run:
             return asked_in_vain(self, name, "a Run", _ELSEWHERE)
 
     def __dir__(self) -> list[str]:
-        """Return the names for users; `graph` and `order` are among them before they have been read."""
+        """Return the attribute names, including `graph` and `order` before they are read."""
         return sorted({*super().__dir__(), "graph", "order", "planned"} - {"elsewhere", "late", "with_memory"})
 
     def __repr__(self) -> str:
@@ -137,18 +137,18 @@ class Run:
         )
 
     def _older_gradients(self) -> str:
-        """Return a note on .grad that was there before: no peak counts it, a step after zero_grad() allocates it."""
+        """Return a note on existing .grad, which no peak counts, while a step after zero_grad() allocates it."""
         found = sum(each.baseline.grad_bytes for each in self.timelines.values())
-        return f" (without {size_text(found)} of .grad that was there before)" if found else ""
+        return f" (without {size_text(found)} of existing .grad)" if found else ""
 
     @cached_property
     def queue_lengths(self) -> tuple[int, ...]:
-        """How many tasks were ready when each one of `order` was picked, that one included."""
+        """The number of ready tasks when each task of `order` was chosen, including itself."""
         return tuple(queue_lengths(self.graph, self.order))
 
     @property
     def longest_queue(self) -> int:
-        """The most tasks that were ready at one moment."""
+        """The largest number of tasks ready at one moment."""
         return max(self.queue_lengths, default=0)
 
     @property
@@ -158,25 +158,26 @@ class Run:
 
     @cached_property
     def timelines(self) -> dict[str, Timeline]:
-        """By device its memory, `timeline` first: {"cuda:0": ..., "cpu": ...}. Empty: not measured."""
+        """The memory of each device, `timeline` first: {"cuda:0": ..., "cpu": ...}. Empty if not measured."""
         found = () if self.timeline is None else (self.timeline, *(timeline for timeline, _ in self.elsewhere))
         return {each.device: each for each in found}
 
     @cached_property
     def footprints_by_device(self) -> dict[str, Footprints]:
-        """By device what the measurement teaches about other orders, for `simulate`; as `timelines`."""
+        """The footprints of each device, from which `simulate` predicts other orders; as `timelines`."""
         found = (self.footprints, *(footprints for _, footprints in self.elsewhere))
         return {each.device: each for each in found if each is not None}
 
     def peak(self, device: torch.device | str | None = None, *, phase: Phase = "backward") -> PeakReport:
-        """What is alive at the peak: who made it, who keeps it, what frees it.
+        """Report on the storages alive at the peak: their makers, their holders, and when they are freed.
 
         Args:
-            device: whose peak. None: that of `timeline`.
-            phase: "backward"; where the forward's peak is higher, `PeakReport.forward` has that, too. Or "forward".
+            device: the device; None for that of `timeline`.
+            phase: "backward" or "forward". The report on the backward has the forward's in `PeakReport.forward` if its
+                peak is higher.
 
         Raises:
-            ValueError: memory was not measured, or not on this device, or not that of the forward.
+            ValueError: If memory was not measured, or not on this device, or not in the forward.
         """
         from .peak_report import peak_report
 
@@ -187,7 +188,7 @@ class Run:
         return peak_report(timeline, trace=self.trace, elsewhere=elsewhere, phase=phase)
 
     def with_memory(self, found: Sequence[tuple[Timeline, Footprints | None]], predicts: bool = True) -> Self:
-        """The same run, of which this was measured. `predicts`: whether that says what other orders take."""
+        """Return a copy of the run with this memory. `predicts`: whether other orders can be predicted from it."""
         from .peak_hints import keep_holders
 
         for each, _ in found:
@@ -199,70 +200,70 @@ class Run:
     def _measured(self) -> Timeline:
         if self.timeline is None:
             raise ValueError(
-                "the memory of this run was not measured: ts.backward(..., memory=True) or ts.profile(make_loss) do"
+                "the memory of this run was not measured; use ts.backward(..., memory=True) or ts.profile(make_loss)"
             )
         return self.timeline
 
     def save(self, path: str | Path) -> Path:
-        """Writes the run as versioned JSON, compressed when large, for `ts.load`; the page of file formats has its
+        """Save the run as versioned JSON, compressed if large, for `ts.load`. The page of file formats lists the
         fields.
 
-        Of the graph all is kept but the nodes, so what they save from the forward is not.
+        The graph is saved without its nodes, and so without their saved tensors.
         """
         return saved("run as a file", self, path)
 
     def to_pandas(self, device: torch.device | str | None = None) -> Any:
-        """A pandas.DataFrame with a row for each task, in the order in which they ran.
+        """Return a pandas.DataFrame with one row per task, in the order in which they ran.
 
-        The columns are those of `Trace.to_pandas`, of which those that were not recorded are left out: without a trace
-        and without memory there is no clock. Where memory was measured there are also `bytes_before`, `bytes_after`
-        and `peak_bytes`, the level as the task starts, as the next one does, and at its highest between, and
-        `allocated_bytes` and `freed_bytes`, of which the difference is made; where devices' tasks overlap these two are
-        the task's own, and the level changes by others', too.
+        The columns are those of `Trace.to_pandas` that were recorded; times need a trace or memory. With measured
+        memory there are also `bytes_before` and `bytes_after`, the levels at the start of the task and of the next one,
+        `peak_bytes`, the highest level between, and `allocated_bytes` and `freed_bytes`, whose difference is the
+        change. If tasks of several devices overlap, these two are the task's own, while the level also changes by
+        others.
 
         Args:
-            device: whose memory. None: that of `timeline`.
+            device: the device; None for that of `timeline`.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed.
-            TypeError, ValueError: that is no device, or its memory was not measured.
+            ModuleNotFoundError: If pandas is not installed.
+            TypeError, ValueError: If `device` is not a device, or its memory was not measured.
         """
         return drawn("run as a table", self, device)
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
-        """Writes the run as a trace that ui.perfetto.dev and chrome://tracing open.
+        """Save the run as a trace for ui.perfetto.dev and chrome://tracing.
 
-        It is JSON in the Trace Event Format, as gzip where the name ends in .gz. What is at `path` is replaced. Tasks
-        are slices, a track for each device, with their module, line and the reason why they were picked; ready
-        tasks and memory are counters; where a capture of this process saw the forward its operations are slices, too,
-        and an arrow leads from each to its tasks. Times are real, those of the trace or of the measured memory; of a
-        run that has neither each task takes a microsecond, and its track says so.
+        The file is JSON in the Trace Event Format, as gzip if the name ends in .gz. An existing file at `path` is
+        replaced. Tasks are slices on one track per device, with their module, line and the reason for the choice; ready
+        tasks and memory are counters. If a capture in this process saw the forward, its operations are slices, too,
+        with arrows to their tasks. Times are those of the trace or of the measured memory. In a run with neither, each
+        task has one microsecond, and its track says so.
 
         Raises:
-            TypeError: path is no path.
-            OSError: it can't be written.
+            TypeError: If path is not a path.
+            OSError: If the file cannot be written.
         """
         return saved("run for Perfetto", self, path)
 
     def deck(self, *, recompute: Any = None) -> Any:
-        """The run as a widget (`widgets.deck.run_player.Recording`) that plays it again, in a notebook.
+        """Return the run as a widget (`widgets.deck.run_player.Recording`) that replays it in a notebook.
 
         Args:
-            recompute: the plan (`ts.types.RecomputePlan`) by which the forward was mirrored: the deck says what it let
-                go of, and draws the memory that the plan predicts, with it and without, beside what was measured.
+            recompute: the plan (`ts.types.RecomputePlan`) used in the forward: the deck shows which saved tensors it
+                dropped, and draws the predicted memory, with and without the plan, beside the measured one.
 
         Raises:
-            TypeError, ValueError: that is no plan, or the graph is another's.
-            ModuleNotFoundError: `anywidget` is missing.
+            TypeError, ValueError: If `recompute` is not a plan, or belongs to another graph.
+            ModuleNotFoundError: If `anywidget` is missing.
         """
         try:
             return drawn("run as a deck", self, recompute=recompute)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "run.deck() needs a notebook with anywidget: pip install 'tapescope[notebook]'. "
-                "run.save_html(path) writes a page that plays without"
+                "run.save_html(path) writes a page that plays without it"
             ) from error
 
     def save_html(self, path: str | Path, *, recompute: Any = None) -> Path:
-        """Writes the run as one page that plays it, without a kernel or a network. For `recompute` see `deck`."""
+        """Save the run as one page that replays it without a kernel or a network. For `recompute` see `deck`."""
         return saved("run as a page", self, path, recompute=recompute)

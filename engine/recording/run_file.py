@@ -1,4 +1,4 @@
-"""`ts.load` and `Run.save`: a run as a file."""
+"""Saving and loading runs: `Run.save` and `ts.load`."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ from .trace_columns import Columns, EditRow, Forms, Label, PolicyTerm
 FORMAT = "tapescope.trace"
 VERSION = 1
 
-_LARGE = 2**20  # bytes; what is larger is compressed
+_LARGE = 2**20  # bytes above which a file is compressed
 _NUMBERS = ("low", "high", "mean", "norm")
 
 
 def save(run: Run, path: str | Path) -> Path:
-    """Writes one JSON object, ASCII, as gzip if it is larger than a MiB, whatever the file is called:
+    """Write one ASCII JSON object, as gzip if it is larger than a MiB, whatever the file's name:
 
     - `format`, `version`: "tapescope.trace" and 1. A reader that finds a higher version should refuse it.
     - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
-    - `accumulate`, `release`: as in `Accumulation`; missing where they are PyTorch's.
-    - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null where it is the same.
+    - `accumulate`, `release`: as in `Accumulation`; missing if they are PyTorch's.
+    - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null if it is the same.
     - `graph`: see `write_graph`.
-    - `trace`: null where none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null where
-      it is the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has none.
-      `key`: of each term that has, one after the other, for each arrival a rank, of which the policy takes the least
-      first; of equal ones as `ready_queue.py` says. `labels`: [text, "task", "arrival" or null]. `forms`: null for what
-      the graph says, or for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name]. `edits`:
-      [task, input, form, row, form, row], before and after, with forms as in `forms` and rows of `statistics` or -1.
-      `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
+    - `trace`: null if none was recorded. `level` and the columns as in `Trace` and `Columns`; `order` is null if it is
+      the run's. `terms`: [first place, policy, rule or null, whether it has keys]; a user's own choice has no keys.
+      `key`: for each term with keys, one after the other, a rank for each arrival; the policy chooses the lowest rank
+      first, and equal ranks as described in `ready_queue.py`. `labels`: [text, "task", "arrival" or null]. `forms`:
+      null for the graph's metadata, or for each gradient null or [shape, dtype, device, layout]. `hooks`: [kind, name].
+      `edits`: [task, input, form, row, form, row], before and after, with forms as in `forms` and rows of `statistics`
+      or -1. `buckets`: [wrapper, index, tasks, missing, delayed, nbytes] as in `Bucket`.
       `statistics`: null at level "off", else the columns of `StatisticsColumns`, `forms` as [shape, dtype, device,
-      layout], with the number of elements behind that where the shape does not tell it, `unavailable`: [row, why], and
+      layout], followed by the number of elements if it does not follow from the shape, `unavailable`: [row, why], and
       `edges` of the histograms' bins.
-    - `batches`: null or missing where each task ran alone. `ran`: [kind, tasks, launches before, launches, copied
-      bytes, held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
-    - `timeline`: null or missing where memory was not measured; see `write_timeline`. `Run.footprints` are not kept.
-    - `elsewhere`: missing where memory was measured on one device; how many other `devices` there are, and by number
-      `timeline 0`, `timeline 1`, ...
+    - `batches`: null or missing if each task ran alone. `ran`: [kind, tasks, launches before, launches, copied bytes,
+      held bytes, elapsed_ns] as in `Batch`; `fallbacks`: [kind, tasks, why].
+    - `timeline`: null or missing if memory was not measured; see `write_timeline`. `Run.footprints` are not saved.
+    - `elsewhere`: missing if memory was measured on one device only; `devices` is the number of other devices, followed
+      by `timeline 0`, `timeline 1`, ...
 
-    NaN is null, infinity "inf" and "-inf", in columns of numbers. What was at `path` before is replaced when all is
-    written.
+    In columns of numbers, NaN is null and infinity "inf" or "-inf". An existing file at `path` is replaced once
+    everything is written.
     """
     with atomic_write(path) as file:
         out = _Out(file)
@@ -72,7 +72,7 @@ def save(run: Run, path: str | Path) -> Path:
 
 
 class _Out:
-    """A file that turns into gzip where it gets large."""
+    """A file that switches to gzip when it becomes large."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -192,7 +192,7 @@ def _form_fields(form: Form | None) -> list[Any] | None:
 
 
 def _ranks(key: Callable[[int], Any], count: int) -> array[int]:
-    """Numbers that compare as the keys do: keys may be any integers, of which JavaScript would lose some."""
+    """Return ranks that compare like the keys, which may be integers too large for JavaScript."""
     keys = [key(arrival) for arrival in range(count)]
     ranks = array("i", [0]) * count
     rank, last = -1, None
@@ -204,20 +204,20 @@ def _ranks(key: Callable[[int], Any], count: int) -> array[int]:
 
 
 _MOST_DEVICES = 2**16  # as torch numbers them
-_LARGEST = 2**30  # bytes that a file may unpack to: a task with histograms takes some 400, and a million should fit
+_LARGEST = 2**30  # unpacked bytes of a file; a task with histograms has about 400, and a million tasks should fit
 
 
 def load(path: str | Path) -> Run:
-    """Reads a run that `Run.save` wrote. Its graph has no nodes, so it can be looked at, but not run.
+    """Load a run that `Run.save` wrote. Its graph has no nodes, so it can be inspected but not run.
 
-    Nothing of the file is executed, and no file that it names is opened.
+    Nothing in the file is executed, and no file that it names is opened.
 
     Args:
         path: the file, compressed or not.
 
     Raises:
-        ValueError: the file is no saved run, is cut off, was written by a newer tapescope, or contradicts itself.
-        OSError: it can't be read.
+        ValueError: If the file is not a saved run, is truncated, was written by a newer tapescope, or is inconsistent.
+        OSError: If the file cannot be read.
     """
     path = path_of(path, "ts.load")
     with collector_paused():
@@ -240,7 +240,7 @@ def _read_run(section: Section) -> Run:
     elsewhere = _read_elsewhere(section.section("elsewhere"), graph, order) if "elsewhere" in section else []
     devices = [each.device for each in (timeline, *elsewhere) if each is not None]
     if elsewhere and (timeline is None or len(set(devices)) < len(devices)):
-        raise section.wrong("elsewhere", f"has the memory of {', '.join(devices)}, and not of each once")
+        raise section.wrong("elsewhere", f"must have each device once, has {', '.join(devices)}")
     return Run(
         graph,
         policy,
@@ -274,7 +274,7 @@ def _batch(section: Section, row: Any, tasks: int) -> Batch:
         case [str(kind), [_, *_] as members, int(before), int(launches), int(copied), int(held), int(elapsed_ns)]:
             if kind in get_args(GroupKind) and all(type(task) is int and 0 <= task < tasks for task in members):
                 return Batch(kind, tuple(members), before, launches, copied, held, elapsed_ns)  # type: ignore[arg-type]
-    raise section.wrong("ran", f"has an entry that is no batch: {row!r:.80}")
+    raise section.wrong("ran", f"has an entry that is not a batch: {row!r:.80}")
 
 
 def _fallback(section: Section, row: Any, tasks: int) -> Fallback:
@@ -282,7 +282,7 @@ def _fallback(section: Section, row: Any, tasks: int) -> Fallback:
         case [str(kind), [_, *_] as members, str(why)]:
             if kind in get_args(GroupKind) and all(type(task) is int and 0 <= task < tasks for task in members):
                 return Fallback(kind, tuple(members), why)  # type: ignore[arg-type]
-    raise section.wrong("fallbacks", f"has an entry that is none: {row!r:.80}")
+    raise section.wrong("fallbacks", f"has an entry that is not a fallback: {row!r:.80}")
 
 
 def _read_trace(section: Section, graph: Graph, order: array[int], batches: Batches | None) -> Trace:
@@ -344,16 +344,16 @@ def _read_columns(
 
 
 def _check_rows(section: Section, graph: Graph, columns: Columns, forms: Sequence[Forms | None], rows: int) -> None:
-    """A task's rows of statistics, one for each gradient that is defined, must be there."""
+    """Check that a task's rows of statistics exist, one for each defined gradient."""
     given = [0 if each is None else sum(form is not None for form in each) for each in forms]
     for task_id, row in enumerate(columns.input_row):
         number = columns.inputs[task_id]
         if row + (given[number] if number else len(graph.tasks[task_id].inputs)) > rows and row >= 0:
-            raise section.wrong("input_row", f"leads beyond the statistics at task {task_id}")
+            raise section.wrong("input_row", f"exceeds the statistics at task {task_id}")
     for task_id, row in enumerate(columns.output_row):
         number = columns.outputs[task_id]
         if row + (given[number] if number else len(graph.out_edges[task_id])) > rows and row >= 0:
-            raise section.wrong("output_row", f"leads beyond the statistics at task {task_id}")
+            raise section.wrong("output_row", f"exceeds the statistics at task {task_id}")
 
 
 def _terms(section: Section, places: int, arrivals: int) -> tuple[PolicyTerm, ...]:
@@ -374,7 +374,7 @@ def _terms(section: Section, places: int, arrivals: int) -> tuple[PolicyTerm, ..
                 terms.append(PolicyTerm(begins, policy, rule, _key(ranks[:arrivals]) if keyed else None))
                 ranks = ranks[arrivals * keyed :]
             case _:
-                raise section.wrong("terms", f"has an entry that is no term: {row!r:.80}")
+                raise section.wrong("terms", f"has an entry that is not a term: {row!r:.80}")
     if ranks:
         raise section.wrong("terms", "don't fit the keys")
     return tuple(terms)
@@ -388,21 +388,21 @@ def _label(section: Section, row: Any) -> Label:
     match row:
         case [str(text), (None | "task" | "arrival") as number]:
             return Label(text, number)
-    raise section.wrong("labels", f"has an entry that is no label: {row!r:.80}")
+    raise section.wrong("labels", f"has an entry that is not a label: {row!r:.80}")
 
 
 def _hook(section: Section, row: Any) -> Hook:
     match row:
         case [str(kind), str(name)]:
             return Hook(kind, name)
-    raise section.wrong("hooks", f"has an entry that is no hook: {row!r:.80}")
+    raise section.wrong("hooks", f"has an entry that is not a hook: {row!r:.80}")
 
 
 def _forms(section: Section, row: Any) -> Forms | None:
     if row is None:
         return None
     if not isinstance(row, list):
-        raise section.wrong("forms", f"has an entry that is no list: {row!r:.80}")
+        raise section.wrong("forms", f"has an entry that is not a list: {row!r:.80}")
     return tuple(None if each is None else _form(section, "forms", each) for each in row)
 
 
@@ -412,7 +412,7 @@ def _form(section: Section, key: str, row: Any) -> Form:
             is_count = not count or (len(count) == 1 and type(count[0]) is int and count[0] >= 0)
             if layout in _LAYOUTS and is_count:
                 return Form(meta_of(section, key, [shape, dtype, device]), _LAYOUTS[layout], *count)
-    raise section.wrong(key, f"has an entry that is no tensor's form: {row!r:.80}")
+    raise section.wrong(key, f"has an entry that is not the form of a tensor: {row!r:.80}")
 
 
 def _edit(section: Section, row: Any, graph: Graph, rows: int) -> EditRow:
@@ -422,7 +422,7 @@ def _edit(section: Section, row: Any, graph: Graph, rows: int) -> EditRow:
             in_range = 0 <= task < len(graph) and 0 <= number < len(graph.tasks[task].inputs)
             if in_range and all(-1 <= each < rows for each in (before_row, after_row)):
                 return EditRow(task, number, forms[0], before_row, forms[1], after_row)
-    raise section.wrong("edits", f"has an entry that leads nowhere: {row!r:.80}")
+    raise section.wrong("edits", f"has an invalid entry: {row!r:.80}")
 
 
 def _bucket(section: Section, row: Any, tasks: int) -> Bucket:
@@ -430,13 +430,13 @@ def _bucket(section: Section, row: Any, tasks: int) -> Bucket:
         case [int(wrapper), int(index), [*filled], int(missing), bool(delayed), int(nbytes)]:
             if all(type(task) is int and 0 <= task < tasks for task in filled):
                 return Bucket(wrapper, index, tuple(filled), missing, delayed, nbytes)
-    raise section.wrong("buckets", f"has an entry that is no bucket: {row!r:.80}")
+    raise section.wrong("buckets", f"has an entry that is not a bucket: {row!r:.80}")
 
 
 def _read_statistics(section: Section) -> StatisticsTable:
     forms = [_form(section, "forms", row) for row in section.rows("forms")]
     if tuple(section.floats("edges", len(EDGES))) != EDGES:
-        raise section.wrong("edges", "are not those of this version's histograms")
+        raise section.wrong("edges", "differ from those of this version's histograms")
     form = section.integers("form", len(forms))
     count = len(form)
     bins = section.integers("bins", _MOST, code="q")
@@ -462,14 +462,14 @@ def _read_statistics(section: Section) -> StatisticsTable:
         zip(columns.first_bin, columns.bin_count, columns.bins_at, strict=True)
     ):
         if first + length > BINS or start + length > len(bins):
-            raise section.wrong("bin_count", f"leads beyond the bins at row {row}")
+            raise section.wrong("bin_count", f"exceeds the bins at row {row}")
     unavailable = {}
     for entry in section.rows("unavailable"):
         match entry:
             case [int(row), str(reason)] if 0 <= row < count:
                 unavailable[row] = reason
             case _:
-                raise section.wrong("unavailable", f"has an entry that leads nowhere: {entry!r:.80}")
+                raise section.wrong("unavailable", f"has an invalid entry: {entry!r:.80}")
     return StatisticsTable(columns, forms, unavailable)
 
 

@@ -1,4 +1,4 @@
-"""What is in a gradient, in a few numbers: the least and the largest, the mean, the norm, NaN, a histogram."""
+"""Statistics of gradients: minimum, maximum, mean, norm, numbers of NaN, infinite and zero elements, a histogram."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..execution.gradient_layouts import is_dense
 Level = Literal["off", "cheap", "full"]
 
 MAGNITUDES = tuple(10.0 ** (exponent / 2) for exponent in range(-24, 7))
-"""Where the bins of a histogram end on each side of zero: two bins per power of ten, from 1e-12 to 1e3."""
+"""The edges of a histogram's bins on each side of zero: two bins per power of ten, from 1e-12 to 1e3."""
 
 EDGES = (-math.inf, *(-edge for edge in reversed(MAGNITUDES)), 0.0, *MAGNITUDES, math.inf)
 BINS = len(EDGES) - 1
@@ -32,16 +32,16 @@ SCALARS = 7
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many elements lie between one edge and the next. Elements that are zero, NaN or infinite are in no bin.
+    """The number of elements between each edge and the next. Zero, NaN and infinite elements are in no bin.
 
-    Gradients span many powers of ten on both sides of zero, so the edges do, too, and are the same for all gradients:
-    histograms can be compared bin by bin. The outermost bins take whatever is larger than 1000, the two innermost what
-    is smaller than 1e-12.
+    Gradients span many powers of ten on both sides of zero, and so do the edges, which are the same for all gradients:
+    histograms can be compared bin by bin. The outermost bins contain absolute values above 1000, the two innermost
+    those below 1e-12.
 
     Attributes:
-        counts: how many elements lie in each bin, the most negative values first.
-        edges: of the bins, ascending, one more than there are bins: -inf, -1e3, two per power of ten, -1e-12, 0, 1e-12,
-            and so on up to inf.
+        counts: the number of elements in each bin, most negative values first.
+        edges: the ascending edges, one more than bins: -inf, -1e3, two per power of ten, -1e-12, 0, 1e-12, and so on up
+            to inf.
     """
 
     counts: tuple[int, ...]
@@ -50,21 +50,21 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A gradient in numbers.
+    """The statistics of a gradient.
 
-    Of a DTensor they are those of this rank's part; of other wrapper subclasses those of the inner tensors
-    (`__tensor_flatten__`), all of them together.
+    For a DTensor they are those of this rank's part; for other wrapper subclasses, those of all inner tensors together
+    (`__tensor_flatten__`).
 
     Attributes:
-        shape: None for nested tensors, which have none.
-        dtype, device, layout: the gradient's own.
-        count: the number of elements that were read; of a sparse tensor of all, stored or not.
-        min, max, mean, norm: over the finite elements, of a complex gradient over absolute values, of a sparse one over
-            the stored values (those of an index that comes twice are not added up). None where there are none. Computed
+        shape: the shape; None for nested tensors.
+        dtype, device, layout: those of the gradient.
+        count: the number of elements that were read; for a sparse tensor, all elements, stored or not.
+        min, max, mean, norm: over the finite elements; over absolute values for a complex gradient; over the stored
+            values for a sparse one (values of a repeated index are not summed). None without finite elements. Computed
             in float32 for gradients of 16 or 32 bits, else in float64; the norm is the 2-norm.
-        nan_count, inf_count, zero_count: what a sparse tensor doesn't store is zero.
-        histogram: at level "full".
-        unavailable: why there are no numbers (all of the above are None then).
+        nan_count, inf_count, zero_count: the numbers of such elements; elements not stored in a sparse tensor are zero.
+        histogram: the histogram at level "full".
+        unavailable: the reason why there are no numbers (all of the above are None then).
     """
 
     shape: tuple[int, ...] | None
@@ -84,7 +84,7 @@ class Statistics:
 
 
 class Form(NamedTuple):
-    """A tensor's metadata and layout, and the number of elements that were read if its shape does not tell."""
+    """A tensor's metadata and layout, and the number of elements read if it does not follow from the shape."""
 
     meta: TensorMeta
     layout: torch.layout
@@ -96,7 +96,7 @@ _NO_FORM = Form(TensorMeta(None, torch.float32, torch.device("cpu")), torch.stri
 
 @dataclass(frozen=True, slots=True)
 class PendingStatistics:
-    """Statistics that are on their way: the gradient itself is not kept, an accelerator is not waited for.
+    """Statistics that an accelerator may still be computing, without waiting for it or keeping the gradient.
 
     `numbers` are min, max, mean, norm, the numbers of NaN, infinite and zero elements, and at level "full" the counts
     of the histogram: as floats, or as a vector on the gradient's accelerator. None where they are `unavailable`.
@@ -107,7 +107,7 @@ class PendingStatistics:
     unavailable: str | None = None
 
     def read(self) -> Statistics:
-        """The numbers; waits for the accelerator."""
+        """Return the statistics; wait for the accelerator."""
         if isinstance(self.numbers, Tensor):
             with unobserved():
                 return PendingStatistics(self.form, self.numbers.tolist()).read()
@@ -117,10 +117,10 @@ class PendingStatistics:
 
 
 def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
-    """The statistics of a gradient; None where there is no gradient, or at level "off".
+    """Return the statistics of a gradient; None without a gradient, or at level "off".
 
     Raises:
-        TypeError, ValueError: it is no tensor, or there is no such level. Nothing else: see `measure`.
+        TypeError, ValueError: If `gradient` is not a tensor, or `level` is unknown. Nothing else, see `measure`.
     """
     if gradient is not None:
         expect(gradient, Tensor, "gradient", "a tensor or None")
@@ -129,11 +129,11 @@ def statistics(gradient: Tensor | None, level: Level) -> Statistics | None:
 
 
 def measure(gradient: Tensor, level: Level) -> PendingStatistics:
-    """Computes the statistics of a gradient without waiting for an accelerator ("full" does wait on CUDA).
+    """Compute the statistics of a gradient without waiting for an accelerator ("full" does wait on CUDA).
 
-    On the CPU it reads a finite gradient four times, and adds its elements up as they lie in memory. On an accelerator
-    it holds for a moment several temporaries of the gradient's size. Modes and tensor subclasses of the user's don't
-    see it. Never raises: what can't be measured says why not.
+    On the CPU this reads a finite gradient four times and sums its elements in memory order. On an accelerator it needs
+    several temporaries of the gradient's size for a moment. The user's modes and tensor subclasses do not see these
+    operations. It never raises: the result has the reason if the gradient cannot be measured.
     """
     form = _NO_FORM
     try:
@@ -155,15 +155,15 @@ def measure(gradient: Tensor, level: Level) -> PendingStatistics:
                 else:
                     numbers = [*numbers, *counts.tolist()]
             return PendingStatistics(form, numbers)
-    except Exception as error:  # an exotic tensor may raise anything; a record of a backward must not stop it
+    except Exception as error:  # an unusual tensor may raise anything; recording must not stop the backward
         message = str(error).partition("\n")[0]
         return PendingStatistics(form, unavailable=f"{type(error).__name__}: {message}")
 
 
 def numbers_at_once(gradient: Tensor, level: Level) -> list[float] | None:
-    """What `measure` finds of the usual gradient, for half the price: dense floats on the CPU.
+    """Return the result of `measure` for a usual gradient (dense floats on the CPU), at half the cost.
 
-    None for any other, and where that fails. To be called without grad mode, where no mode of the user's is on.
+    None for any other gradient, or if that fails. Must be called without grad mode and without user modes.
     """
     if type(gradient) is not Tensor or gradient.layout is not torch.strided or gradient.dtype not in _FLOATS:
         return None
@@ -181,7 +181,7 @@ _FLOATS = torch.float32, torch.float64
 
 
 def form_of(gradient: Tensor) -> Form:
-    """What the gradient looks like. To be called `unobserved`."""
+    """Return the gradient's form. Must be called inside `unobserved`."""
     shape = None if gradient.is_nested else tuple(gradient.shape)
     return Form(TensorMeta(shape, gradient.dtype, gradient.device), gradient.layout)
 
@@ -189,7 +189,7 @@ def form_of(gradient: Tensor) -> Form:
 def as_statistics(
     form: Form, numbers: Sequence[float] = (), histogram: Histogram | None = None, unavailable: str | None = None
 ) -> Statistics:
-    """Puts a name to each number."""
+    """Convert a list of numbers to `Statistics`."""
     shape, dtype, device, layout = form.meta.shape, form.meta.dtype, form.meta.device, form.layout
     if unavailable is not None:
         return Statistics(shape, dtype, device, layout, unavailable=unavailable)
@@ -218,7 +218,7 @@ def _all_values(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _values(values: Tensor) -> Tensor:
-    """The elements as real numbers that can be summed: float32, or float64 where float32 would lose some."""
+    """Return the elements as real numbers that can be summed: float32, or float64 if float32 would lose precision."""
     dtype = values.dtype
     if dtype.is_complex:
         values = computable(values).abs()
@@ -229,8 +229,8 @@ def _values(values: Tensor) -> Tensor:
 
 
 def in_memory_order(values: Tensor) -> Tensor:
-    """The elements as they lie in memory, where that has no gaps; else a copy. Of a tensor that is contiguous the
-    kernels see one dimension anyway."""
+    """Return the elements in memory order, without a copy if memory has no gaps. For a contiguous tensor, kernels use
+    one dimension anyway."""
     if values.is_contiguous():
         return values
     if is_dense(values.shape, values.stride()):
@@ -239,7 +239,7 @@ def in_memory_order(values: Tensor) -> Tensor:
 
 
 def _numbers_now(values: Tensor, unstored: int) -> list[float]:
-    """On the CPU it is known at once whether all are finite, and most gradients are: then no mask is needed."""
+    """Compute the numbers on the CPU, without a mask if all elements are finite, as in most gradients."""
     count = values.numel()
     nan_count = inf_count = 0
     low, high = _bounds(values)
@@ -262,13 +262,13 @@ def _numbers_now(values: Tensor, unstored: int) -> list[float]:
     return [low, high, mean, norm, nan_count, inf_count, zero_count]
 
 
-_FEW = 1024  # elements: as bools they would be counted no faster
-_PART = 2**20  # elements of which there are bools at once
+_FEW = 1024  # elements up to which a conversion to bools is not faster
+_PART = 2**20  # elements converted to bools at a time
 
 
 def _nonzero(values: Tensor, count: int) -> int:
-    """How many are not zero. torch asks floats one by one, at some ten times the price of a sum where it can't foresee
-    the answer; what it makes bools of it looks at by the dozen."""
+    """Return the number of non-zero elements. torch tests floats one by one, at about ten times the cost of a sum if
+    branches are mispredicted; the conversion to bools is vectorized."""
     if count <= _FEW:
         return int(values.count_nonzero().item())
     if count <= _PART:
@@ -279,7 +279,7 @@ def _nonzero(values: Tensor, count: int) -> int:
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:
-    """The least and the largest; NaN if one element is."""
+    """Return the minimum and the maximum; NaN if an element is NaN."""
     if not values.numel():
         return math.nan, math.nan
     low, high = values.aminmax()
@@ -287,7 +287,7 @@ def _bounds(values: Tensor) -> tuple[float, float]:
 
 
 def _numbers_later(values: Tensor, unstored: int) -> Tensor:
-    """The same as a vector on the values' device, by kernels alone: nothing here waits for a result."""
+    """Compute the same numbers as a vector on the values' device, with kernels only, without waiting for results."""
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     if not values.numel():
         numbers = torch.full((SCALARS,), math.nan, dtype=wide, device=values.device)
@@ -304,7 +304,7 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
     found = (
         values.where(finite, math.inf).amin(),
         values.where(finite, -math.inf).amax(),
-        scaled.sum().to(wide) / count * largest,  # NaN where nothing is finite
+        scaled.sum().to(wide) / count * largest,  # NaN if no element is finite
         torch.linalg.vector_norm(scaled).to(wide) * largest,
         nan_count,
         values.numel() - count - nan_count,
@@ -315,7 +315,7 @@ def _numbers_later(values: Tensor, unstored: int) -> Tensor:
 
 def _histogram(values: Tensor) -> Tensor:
     bins = torch.bucketize(values.contiguous(), _inner_edges(values.dtype, values.device), right=True)
-    bins = bins.where(values.isfinite() & (values != 0), BINS)  # one bin more, for what is in none
+    bins = bins.where(values.isfinite() & (values != 0), BINS)  # one more bin, for elements that belong to none
     return torch.bincount(bins, minlength=BINS + 1)[:BINS]
 
 

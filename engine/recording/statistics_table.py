@@ -1,4 +1,4 @@
-"""The statistics of many gradients in columns: some 80 bytes a gradient, and a histogram's bins that are not empty."""
+"""The statistics of many gradients in columns: about 80 bytes per gradient, plus the non-empty bins of histograms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...inspector.torch_private.thread_state import unobserved
 from .statistics import BINS, SCALARS, Form, Histogram, PendingStatistics, Statistics, as_statistics
 
 _UNKNOWN = (0.0,) * SCALARS
-_MOST_PENDING = 4096  # measurements of one device: each is a tensor of its own until they are stacked
+_MOST_PENDING = 4096  # measurements per device: each is a separate tensor until they are stacked
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class StatisticsColumns:
     inf_count: array[int] = field(default_factory=lambda: array("q"))
     zero_count: array[int] = field(default_factory=lambda: array("q"))
     first_bin: array[int] = field(default_factory=lambda: array("b"))
-    bin_count: array[int] = field(default_factory=lambda: array("b"))  # -1: there is no histogram
+    bin_count: array[int] = field(default_factory=lambda: array("b"))  # -1 without a histogram
     bins_at: array[int] = field(default_factory=lambda: array("q"))
     bins: array[int] = field(default_factory=lambda: array("q"))
 
@@ -39,13 +39,13 @@ class StatisticsColumns:
 
 
 class StatisticsTable:
-    """Rows of statistics. They are added without waiting for an accelerator, and read when somebody looks.
+    """Rows of statistics, added without waiting for an accelerator and read on access.
+
+    Numbers that an accelerator computes stay there until they are read, 56 bytes per gradient (568 with a histogram).
 
     Args:
-        columns, forms, unavailable: the rows to begin with: what each gradient looks like is an index into `forms`;
-            `unavailable` says by row why there are no numbers.
-
-    What an accelerator still computes stays there, 56 bytes a gradient (568 with a histogram), until somebody looks.
+        columns, forms, unavailable: the first rows: each gradient's form is an index into `forms`; `unavailable` has
+            the reasons for rows without numbers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StatisticsTable:
         return len(self.columns.form)
 
     def add(self, measurements: Sequence[PendingStatistics]) -> int:
-        """Adds one row each. The number of the first."""
+        """Add one row per measurement and return the number of the first."""
         with self._lock:
             first = len(self)
             for measurement in measurements:
@@ -74,17 +74,17 @@ class StatisticsTable:
             return first
 
     def form_number(self, form: Form) -> int:
-        """The place of this form among `forms`."""
+        """Return the index of this form in `forms`."""
         with self._lock:
             return self._number_of(form)
 
     def add_numbers(self, form_number: int, numbers: Sequence[float]) -> None:
-        """Adds a row of numbers that are known, of a gradient of this form."""
+        """Add a row of known numbers for a gradient of this form."""
         with self._lock:
             self._add_row(form_number, numbers)
 
     def row(self, number: int) -> Statistics:
-        """The statistics of one row; waits for the accelerator that computes them."""
+        """Return the statistics of one row; wait for the accelerator that computes them."""
         with self._lock:
             self._read_all()
         columns = self.columns
@@ -103,13 +103,13 @@ class StatisticsTable:
         return as_statistics(form, numbers, self._histogram(number))
 
     def snapshot(self) -> StatisticsTable:
-        """What is in it now, read from the accelerators."""
+        """Return a copy of the current rows, read from the accelerators."""
         with self._lock:
             self._read_all()
             return StatisticsTable(self.columns.copy(), self.forms, self.unavailable)
 
     def _read_all(self) -> None:
-        """Takes in what accelerators have computed."""
+        """Read the numbers that accelerators have computed."""
         if not self._pending and not self._stacked:
             return
         with unobserved():
@@ -153,7 +153,7 @@ class StatisticsTable:
         columns.first_bin.append(0)
         columns.bins_at.append(0)
         columns.bin_count.append(-1)
-        columns.form.append(form_number)  # which counts as a row: the last
+        columns.form.append(form_number)  # last, because its length is the number of rows
         if len(numbers) > SCALARS:
             self._fill_bins(len(self) - 1, numbers[SCALARS:])
 

@@ -1,4 +1,4 @@
-"""The trace: a record for each task of one backward, with the ready queue as it was."""
+"""The trace: a record of each task of one backward, with the ready queue at that time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .trace_columns import NONE, Columns, EditRow, Forms, Label, PolicyTerm, ter
 
 
 class Replay:
-    """The queue at one place of a trace, from which it moves on.
+    """The replayed queue at one place of a trace, which moves forward.
 
-    Where another policy takes over, all is replayed under it from the start, as the engines do: among equal keys the
-    order depends on what went before.
+    When the policy changes, everything is replayed from the start under the new one, as the engines do: the order of
+    equal keys depends on earlier operations of the heap.
     """
 
     def __init__(self, graph: Graph, columns: Columns, terms: Sequence[PolicyTerm]) -> None:
@@ -45,7 +45,7 @@ class Replay:
             return len(self._at(place))
 
     def first(self, place: int) -> int | None:
-        """The task which the policy would run; None under a user's own choice, or if none is ready."""
+        """Return the task that the policy would run; None under a user's own choice, or if none is ready."""
         with self._lock:
             queue = self._at(place)
             return queue.choose() if self._term.key is not None and len(queue) else None
@@ -55,7 +55,8 @@ class Replay:
             return task_id in self._at(place)
 
     def entries(self, place: int) -> list[ReadyTask]:
-        """In the order in which the policy would run them; under a user's own choice in order of arrival."""
+        """Return the entries in the order in which the policy would run them; in order of arrival for a user's own
+        choice."""
         with self._lock:
             return self._at(place).entries()
 
@@ -88,17 +89,17 @@ class Replay:
 
 
 def _nobody(ready: Sequence[Task], state: QueueState) -> Task:
-    raise AssertionError("a replay asks nobody")
+    raise AssertionError("a replay does not call the user's policy")
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedGradient:
-    """A gradient as it was seen; the tensor itself is not kept.
+    """The metadata of a recorded gradient; the tensor itself is not kept.
 
     Attributes:
         meta: its shape, dtype and device.
         layout: its layout.
-        statistics: None at level "off".
+        statistics: its statistics; None at level "off".
     """
 
     meta: TensorMeta
@@ -112,7 +113,7 @@ class Edit:
 
     Attributes:
         input: the input number.
-        before, after: what waited there, and what was put in its place; None: no gradient.
+        before, after: the old and the new gradient; None for no gradient.
     """
 
     input: int
@@ -122,23 +123,23 @@ class Edit:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """What happened to each task of one backward, in the order in which they started: a sequence of `TaskRecord`.
+    """The records of one backward's tasks, in the order in which they started: a sequence of `TaskRecord`.
 
-    Of hooks not all are seen, see `TaskRecord.hooks`.
+    Not all hooks are recorded, see `TaskRecord.hooks`.
 
-    The queue at each task is not kept but replayed from the order of arrival: looking at records one after the other
-    costs what the queue's changes cost, going back starts from the front.
+    The queue at each task is not stored but replayed from the order of arrival: reading records in order costs as much
+    as the queue's changes; going back starts from the beginning.
 
     Attributes:
         graph: the graph that was run.
-        terms: which policy picked from which place on; most have one alone.
-        level: of the gradients' statistics.
-        columns: the numbers, see `Columns`, which `labels`, `forms` and `hooks` give a meaning.
+        terms: the policy that chose from each place on; most traces have one.
+        level: the level of the gradients' statistics.
+        columns: the numbers, see `Columns`; `labels`, `forms` and `hooks` define their meaning.
         edits: the gradients that were replaced by hand.
         table: the gradients' statistics.
-        buckets: those of DistributedDataParallel that its leaves fill.
-        batches: which tasks ran as one, and which could have and did not; empty without `batch=`.
-        began_ns: what `time.perf_counter_ns` said as the first task started; None: not known, as of one from a file.
+        buckets: the buckets of DistributedDataParallel that its leaves fill.
+        batches: the tasks that ran as one, and those that could have but did not; empty without `batch=`.
+        began_ns: the value of `time.perf_counter_ns` when the first task started; None if unknown, as from a file.
     """
 
     graph: Graph
@@ -165,9 +166,9 @@ class Trace:
 
     @ending_where_called
     def __getitem__(self, place: int) -> TaskRecord:
-        expect_number(place, int, "place", "where a task is in the order; `trace.of(task)` finds a task's")
+        expect_number(place, int, "place", "a task's place in the order; `trace.of(task)` finds the record of a task")
         if not -len(self) <= place < len(self):
-            raise IndexError(f"there is no record {place}: {len(self)} tasks were recorded")
+            raise IndexError(f"unknown record {place}; {len(self)} tasks were recorded")
         return TaskRecord(self, place % len(self))
 
     def __iter__(self) -> Iterator[TaskRecord]:
@@ -189,37 +190,37 @@ class Trace:
         return tuple(task_id for task_id in self.columns.order if self.columns.by_hand[task_id])
 
     def of(self, task: Task | int) -> TaskRecord | None:
-        """The record of a task; None if it has not run."""
+        """Return the record of a task; None if it has not run."""
         place = self._places.get(self.graph.task(task).id)
         return None if place is None else TaskRecord(self, place)
 
     def label(self, arrival: int) -> str:
-        """The key of the arrival of this number, as people read it, under the policy that picked then."""
+        """Return the label of an arrival, its key in readable form, under the policy of that time."""
         return self.labels[self.columns.label[arrival]].of(self.columns.arrivals[arrival], arrival)
 
     def queue(self, place: int) -> list[tuple[int, str]]:
-        """The ready tasks before the task of this place was picked, each with its label, in the order in which the
-        policy would run them; under a user's own choice in order of arrival. With place = len(trace) what is left."""
+        """Return the ready tasks before the task at this place was chosen, with labels, in the order in which the
+        policy would run them; in order of arrival for a user's own choice. place = len(trace) returns the rest."""
         return [(entry.task.id, self.label(entry.arrival)) for entry in self._replay.entries(place)]
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame with a row for each task, in the order in which they started.
+        """Return a pandas.DataFrame with one row per task, in the order in which they started.
 
-        What a task is: `place`, `task` (its id), `name`, `parameter`, `module`, `operation`, `file`, `line`,
-        `function`, `sequence_nr` (none for leaves), `device`. How it ran: `policy`, `by_hand`, `thread`, `ready` (how
-        many tasks could have run, itself included), `started_s` and `ended_s` in seconds since the first one started.
-        With statistics: `input_norm` and `output_norm`, the norm of all gradients that it got and gave, and
-        `output_nan` and `output_inf`, how many elements of the latter are; missing where these cannot be read.
-        `Run.to_pandas` has memory, too.
+        Columns of the task: `place`, `task` (its id), `name`, `parameter`, `module`, `operation`, `file`, `line`,
+        `function`, `sequence_nr` (none for leaves), `device`. Columns of the run: `policy`, `by_hand`, `thread`,
+        `ready` (the number of ready tasks, including itself), `started_s` and `ended_s` in seconds since the first one
+        started. With statistics: `input_norm` and `output_norm`, the norms over all input gradients and all outputs,
+        and `output_nan` and `output_inf`, the numbers of such elements in the outputs; missing if they cannot be read.
+        `Run.to_pandas` also has memory.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed.
+            ModuleNotFoundError: If pandas is not installed.
         """
         return drawn("trace as a table", self)
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
-        """Which task completed each bucket of DistributedDataParallel, and which started its all-reduce."""
+        """The task that completed each bucket of DistributedDataParallel, and the one that started its all-reduce."""
         ended = [task_id for task_id in self.columns.order if self.columns.ended_ns[task_id] >= 0]
         return reductions(self.buckets, ended)
 
@@ -253,16 +254,16 @@ class Trace:
 
 
 ChoiceKind = Literal["hand", "batch", "only", "function", "first", "passed over", "unseen"]
-"""Names how a task was picked, see `TaskRecord.choice`."""
+"""The way in which a task was chosen, see `TaskRecord.choice`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskRecord:
-    """What happened to one task.
+    """The record of one task.
 
     Attributes:
-        trace: the trace that it is part of.
-        place: counts from 0, in the order in which tasks started.
+        trace: the trace to which it belongs.
+        place: its place in the order in which tasks started, from 0.
     """
 
     trace: Trace = field(repr=False)
@@ -294,36 +295,37 @@ class TaskRecord:
 
     @property
     def thread(self) -> int:
-        """In which thread it ran; 0 is that of the first task."""
+        """The number of its thread; 0 is the thread of the first task."""
         return self.trace.columns.thread[self._id]
 
     @property
     def device(self) -> torch.device:
-        """Where PyTorch runs it, see `Task.device`; the direct engine runs all in the caller's thread and stream."""
+        """The device on which PyTorch runs it, see `Task.device`. The direct engine runs all tasks in the caller's
+        thread."""
         return self.task.device
 
     @property
     def by_hand(self) -> bool:
-        """Whether it was chosen by hand, and not by the policy."""
+        """Whether it was chosen by hand instead of by the policy."""
         return bool(self.trace.columns.by_hand[self._id])
 
     @property
     def queue_before(self) -> list[tuple[int, str]]:
-        """The tasks that were ready when it was picked, itself included: ids and labels, see `Trace.queue`."""
+        """The ids and labels of the tasks ready when it was chosen, including itself, see `Trace.queue`."""
         return self.trace.queue(self.place)
 
     @property
     def queue_after(self) -> list[tuple[int, str]]:
-        """The tasks that were ready when the next one was picked."""
+        """The ids and labels of the tasks ready when the next one was chosen."""
         return self.trace.queue(self.place + 1)
 
     @property
     def choice(self) -> ChoiceKind:
-        """How it was picked.
+        """The way in which it was chosen.
 
         By "hand"; with the other tasks of its "batch"; as the "only" ready task; by a user's "function"; as the "first"
-        under the policy; before the first, which was "passed over"; or before its gradients were seen to arrive:
-        "unseen".
+        under the policy; although it was not the first, which was "passed over"; or before the arrival of its gradients
+        was recorded: "unseen".
         """
         trace, task_id = self.trace, self._id
         replay = trace._replay
@@ -341,12 +343,12 @@ class TaskRecord:
 
     @property
     def reason(self) -> str:
-        """Why it was picked."""
+        """The reason why it was chosen, in words."""
         trace, choice = self.trace, self.choice
         count = trace._replay.length(self.place)
         term = term_at(trace.terms, self.place)
         if choice == "unseen":
-            return "ran before all of its gradients were seen to arrive"
+            return "ran before the arrival of all its gradients was recorded"
         if choice == "hand":
             return f"chosen by hand out of {count}"
         if (batch := self._ran_with) is not None:
@@ -368,18 +370,18 @@ class TaskRecord:
 
     @property
     def batches(self) -> tuple[Batch, ...]:
-        """The products of several tasks that it ran in: of its outputs one may be a tree's, the others another's."""
+        """The batches in which it ran: one of its outputs may belong to a tree, the others to another batch."""
         return self.trace.batches.of(self._id)
 
     @property
     def _ran_with(self) -> Batch | None:
-        """The batch in whose step it ran, if another of its tasks was picked."""
+        """The batch in whose step it ran, if another of its tasks was chosen."""
         stacks = (batch for batch in self.batches if batch.kind != "tree" and batch.tasks[0] != self._id)
         return next(stacks, None)
 
     @property
     def inputs(self) -> tuple[RecordedGradient | None, ...]:
-        """Its input buffer as it arrived, before hooks; None where there was no gradient."""
+        """Its input buffer before hooks; None for undefined gradients."""
         trace = self.trace
         found = trace.forms[trace.columns.inputs[self._id]]
         forms = tuple(map(_form, self.task.inputs)) if found is None else found
@@ -387,7 +389,7 @@ class TaskRecord:
 
     @property
     def outputs(self) -> tuple[RecordedGradient | None, ...]:
-        """What it gave, after hooks: one per entry of the node's `next_functions`. Empty if it did not end."""
+        """Its outputs after hooks, one per entry of the node's `next_functions`. Empty if it did not end."""
         trace = self.trace
         if self.elapsed_ns is None:
             return ()
@@ -399,20 +401,20 @@ class TaskRecord:
     def hooks(self) -> tuple[Hook, ...]:
         """The hooks that ran, in order.
 
-        Known limitations, for hooks of tensors that are no leaves: under the native engine those of tensors that are
-        gone are missing. Under the direct engine so are builtins (`some_list.append`), retained gradients, and, while a
-        profiler of the user's is on (`sys.setprofile`), all of them.
+        Known limitations for hooks of non-leaf tensors: the native engine does not report hooks of freed tensors. The
+        direct engine does not report builtins (`some_list.append`) and retained gradients, and reports none while a
+        user's profiler is active (`sys.setprofile`).
         """
         return tuple(self.trace._hooks_by_task.get(self._id, ()))
 
     @property
     def completed(self) -> tuple[Bucket, ...]:
-        """The buckets of DistributedDataParallel whose last gradient it brought."""
+        """The buckets of DistributedDataParallel that it completed."""
         return tuple(each.bucket for each in self.trace.reductions if each.completed_by == self._id)
 
     @property
     def reduced(self) -> tuple[Bucket, ...]:
-        """The buckets whose all-reduce started at its end: also those that were complete and had to wait."""
+        """The buckets whose all-reduce started at its end, including completed ones that had to wait."""
         return tuple(each.bucket for each in self.trace.reductions if each.started_by == self._id)
 
     @property
@@ -431,7 +433,7 @@ def _form(meta: TensorMeta | None) -> Form | None:
 
 
 def usual_outputs(graph: Graph, task_id: int) -> list[TensorMeta | None]:
-    """What a task gives if each output is as the task it goes to takes it, and the others are None."""
+    """Return a task's outputs if each matches its next task's input metadata; None for outputs without a next task."""
     usual: list[TensorMeta | None] = []
     for edge in graph.out_edges[task_id]:
         usual.extend([None] * (edge.output - len(usual)))

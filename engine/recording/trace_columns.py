@@ -1,4 +1,4 @@
-"""What a trace consists of, in columns, so that a million tasks fit."""
+"""The columns of a trace, compact enough for a million tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..schedule.policy import Key
 from .statistics import Form, Level
 
 NONE = -1  # no end was seen, or no row of statistics
-AS_IN_GRAPH = 0  # the number of what the graph says of a task's gradients
+AS_IN_GRAPH = 0  # the form number for gradients that match the graph's metadata
 
 Forms = tuple[Form | None, ...]
-"""What the gradients of a task look like, None for those that are undefined."""
+"""The forms of a task's gradients, None for undefined ones."""
 
 
 @dataclass(slots=True)
@@ -26,15 +26,15 @@ class Columns:
         order: the ids of the tasks in the order in which they started.
         started_ns, ended_ns: by task id, since the first start; -1 for a task that did not start or end.
         thread: by task id; 0 is the thread in which the first task started.
-        by_hand: by task id; 1 where somebody chose the task himself.
-        arrived: by task id: how many tasks had got ready by its start.
-        inputs, outputs: by task id: what the gradients look like: 0 for what the graph says, else an index into
+        by_hand: by task id; 1 if the user chose the task.
+        arrived: by task id: the number of tasks that had become ready by its start.
+        inputs, outputs: by task id: the form of the gradients: 0 for the graph's metadata, else an index into
             `Trace.forms`.
-        input_row, output_row: by task id: where the statistics of its gradients begin, one row for each that is
-            defined, or -1. Empty at level "off".
-        arrivals: task ids in the order in which they got ready.
-        label: for each arrival an index into `Trace.labels`.
-        hook_task, hook: for each hook that ran the id of its task, and an index into `Trace.hooks`.
+        input_row, output_row: by task id: the first row of the statistics, one row per defined gradient, or -1. Empty
+            at level "off".
+        arrivals: task ids in the order in which they became ready.
+        label: an index into `Trace.labels` for each arrival.
+        hook_task, hook: for each hook that ran, the id of its task and an index into `Trace.hooks`.
     """
 
     order: array[int]
@@ -56,7 +56,7 @@ class Columns:
         return Columns(*(getattr(self, column.name)[:] for column in fields(self)))
 
     def take_back(self, tasks: Sequence[int], arrived: int) -> None:
-        """These, the last that started, have not after all, and only so many tasks have arrived."""
+        """Undo the start of these last tasks, and all but the first `arrived` arrivals."""
         empty = empty_columns(1, "cheap")
         by_task = ["started_ns", "ended_ns", "thread", "by_hand", "arrived", "inputs", "outputs"]
         if self.input_row:
@@ -72,7 +72,7 @@ class Columns:
 
 
 def empty_columns(tasks: int, level: Level) -> Columns:
-    """The columns of a graph of so many tasks none of which has started."""
+    """Return the columns of a graph with this many tasks, none of which has started."""
     measured = 0 if level == "off" else tasks
     return Columns(
         order=array("i"),
@@ -93,13 +93,13 @@ def empty_columns(tasks: int, level: Level) -> Columns:
 
 
 class Label(NamedTuple):
-    """What labels of the queue have in common: the text before the task's id ("#12"), or before its arrival ("@3")."""
+    """The common part of queue labels: the text before the task's id ("#12"), or before its arrival number ("@3")."""
 
     text: str
     number: str | None  # "task", "arrival" or None
 
     def of(self, task_id: int, arrival: int) -> str:
-        """The label of this task, which was the arrival of this number."""
+        """Return the label of a task with this arrival number."""
         if self.number is None:
             return self.text
         return f"{self.text}{arrival if self.number == 'arrival' else task_id}"
@@ -107,13 +107,13 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyTerm:
-    """How long a policy picked.
+    """The period in which one policy chose.
 
     Attributes:
-        begins: the place in the order of the first task which it could pick; the next term ends it.
+        begins: the place in the order of the first task that it could choose; the next term ends it.
         policy: its name.
-        rule: what it picks, in words; None for a user's own choice.
-        key: from the number of an arrival to what it sorts by; None for a user's own choice.
+        rule: its rule in words; None for a user's own choice.
+        key: a function from the number of an arrival to its sort key; None for a user's own choice.
     """
 
     begins: int
@@ -123,12 +123,12 @@ class PolicyTerm:
 
 
 def term_at(terms: Sequence[PolicyTerm], place: int) -> PolicyTerm:
-    """The term in which the task of this place was picked."""
+    """Return the term in which the task at this place was chosen."""
     return terms[bisect_right(terms, place, key=lambda term: term.begins) - 1]
 
 
 class EditRow(NamedTuple):
-    """An edit as it is kept: forms, and rows of statistics or -1."""
+    """A stored edit: forms, and rows of statistics or -1."""
 
     task: int
     input: int

@@ -1,4 +1,4 @@
-"""The ready queue: policies that choose the next task, and dependencies that make tasks ready.
+"""The ready queue: policies, the choice of the next task, and dependencies between tasks.
 
 May import: inspector.
 """

@@ -1,4 +1,4 @@
-"""Ready queues that hold a task back until those that run with it are ready, too."""
+"""Ready queues that hold a task back until the tasks of its batch are ready, too."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .policy import Choice, Key, Policy
 from .ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, push, sort_key
 
 Together = Callable[[int], Sequence[int]]
-"""By task those that are to run with it, itself among them; empty for one that runs by itself."""
+"""By task, the tasks that run together with it, including itself; empty for a task that runs alone."""
 
 
 class _Grouped:
-    """A queue in which some tasks run together: each is held back until all of them are ready."""
+    """A queue in which groups of tasks run together: each task is held back until its whole group is ready."""
 
     _arrivals: dict[int, int]
     _together: Together
-    _missing: dict[int, int]  # by the group's first task how many of it are not ready
+    _missing: dict[int, int]  # by the group's first task: the number of its tasks not ready
 
     def _complete(self, task_id: int) -> Sequence[int]:
-        """The task got ready: return what may run now, which is nothing while others of its group are missing."""
+        """Record a ready task. Return the tasks that may run now: none while others of its group are missing."""
         group = self._together(task_id)
         if not group:
             return (task_id,)
@@ -35,7 +35,7 @@ class _Grouped:
         return group
 
     def next_step(self, ask: bool = True) -> list[int]:
-        """The tasks that run next, at one moment: the first, and those that run with it, if they are ready."""
+        """Return the tasks that run together next: the first, and those of its group if they are ready."""
         first = self.first(ask)
         if first is None:
             return []
@@ -52,7 +52,8 @@ class _Grouped:
 
 
 class HoldingQueue(KeyedQueue, _Grouped):
-    """Under a policy of fixed keys. What is held back keeps its key: the last of its group to get ready brings all."""
+    """A holding queue under a policy of fixed keys. Held-back tasks keep their keys and enter with the last of their
+    group."""
 
     def __init__(self, graph: Graph, policy: Policy, together: Together) -> None:
         super().__init__(graph, policy)
@@ -68,7 +69,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
         return key
 
     def choose(self) -> int:
-        """The task which runs next; where all are held back the policy's pick of them."""
+        """Return the task that runs next; if all are held back, the policy's choice among them."""
         return self._heap[0][1] if self._heap else min(self._held.values())[1]
 
     def first(self, ask: bool = True) -> int | None:
@@ -82,14 +83,14 @@ class HoldingQueue(KeyedQueue, _Grouped):
             del self._arrivals[task_id]
 
     def let_go(self, task_ids: Collection[int]) -> None:
-        """These are not held back any more."""
+        """Stop holding these tasks back."""
         for task_id in task_ids:
             entry = self._held.pop(task_id, None)
             if entry is not None:
                 push(self._heap, entry)
 
     def in_order(self, task_ids: Collection[int]) -> list[int]:
-        """Of the ready tasks these, in the order in which they would pop."""
+        """Return these ready tasks in the order in which the queue would choose them."""
         wanted = frozenset(task_ids)
         entries = [entry for entry in (*self._heap, *self._held.values()) if entry[1] in wanted]
         return [task_id for _, task_id in sorted(entries) if task_id in self._arrivals]
@@ -101,7 +102,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
         return found
 
     def entries(self) -> list[ReadyTask]:
-        """What is held back comes last."""
+        """Return all entries, those held back last."""
         arrivals, label = dict(self._arrivals), self._policy.label
         held = [self._tasks[task_id] for _, task_id in sorted(self._held.values()) if task_id in arrivals]
         return [*super().entries(), *(ReadyTask(each, (at := arrivals[each.id]), label(each, at)) for each in held)]
@@ -112,7 +113,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
 
 
 class HoldingChoiceQueue(ChoiceQueue, _Grouped):
-    """Under a user's own choice, which is not offered what is held back, as long as there is anything else."""
+    """A holding queue under a user's own choice. Held-back tasks are offered only if there are no others."""
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int], together: Together) -> None:
         super().__init__(graph, choice, order)
@@ -131,12 +132,12 @@ class HoldingChoiceQueue(ChoiceQueue, _Grouped):
         super().remove(task_id)
 
     def let_go(self, task_ids: Collection[int]) -> None:
-        """These are not held back any more."""
+        """Stop holding these tasks back."""
         self._held.difference_update(task_ids)
         self._chosen = {}
 
     def in_order(self, task_ids: Collection[int]) -> list[int]:
-        """Of the ready tasks these, in order of arrival."""
+        """Return these ready tasks in order of arrival."""
         wanted = frozenset(task_ids)
         return [task_id for task_id in list(self._arrivals) if task_id in wanted]
 
@@ -157,15 +158,16 @@ def planned_order(
     missing: Sequence[int],
     needed: Collection[int] | None,
 ) -> list[int]:
-    """All tasks, in the order in which they ran and are going to. O(tasks log tasks), but for a user's own choice.
+    """Return all tasks in the order in which they ran and will run. O(tasks log tasks), except for a user's own choice.
 
     Args:
+        graph: the graph.
         order: the tasks that have run.
-        missing: by task for how many gradients it waits.
-        needed: the tasks that run at all; None: all.
+        missing: by task, the number of gradients that it waits for.
+        needed: the tasks that run; None for all.
 
     Raises:
-        PolicyError: a user's choice is none.
+        PolicyError: If a user's policy returns an invalid choice.
     """
     missing, order = list(missing), list(order)
     queue = queue.copy(order)
@@ -184,7 +186,7 @@ def planned_order(
 def holding_queue(
     graph: Graph, policy: Policy | Choice, order: Sequence[int], together: Together
 ) -> HoldingQueue | HoldingChoiceQueue:
-    """An empty queue, as `ready_queue` makes it."""
+    """Return an empty queue, as `ready_queue` does, that holds tasks back."""
     if isinstance(policy, Policy):
         return HoldingQueue(graph, policy, together)
     return HoldingChoiceQueue(graph, policy, order, together)
@@ -198,11 +200,11 @@ def queue_after(
     make_queue: MakeQueue,
     missing: Sequence[int],
 ) -> AnyQueue:
-    """The queue as it would be under this policy after these tasks.
+    """Return the queue of this policy as it would be after these tasks.
 
     Args:
-        needed: the tasks that run at all; None: all.
-        missing: by task for how many gradients it waits: the last of those that ran may still be giving some.
+        needed: the tasks that run; None for all.
+        missing: by task, the number of gradients that it waits for; the last task may still be passing some on.
     """
     in_order = list(order)  # other threads may run more of them meanwhile
     queue = make_queue(graph, policy, order)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: which leaf tasks share a bucket, and which task of an order completes it."""
+"""Buckets of DistributedDataParallel: their leaf tasks, and the task of an order that completes each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Bucket:
     """Gradients that DistributedDataParallel (DDP) reduces together.
 
     Attributes:
-        wrapper: which of the graph's DDP modules it belongs to, from 0.
-        index: its place in that module's row of buckets, in which the all-reduces start.
+        wrapper: the number of its DDP module in the graph, from 0.
+        index: its place in that module's list of buckets, which is the order of the all-reduces.
         tasks: the leaf tasks that fill it.
-        missing: how many of its parameters have no task in this graph and are waited for in vain. DDP waits for none
-            with `find_unused_parameters` or `static_graph`.
-        delayed: whether all all-reduces wait for the end of the backward: so the first with `static_graph`.
-        nbytes: bytes that are reduced.
+        missing: the number of its parameters without a task in this graph, for which DDP waits forever. 0 with
+            `find_unused_parameters` or `static_graph`.
+        delayed: whether all all-reduces wait for the end of the backward, as in the first one with `static_graph`.
+        nbytes: the bytes that are reduced.
     """
 
     wrapper: int
@@ -42,13 +42,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One bucket in one order.
+    """The reduction of one bucket in one order.
 
     Attributes:
-        bucket: what is reduced.
-        completed_by: the task that brings its last gradient; None if that never comes.
-        started_by: the task at whose end its all-reduce starts: later than `completed_by` where a bucket before it was
-            not complete yet. None if no task's end starts it.
+        bucket: the bucket.
+        completed_by: the task that computes its last gradient; None if that never arrives.
+        started_by: the task at whose end its all-reduce starts, which is later than `completed_by` if an earlier bucket
+            was not complete. None if no task's end starts it.
     """
 
     bucket: Bucket
@@ -57,10 +57,10 @@ class Reduction:
 
 
 def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
-    """The buckets into which the leaves of a graph fall, if asked between the forward and its backward.
+    """Return the buckets of a graph's leaves. Must be called between the forward and its backward.
 
-    DDP makes up its buckets anew in the forward of the second step, after the order in which the gradients came in the
-    first: under a policy that is in force from the start they suit it. Its order must be the same in all processes.
+    DDP rebuilds its buckets in the second step's forward, in the order in which the first step's gradients arrived, so
+    they fit a policy that is used from the start. Its order must be the same in all processes.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return ()
@@ -83,15 +83,15 @@ def buckets_of(graph: Graph) -> tuple[Bucket, ...]:
 
 
 def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reduction, ...]:
-    """When each bucket is complete and its all-reduce starts, if the tasks end in this order (reducer.cpp)."""
+    """Return when each bucket is complete and its all-reduce starts if the tasks end in this order (reducer.cpp)."""
     never = len(order)
     place = {task: number for number, task in enumerate(order)}
-    first: dict[int, int] = {}  # by wrapper: the place of its first leaf, before which nothing counts as complete
+    first: dict[int, int] = {}  # by wrapper: the place of its first leaf; no bucket is complete before it
     for bucket in buckets:
         places = (place.get(task, never) for task in bucket.tasks)
         first[bucket.wrapper] = min((first.get(bucket.wrapper, never), *places))
     found = []
-    start: dict[int, int] = {}  # by wrapper: the place at which the bucket before starts
+    start: dict[int, int] = {}  # by wrapper: the place at which the previous bucket starts
     for bucket in buckets:
         completed = max((place.get(task, never) for task in bucket.tasks), default=first[bucket.wrapper])
         if bucket.missing:
@@ -109,9 +109,9 @@ def reductions(buckets: Sequence[Bucket], order: Sequence[int]) -> tuple[Reducti
 
 @contextmanager
 def nothing_reduced() -> Iterator[None]:
-    """Meanwhile DistributedDataParallel and `replicate`, its other face, only call what they wrap: no reduction is
-    prepared, which would wait for a backward, and no rank waits for another. It would even raise, after a backward that
-    left parameters out."""
+    """Make DistributedDataParallel and `replicate` only call the modules they wrap, inside this context. They do not
+    prepare a reduction, which would wait for a backward or for other ranks, and which would raise an error after a
+    backward that skipped parameters."""
     token = _is_reduced.set(False)
     try:
         with unprepared_reducers():
@@ -124,5 +124,5 @@ _is_reduced: ContextVar[bool] = ContextVar("is_reduced", default=True)
 
 
 def is_reduced() -> bool:
-    """Whether DistributedDataParallel prepares reductions in its forward: it does but in `nothing_reduced`."""
+    """Return whether DistributedDataParallel prepares reductions in its forward: not inside `nothing_reduced`."""
     return _is_reduced.get()

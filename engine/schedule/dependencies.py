@@ -1,4 +1,4 @@
-"""Which tasks wait for others, and which get ready as those run."""
+"""Dependencies between tasks: the gradients each waits for, and the tasks that become ready as others run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ...inspector.validation import expect
 
 
 def dependencies(graph: Graph) -> list[int]:
-    """How many gradients each task waits for: one per edge and one per root (engine.cpp, compute_dependencies)."""
+    """Return the number of gradients each task waits for: one per edge and one per root (engine.cpp,
+    compute_dependencies)."""
     counts = [0] * len(graph.tasks)
     for edge in graph.edges:
         counts[edge.next_task] += 1
@@ -19,11 +20,11 @@ def dependencies(graph: Graph) -> list[int]:
 
 
 class Pending:
-    """The tasks that are not ready yet, and which get ready as others run.
+    """The tasks that are not ready yet, and become ready as others run.
 
     Args:
         graph: the graph.
-        needed: the tasks that are going to run at all; None: all. With each comes whatever leads to it.
+        needed: the tasks that run; None for all. It includes all tasks that lead to one of them.
     """
 
     def __init__(self, graph: Graph, needed: Collection[int] | None = None) -> None:
@@ -33,14 +34,14 @@ class Pending:
         if needed is not None:
             for task_id in range(len(graph)):
                 if task_id not in needed:
-                    self._missing[task_id] = 0  # never gets to 0 again
+                    self._missing[task_id] = 0  # it is decremented below 0, so it never becomes ready
 
     def start(self) -> list[int]:
-        """The tasks that are ready at once."""
+        """Return the tasks that are ready at the start."""
         return self._arrive(self._roots)
 
     def run(self, task_id: int) -> list[int]:
-        """The tasks that get ready when this one runs, by its output number."""
+        """Return the tasks that become ready when this one runs, by its output number."""
         return self._arrive(self._nexts[task_id])
 
     def _arrive(self, task_ids: list[int]) -> list[int]:
@@ -54,20 +55,20 @@ class Pending:
 
 
 def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
-    """How many tasks were ready when each task of `order` was picked, that one included.
+    """Return the number of ready tasks when each task of `order` was chosen, including itself.
 
-    `order` may leave tasks out, as a backward with `inputs=` does; whatever else it runs must be in a legal order.
+    `order` may skip tasks, as a backward with `inputs=` does; the others must be in a legal order.
 
     Raises:
-        TypeError: the graph is none, or an id in the order is no whole number.
-        ValueError: the graph has no such task.
+        TypeError: If `graph` is not a graph, or an id in the order is not an integer.
+        ValueError: If the graph does not have such a task.
     """
-    expect(graph, Graph, "graph", "one, such as run.graph")
+    expect(graph, Graph, "graph", "a graph, such as run.graph")
     expect(order, Sequence, "order", "the ids of the tasks as they ran, such as run.order")
     for kind in set(map(type, order)) - {int}:
-        raise TypeError(f"order has a {kind.__name__} in it; expected the ids of the tasks as they ran")
+        raise TypeError(f"order must contain the ids of the tasks as they ran, got a {kind.__name__}")
     for task_id in (min(order), max(order)) if order else ():
-        graph.task(task_id)  # raises where there is none
+        graph.task(task_id)  # raises if there is none
     pending = Pending(graph, set(order))
     ready = len(pending.start())
     lengths = []

@@ -1,4 +1,4 @@
-"""A ready queue for each device, on a simulated clock, and why a device is idle."""
+"""Separate ready queues for the devices, on a simulated clock, and the reasons why a device is idle."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .policy import Choice, Key, Policy, label_of
 from .ready_queue import KeyedQueue, ReadyQueue, ReadyTask, ready_queue
 
 Queues = Literal["one", "per device"]
-"""One ready queue for all devices, or one for each."""
+"""One ready queue for all devices, or one per device."""
 
 QUEUES: dict[str, Queues] = {"one": "one", "per-device": "per device"}
-"""Maps the values of the command line's option to those of the argument `queues`."""
+"""The values of the command line's option and the corresponding values of the argument `queues`."""
 
 _BY_ARRIVAL = Policy("arrival", "first come, first served", key=lambda task, arrival: (arrival,))
 
@@ -28,9 +28,9 @@ class TaskTime:
     """A task's time on its device, in nanoseconds since the start.
 
     Attributes:
-        ready_ns: when its last gradient was there.
-        start_ns, end_ns: when it ran.
-        after: the task that gave that gradient; None for a root.
+        ready_ns: the arrival of its last gradient.
+        start_ns, end_ns: its start and end.
+        after: the task that computed that gradient; None for a root.
     """
 
     ready_ns: int
@@ -41,7 +41,7 @@ class TaskTime:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A ready task: since when, its number among all arrivals, and the task that gave its last gradient."""
+    """A ready task: the time since when, its arrival number, and the task that computed its last gradient."""
 
     ready_ns: int
     arrival: int
@@ -49,20 +49,21 @@ class _Ready:
 
 
 class DeviceQueues:
-    """The ready queues of several devices, each with a worker that takes the next task as soon as it has ended one.
+    """The ready queues of several devices, each with a simulated worker that starts a task as soon as it ends one.
 
     The tasks run one after the other, in the order in which the workers would start them. A task enters its device's
-    queue when all tasks that it waits for have ended by the clock, not before. Of several devices that could start a
-    task at one moment the CPU comes first, then the others by name.
+    queue when all tasks that it waits for have ended on the simulated clock. If several devices could start a task at
+    one moment, the CPU is first, then the others by name.
 
-    A policy sorts each queue by itself, and counts arrivals in each; a user's own gets one device's ready tasks.
+    A policy sorts each queue separately, with separate arrival numbers. A user's policy receives one device's ready
+    tasks.
 
     Args:
         graph: the graph.
-        policy: sorts each queue.
+        policy: the policy of each queue.
         order: the caller's list of tasks that ran, which a user's policy may read.
-        durations_ns: by task id.
-        devices: by task id the device's name.
+        durations_ns: the duration of each task, by id.
+        devices: the name of each task's device, by id.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class DeviceQueues:
         self._free_ns = dict.fromkeys(self.devices, 0)
         self._coming: dict[str, list[tuple[tuple[int, int, int], int]]] = {name: [] for name in self.devices}
         self._ready: dict[int, _Ready] = {}
-        self._ended: dict[int, tuple[int, int]] = {}  # by task that ran when it ends, and its place
+        self._ended: dict[int, tuple[int, int]] = {}  # by task that ran: its end and its place
         self._last: int | None = None
         self._latest_ns = 0
         self._arrived = 0
         self._next: tuple[int, str] | None = None
-        self._chosen: dict[None, int] = {}  # by `first` in this state: each change ends with another one
+        self._chosen: dict[None, int] = {}  # the result of `first`; each change of state replaces the dict
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -95,7 +96,7 @@ class DeviceQueues:
         return task_id in self._ready
 
     def push(self, task_id: int) -> Key | None:
-        """Add a task, ready once the tasks that it waits for have ended; under `stages`, once all that ran have."""
+        """Add a task, ready once the tasks that it waits for have ended; with `stages`, once all earlier tasks have."""
         ended = {edge.task: edge.output for edge in self._graph.in_edges[task_id] if edge.task in self._ended}
         after = max(ended, key=self._ended.__getitem__, default=None)
         ready_ns = self._ended[after][0] if after is not None else 0
@@ -109,14 +110,14 @@ class DeviceQueues:
         return None
 
     def label(self, task_id: int) -> str:
-        """The key of a ready task as people read it; arrivals are counted over all devices."""
+        """Return the label of a ready task; arrivals are counted over all devices."""
         arrival = self._ready[task_id].arrival
         if isinstance(self._policy, Policy):
             return self._policy.label(self._graph.tasks[task_id], arrival)
         return f"@{arrival}"
 
     def choose(self) -> int:
-        """Choose the task which starts next, on any device."""
+        """Choose the task that starts next, on any device."""
         if chosen := self._chosen:
             return chosen[None]
         if self._next is None:
@@ -125,13 +126,13 @@ class DeviceQueues:
         return self._choose_on(*self._next)
 
     def first(self, ask: bool = True) -> int | None:
-        """Return the task which starts next; None where none is ready. Any thread may ask, at any time.
+        """Return the task that starts next; None if none is ready. Any thread may call this at any time.
 
-        Unlike `choose` this moves nothing: while a task runs, it may still make others ready that come before. It takes
-        O(devices), and O(k log k) for k tasks that have got ready since the device took its last one.
+        Unlike `choose`, this does not change the queue: a running task may still make earlier tasks ready. It needs
+        O(devices), and O(k log k) for k tasks that became ready since the device started its last one.
 
         Args:
-            ask: as of `ReadyQueue.first`.
+            ask: as in `ReadyQueue.first`.
         """
         chosen = self._chosen
         if chosen:
@@ -143,18 +144,18 @@ class DeviceQueues:
         return first if first is None or not ask else chosen.setdefault(None, first)
 
     def _arriving(self, device: str, until_ns: int) -> list[int]:
-        """The tasks which `_take_in` would take, in their order: those at the top of the heap."""
+        """Yield the tasks that `_take_in` would move, in order, from the top of the heap."""
         coming, places = self._coming[device], [0]
         found: list[tuple[tuple[int, int, int], int]] = []
         for place in places:
-            for entry in coming[place : place + 1]:  # none, where another thread has taken some meanwhile
+            for entry in coming[place : place + 1]:  # empty if another thread has taken some meanwhile
                 if entry[0][0] <= until_ns:
                     found.append(entry)
                     places += (2 * place + 1, 2 * place + 2)
         return [task_id for _, task_id in sorted(found)]
 
     def choose_on(self, device: str) -> int | None:
-        """Choose the task which starts next on this device; None if none is ready."""
+        """Choose the task that starts next on this device; None if none is ready."""
         start_ns = self._start_ns(device)
         return None if start_ns is None else self._choose_on(start_ns, device)
 
@@ -163,7 +164,7 @@ class DeviceQueues:
         return self._queues[device].choose()
 
     def remove(self, task_id: int) -> TaskTime:
-        """Take the task out: it runs now. Returns its simulated times."""
+        """Remove a task that runs now, and return its simulated times."""
         device, ready = self._device_of[task_id], self._ready.pop(task_id)
         start_ns = max(self._free_ns[device], ready.ready_ns)
         end_ns = start_ns + self._durations_ns[task_id]
@@ -176,7 +177,7 @@ class DeviceQueues:
         return TaskTime(ready.ready_ns, start_ns, end_ns, ready.after)
 
     def entries(self) -> list[ReadyTask]:
-        """Return all ready tasks, in the order in which they would start if no other arrived."""
+        """Return all ready tasks in the order in which they would start if no other arrived."""
         starts = [
             (start_ns, number, place, task_id)
             for number, device in enumerate(self.devices)
@@ -190,7 +191,8 @@ class DeviceQueues:
         ]
 
     def _foreseen(self, device: str) -> Iterator[tuple[int, int]]:
-        """Yield the times at which its worker would start its tasks if no other arrived. No user's policy is called."""
+        """Yield the times at which the device would start its tasks if no other arrived, without calling a user's
+        policy."""
         queue = KeyedQueue(self._graph, self._policy if isinstance(self._policy, Policy) else _BY_ARRIVAL)
         for entry in sorted(self._queues[device].entries(), key=attrgetter("arrival")):
             queue.push(entry.task.id)
@@ -207,19 +209,19 @@ class DeviceQueues:
             at_ns += self._durations_ns[task_id]
 
     def _first_device(self) -> tuple[int, str] | None:
-        """Return when and on which device the next task starts, the first of several; None if none is ready."""
+        """Return the time and device at which the next task starts; None if none is ready."""
         starts = [(start_ns, device) for device in self.devices if (start_ns := self._start_ns(device)) is not None]
         return min(starts, key=itemgetter(0), default=None)
 
     def _start_ns(self, device: str) -> int | None:
-        """Return when its worker takes its next task; None if none is ready."""
+        """Return the time at which the device starts its next task; None if none is ready."""
         free_ns = self._free_ns[device]
         if len(self._queues[device]):
             return free_ns
         return next((max(free_ns, ready_ns) for (ready_ns, *_), _ in self._coming[device][:1]), None)
 
     def _take_in(self, device: str, until_ns: int) -> None:
-        """Move the tasks that are ready by then into the queue."""
+        """Move the tasks that are ready by this time into the queue."""
         coming = self._coming[device]
         while coming and coming[0][0][0] <= until_ns:
             self._queues[device].push(heappop(coming)[1])
@@ -228,7 +230,7 @@ class DeviceQueues:
 AnyQueue = ReadyQueue | DeviceQueues
 
 MakeQueue = Callable[[Graph, Policy | Choice, Sequence[int]], AnyQueue]
-"""Makes an empty queue, as `ready_queue` does, from a graph, a policy and the list of tasks that ran."""
+"""Creates an empty queue, as `ready_queue` does, from a graph, a policy and the list of tasks that ran."""
 
 
 def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
@@ -237,11 +239,13 @@ def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def why_still(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
-    """Why a device on which no task is ready has none.
+    """Return why no task is ready on a device.
 
     Args:
-        planned: all tasks in the order in which they ran and are going to.
-        ran: those that have.
+        graph: the graph.
+        device: the device.
+        planned: all tasks in the order in which they ran and will run.
+        ran: the tasks that have run.
     """
     done = set(ran)
     left = (task_id for task_id in planned if task_id not in done and str(graph.tasks[task_id].device) == device)
@@ -253,6 +257,6 @@ def why_still(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[i
     last = max(missing, key=places.__getitem__)
     where = str(graph.tasks[last].device)
     return (
-        f"{device} stands still: {graph.describe(coming)}, its next task, waits for {graph.describe(last)}, which runs "
+        f"{device} is idle: {graph.describe(coming)}, its next task, waits for {graph.describe(last)}, which runs "
         f"{nth(places[last])}, on {where}"
     )

@@ -1,4 +1,4 @@
-"""Where in a graph a person means: from a name, a pattern or a line to the tasks."""
+"""Task lookup: the tasks that a name, a pattern or a source line refers to."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SHOWN = 3  # names in an error
 
 
 def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int]:
-    """The ids of the tasks which a person means by `where`.
+    """Return the ids of the tasks to which `where` refers.
 
-    A task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path: its calls, with the calls in
-    them; a parameter's name: the task that accumulates its gradient; a line ("model.py:120"). Names may be patterns
-    ("encoder.layer.*", "*Norm*"). What more than one of these could be is the first of: task, line, kind, module,
-    parameter; a prefix ("task:", "line:", "kind:", "module:", "grad:") says which is meant.
+    It may be a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path, for its calls and
+    the calls in them; a parameter's name, for the task that accumulates its gradient; or a line ("model.py:120"). Names
+    may be patterns ("encoder.layer.*", "*Norm*"). An ambiguous name is interpreted as the first of: task, line, kind,
+    module, parameter. A prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
 
     Raises:
-        ValueError: nothing is there by that name; it has the nearest ones.
-        TypeError: it is none of these.
+        ValueError: If nothing has that name; the message suggests the nearest names.
+        TypeError: If `where` has another type.
     """
     return _found(graph, where)[1]
 
@@ -35,7 +35,7 @@ def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int
 def tasks_and_calls_at(
     graph: Graph, where: str | int | Task | ReadyTask
 ) -> tuple[frozenset[int], dict[int, int] | None]:
-    """As `tasks_at`; and where a person means modules, by task the outermost of their calls that made it, else None.
+    """Return the tasks as `tasks_at` does and, for modules, the outermost call that created each task, else None.
 
     Raises:
         ValueError, TypeError: as `tasks_at`.
@@ -48,15 +48,15 @@ def tasks_and_calls_at(
 
 
 def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, frozenset[int]]:
-    """Which of its meanings a place has, and the ids of its tasks."""
+    """Return how `where` was interpreted (module, line, parameter, ...), and the ids of its tasks."""
     if isinstance(where, ReadyTask):
         where = where.task
     if isinstance(where, Task | int) and not isinstance(where, bool):
         return "task", frozenset((graph.task(where).id,))
     if not isinstance(where, str):
         raise TypeError(
-            "a place in the backward is a task, its number, or a text (the name of a node, a module, a parameter, or a "
-            f"line as in model.py:120), not {a_kind(where)}"
+            "a place in the backward must be a task, its number, or a str (the name of a node, a module, a parameter, "
+            f"or a line as in model.py:120), got {a_kind(where)}"
         )
     prefix, _, rest = where.partition(":")
     meanings: Collection[str] = tuple(_MEANINGS)
@@ -70,7 +70,7 @@ def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, froz
 
 
 def calls_of(graph: Graph, task_id: int) -> list[int]:
-    """The ids of the module calls which made the task's node, innermost first. Empty where no capture saw one."""
+    """Return the ids of the module calls that created the task's node, innermost first. Empty if no capture saw one."""
     found = []
     call = graph.tasks[task_id].call
     while call is not None:
@@ -80,7 +80,7 @@ def calls_of(graph: Graph, task_id: int) -> list[int]:
 
 
 def tasks_of_call(graph: Graph, call: int) -> set[int]:
-    """The ids of the tasks of a module call, and of the calls in it."""
+    """Return the ids of the tasks of a module call and of the calls in it."""
     inside: dict[int | None, bool] = {None: False}
     found = set()
     for task in graph.tasks:
@@ -92,10 +92,10 @@ def tasks_of_call(graph: Graph, call: int) -> set[int]:
 
 
 def calls_at(graph: Graph, pattern: str) -> frozenset[int]:
-    """The ids of the calls of modules of this path, or below it, and of the calls in them."""
+    """Return the ids of the calls of modules with this path or below it, and of the calls in them."""
     chosen: set[int] = set()
     pending = []
-    for call in graph.calls:  # a call's number is not always higher than that of the one around it
+    for call in graph.calls:  # a call's number may be lower than that of the enclosing call
         if fnmatchcase(call.path, pattern) or fnmatchcase(call.path, f"{pattern}.*"):
             chosen.add(call.id)
         else:
@@ -123,7 +123,7 @@ def _by_line(graph: Graph, text: str) -> Iterable[int]:
 
 
 def _is_at(source: Source, text: str, file: str, line: int) -> bool:
-    """A file's name may come with as much of its folders as one likes."""
+    """Return whether a source is at this line; the file may be given with any number of its folders."""
     if source.line != line:
         return False
     parts = PurePath(file).parts
@@ -175,23 +175,23 @@ def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str
     lower = {name.lower(): name for name in names}
     near = [lower[name] for name in get_close_matches(text.lower(), lower, _SHOWN, cutoff=0.5)]
     if near:
-        return f"{said}; the nearest names are {', '.join(near)}{said_more}"
-    if "module" in meanings:  # the outermost say most in few words
+        return f"{said}; similar names: {', '.join(near)}{said_more}"
+    if "module" in meanings:  # the outermost modules give the best overview
         names = list(dict.fromkeys(call.path for call in graph.calls if call.path and "." not in call.path)) or names
     if names:
         more = ", ..." if len(names) > _SHOWN else ""
-        return f"{said}; there are {', '.join(names[:_SHOWN])}{more}{said_more}"
-    return f"{said}: it has no such names{said_more}"
+        return f"{said}; known names: {', '.join(names[:_SHOWN])}{more}{said_more}"
+    return f"{said}, which has no such names{said_more}"
 
 
 def _unknown(graph: Graph, meanings: Collection[str]) -> str:
-    """What a place may mean and this graph knows nothing of, since no capture saw all of its forward."""
+    """Return a note on kinds of names that this graph does not know because no capture saw all of its forward."""
     if knows_forward(graph):
         return ""
     kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
-    return f"; this graph knows no {kinds[0]}: run the forward under `with ts.capture():`" if kinds else ""
+    return f"; the {kinds[0]} of this graph are not known: run the forward under `with ts.capture():`" if kinds else ""
 
 
 def knows_forward(graph: Graph) -> bool:
-    """Whether a capture saw the forward: all of it, or module calls in it."""
+    """Return whether a capture saw the forward: all of it, or module calls in it."""
     return bool(graph.calls) or all(task.operation is not None or task.is_leaf for task in graph.tasks)

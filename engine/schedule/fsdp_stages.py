@@ -1,14 +1,13 @@
-"""Stages of a backward under `fully_shard` (FSDP2): what no edge says, and every order has to keep.
+"""Stages of a backward under `fully_shard` (FSDP2): constraints without edges that every order must keep.
 
-`fully_shard` puts a Function before each of its groups, `RegisterPostBackwardFunction`. Its backward reduces what the
-group's leaves have got by then, and frees the group's gathered parameters. A leaf that runs later is never reduced, a
-task that runs later reads freed memory, and no edge leads from either to the Function. PyTorch's own order (HEAP) has
-them all before it, since they were created later. So each such task is a stage of its own: what HEAP runs before it
-runs before it in any order, and what HEAP runs after it runs after it.
+`fully_shard` puts a Function before each of its groups, `RegisterPostBackwardFunction`. Its backward reduces the
+gradients that the group's leaves have by then, and frees the group's gathered parameters. A leaf that runs later is
+never reduced, and a task that runs later reads freed memory, but no edge leads from either to the Function. In
+PyTorch's own order (HEAP) they all run before it, because they were created later. So each such task is a separate
+stage: tasks that HEAP runs before it run before it in any order, and tasks that HEAP runs after it run after it.
 
-That is stricter than each group alone would need. In return a module that is called several times is not used while
-its other call gathers or frees its parameters, and all ranks reduce the same groups in the same order, whatever the
-policy of each.
+This is stricter than a single group needs. In return, a module that is called several times is not used while its other
+call gathers or frees its parameters, and all ranks reduce the same groups in the same order under any policy.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _KNOWN = (POST_BACKWARD, "RegisterPreBackwardFunctionBackward")
 
 
 def unknown_task(graph: Graph) -> Task | None:
-    """A task of `fully_shard`'s own of which nobody here knows what has to run before it; None if there is none."""
+    """Return a task of `fully_shard` whose constraints are unknown; None if there is none."""
     functions = (task for task in graph.tasks if task.kind is Kind.FUNCTION and task.name not in _KNOWN)
     for task in functions if graph.nodes else ():
         if function_of(cast(BackwardCFunction, graph.nodes[task.id])).__module__.startswith(_PACKAGE):
@@ -42,7 +41,7 @@ def unknown_task(graph: Graph) -> Task | None:
 
 
 def has_stages(graph: Graph) -> bool:
-    """Whether a backward of this graph runs in stages."""
+    """Return whether a backward of this graph runs in stages."""
     if graph not in _known:
         _known[graph] = POST_BACKWARD in [task.name for task in graph.tasks]
     return _known[graph]
@@ -52,7 +51,7 @@ _known: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
 
 
 def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
-    """By task the number of its stage, ascending; -1 for those that don't run. `heap_order`: those that do."""
+    """Return the stage of each task, ascending; -1 for tasks that do not run, which are not in `heap_order`."""
     found = [-1] * len(graph)
     stage = 0
     for task_id in heap_order:
@@ -64,10 +63,10 @@ def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
 
 
 def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """What to add to `nexts` so that each stage waits for the one before: pairs (first, then) of task ids.
+    """Return edges to add to `nexts` so that each stage waits for the previous one, as pairs (first, then) of task ids.
 
-    From the last tasks of a stage, which lead to none of it, to the next stage's first ones, to which none of it leads.
-    Of two stages next to each other one is a single task, so these are fewer than there are tasks.
+    They lead from the last tasks of a stage, which have no next task in it, to the first tasks of the next stage. One
+    of two adjacent stages is a single task, so there are fewer edges than tasks.
     """
     last: dict[int, list[int]] = {}
     first: dict[int, list[int]] = {}
@@ -89,7 +88,7 @@ def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[t
 
 
 def is_sharded(graph: Graph) -> bool:
-    """Whether it is one of `fully_shard` or FullyShardedDataParallel."""
+    """Return whether the graph is of `fully_shard` or FullyShardedDataParallel."""
     gathered = {id(each.gathered) for each in sharded_parameters()}
     if not gathered and not has_flat_parameters():
         return has_stages(graph)

@@ -1,4 +1,4 @@
-"""The order of a policy that needs no plan, and the check that an order is legal."""
+"""Orders of policies that choose task by task, and the check that an order is legal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _stages: WeakKeyDictionary[Graph, dict[frozenset[int] | None, list[int]]] = Weak
 
 
 class _Staged(Pending):
-    """`Pending` where tasks wait for their stage, too (`stages`)."""
+    """Pending tasks that also wait for their stage (`stages`)."""
 
     def __init__(self, graph: Graph, needed: Collection[int] | None, stages: Sequence[int]) -> None:
         super().__init__(graph, needed)
@@ -41,7 +41,7 @@ class _Staged(Pending):
         return self._among_allowed(super().run(task_id))
 
     def _among_allowed(self, arrived: list[int]) -> list[int]:
-        """Puts aside what belongs to a later stage, and adds what was put aside for one that begins."""
+        """Set aside tasks of a later stage, and add those set aside for a stage that begins."""
         ready: list[int] = []
         for task_id in arrived:
             stage = self._stages[task_id]
@@ -53,7 +53,7 @@ class _Staged(Pending):
 
 
 def stages(graph: Graph, needed: Collection[int] | None = None) -> list[int] | None:
-    """By task the stage in which it runs, -1 for those that don't; None where there is one alone."""
+    """Return the stage of each task, -1 for tasks that do not run; None if there is only one stage."""
     if not has_stages(graph):
         return None
     known = _stages.setdefault(graph, {})
@@ -64,13 +64,13 @@ def stages(graph: Graph, needed: Collection[int] | None = None) -> list[int] | N
 
 
 def allowed(graph: Graph, needed: Collection[int] | None = None) -> Pending:
-    """What gets ready, of that what may run: the same but under `fully_shard`, whose stages every order keeps."""
+    """Return the pending tasks, which under `fully_shard` also wait for their stage."""
     numbers = stages(graph, needed)
     return Pending(graph, needed) if numbers is None else _Staged(graph, needed, numbers)
 
 
 def heap_order(graph: Graph, needed: Collection[int] | None = None) -> list[int]:
-    """PyTorch's own order."""
+    """Return PyTorch's own order."""
     return chosen_order(graph, HEAP, allowed(graph, needed))
 
 
@@ -81,7 +81,7 @@ def chosen_order(
     ran: Sequence[int] = (),
     make_queue: MakeQueue = ready_queue,
 ) -> list[int]:
-    """All tasks, of the ready ones always that which a policy chooses, after those that `ran`."""
+    """Return all tasks in the order of a policy's choices among the ready ones, after those that `ran`."""
     if make_queue is ready_queue and isinstance(policy, Policy) and not policy.dynamic and not ran:
         return _order_by_keys(graph, policy, pending)
     order: list[int] = []
@@ -101,7 +101,7 @@ def chosen_order(
 
 
 def _order_by_keys(graph: Graph, policy: Policy, pending: Pending) -> list[int]:
-    """The same where each task's key is fixed as it gets ready, and all tasks are the policy's to choose."""
+    """Return the order of a policy of fixed keys that chooses all tasks."""
     tasks, key_of, run = graph.tasks, policy.key, pending.run
     order: list[int] = []
     heap: list[tuple[Key, int]] = []
@@ -122,17 +122,19 @@ def _order_by_keys(graph: Graph, policy: Policy, pending: Pending) -> list[int]:
 
 
 def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], Sequence[int]]) -> Sequence[int]:
-    """The ids of the tasks in their order, which is legal.
+    """Check that an order is legal, and return the ids of its tasks.
 
     Args:
+        graph: the graph.
+        order: the order.
         edges: the tasks where the graph's edges start, and those where they end.
 
     Raises:
-        ValueError: the order is not legal.
-        TypeError: an id in it is something else.
+        ValueError: If the order is not legal.
+        TypeError: If an id in it is not an integer.
     """
     if isinstance(order, Tensor) and (order.dim() != 1 or order.is_floating_point()):
-        raise TypeError("order is a Tensor of other than whole numbers in a row; expected the ids of all tasks")
+        raise TypeError("order must be a 1-dimensional Tensor of integers, the ids of all tasks")
     order = tuple(order)
     if set(map(type, order)) - {int}:
         order = tuple(graph.task(index(each) if hasattr(each, "__index__") else each).id for each in order)
@@ -155,13 +157,13 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
             describe = graph.in_order(order).describe
             first, then = describe(edge.task), describe(edge.next_task)
             why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
-            raise ValueError(f"not a legal order: {then} {why}, for whose gradient it waits")
+            raise ValueError(f"not a legal order: {then} {why}, whose gradient it needs")
     _refuse_other_stages(graph, order)
     return order
 
 
 def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
-    """An order given by hand keeps `fully_shard`'s stages, too (`engine/schedule/fsdp_stages.py`)."""
+    """Raise ValueError if an order violates the stages of `fully_shard` (`engine/schedule/fsdp_stages.py`)."""
     numbers = stages(graph, frozenset(order))
     if numbers is None:
         return
@@ -169,6 +171,6 @@ def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
     for before, after in pairwise(order):
         if numbers[after] < numbers[before]:
             raise ValueError(
-                f"not a legal order: {describe(after)} comes after {describe(before)}, and under "
-                "fully_shard, which reduces a group's gradients in a task of its own, it has to run before"
+                f"not a legal order: {describe(after)} comes after {describe(before)}; under fully_shard, which "
+                "reduces a group's gradients in a separate task, it must run before it"
             )

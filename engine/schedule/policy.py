@@ -1,4 +1,4 @@
-"""Policies: a key for each ready task, of which the least runs first, or a user's own function that picks one."""
+"""Policies: a key for each ready task, of which the lowest runs first, or a user's own function that chooses."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from ...inspector.validation import a_kind, expect
 Key: TypeAlias = tuple[int, ...]
 
 Planner: TypeAlias = Callable[[Any, Sequence[int]], list[int]]
-"""Returns an order from a problem (`engine/planning/scheduling_problem.py`) and the tasks that have run, with which it
-begins."""
+"""Returns an order from a problem (`engine/planning/scheduling_problem.py`) and the tasks that have run, which come
+first."""
 
 
 def arrival_label(task: Task, arrival: int) -> str:
-    """The place in the order of arrival, as the ready queue shows it."""
+    """Return the place in the order of arrival, as the ready queue shows it."""
     return f"@{arrival}"
 
 
 def _unplanned(task: Task, arrival: int) -> Key:
-    raise AssertionError("a policy that plans has keys in a graph alone: bound() gives them")
+    raise AssertionError("a policy with a plan has keys only for a graph; call bound()")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A scheduling policy by keys: of the ready tasks the one with the least key runs next.
+    """A scheduling policy by keys: the ready task with the lowest key runs next.
 
     Args:
         name: the policy's name in tables and messages.
         title: the rule in words.
-        key: returns a task's key from the task and its place in the order of arrival (0 for the first that got ready):
-            a tuple that compares with all other keys. Called once per task, when it gets ready. A pick costs O(log n).
+        key: returns a task's key from the task and its place in the order of arrival (0 for the first ready task): a
+            tuple that compares with all other keys. Called once per task, when it becomes ready. A choice costs
+            O(log n).
         label: returns the key as the ready queue shows it, from the same arguments.
-        dynamic: whether keys depend on what is only known while the backward runs (memory in use, values of gradients).
-            No order can be planned then. Of equal keys the first to arrive runs first.
-        plan: for a policy that looks at the whole graph before anything runs: returns the ids of all tasks in order,
-            each once and after the tasks whose outputs it takes, from a `Problem` and the tasks that have run already,
-            with which the order starts. There are no keys then: in a graph, a task's place in the plan is its key.
+        dynamic: whether keys depend on facts only known while the backward runs (memory in use, values of gradients).
+            No order can be planned then. Among equal keys, the first to arrive runs first.
+        plan: for a policy that uses the whole graph before anything runs: returns the ids of all tasks in order, each
+            once and after the tasks whose outputs it needs, from a `Problem` and the tasks that have run already, which
+            come first. There is no `key` then: a task's place in the plan is its key.
         keeps: whether a plan holds for every graph of the same kind (`engine/planning/order_cache.py`), so that a
             training loop plans once. Without `plan`: whether its keys put the tasks of all such graphs in one order.
         choose: for a policy that adopts another one's order: returns a policy that follows it, from the arguments of
@@ -62,16 +63,16 @@ class Policy:
     note: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse a policy that could not pick.
+        """Check that the policy can choose.
 
         Raises:
-            TypeError: a name is not a str, or a function is not callable.
-            ValueError: it has neither keys nor a plan.
+            TypeError: If a name is not a str, or a function is not callable.
+            ValueError: If it has neither keys nor a plan.
         """
-        expect(self.name, str, "name", "what users call the policy")
+        expect(self.name, str, "name", "the policy's name, a str")
         expect(self.title, str, "title", "the rule in words")
-        asked = {"key": self.key, "label": self.label, "plan": self.plan, "choose": self.choose}
-        for name, each in asked.items():
+        functions = {"key": self.key, "label": self.label, "plan": self.plan, "choose": self.choose}
+        for name, each in functions.items():
             if each is not None and not callable(each):
                 raise TypeError(f"{name} of policy {self.name!r} is {a_kind(each)}; expected a function")
         if self.key is _unplanned and self.plan is None:
@@ -80,14 +81,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The state that a user's policy gets besides the ready tasks: the graph, and the ids of what ran, in order."""
+    """The state passed to a user's policy besides the ready tasks: the graph, and the ids of the tasks that ran, in
+    order."""
 
     graph: Graph
     order: Sequence[int]
 
 
 Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
-"""A user's policy: gets the ready tasks, first arrived first, and returns one of them."""
+"""A user's policy: receives the ready tasks in order of arrival, and returns one of them."""
 
 AnyPolicy: TypeAlias = str | Policy | Choice
 
@@ -97,7 +99,7 @@ def creation_label(task: Task, arrival: int) -> str:
 
 
 class Places:
-    """Keys by a plan: of the ready tasks the one that stands first in it."""
+    """Keys from a plan: the ready task that comes first in the plan runs next."""
 
     __slots__ = "_last", "_places", "plan"
 
@@ -114,7 +116,7 @@ class Places:
 
 
 def following(policy: Policy, plan: Sequence[int]) -> Policy:
-    """Return the policy with its plan: of the ready tasks the one that stands first in the plan runs next."""
+    """Return the policy with a plan: the ready task that comes first in the plan runs next."""
     places = Places(plan)
     return replace(policy, plan=None, choose=None, key=places, label=places.label)
 
@@ -125,7 +127,7 @@ def policy_name(policy: Policy | Choice) -> str:
 
 
 def names_in_turn(policies: Iterable[Policy | Choice]) -> str:
-    """Return the name of an order that several policies made in turn: "bfs, then dfs"."""
+    """Return the name of an order in which several policies followed each other: "bfs, then dfs"."""
     return ", then ".join(name for name, _ in groupby(map(policy_name, policies)))
 
 
@@ -135,7 +137,7 @@ def label_of(policy: Policy | Choice) -> Callable[[Task, int], str]:
 
 
 def is_dynamic(policy: Policy | Choice) -> bool:
-    """Whether the policy's order is only known while the backward runs."""
+    """Return whether the policy's order is only known while the backward runs."""
     return isinstance(policy, Policy) and policy.dynamic
 
 
@@ -143,6 +145,6 @@ def is_dynamic(policy: Policy | Choice) -> bool:
 BFS = Policy("bfs", "first ready, first run", lambda task, arrival: (arrival,), arrival_label, keeps=True)
 # PR #4746, its second candidate.
 DFS = Policy("dfs", "last ready, first run", lambda task, arrival: (-arrival,), arrival_label, keeps=True)
-# PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest number there is (PR #7604).
-# Equal numbers come in the order in which the engine's queue gives them, see ready_queue.py.
+# PyTorch since PR #4746: engine.h, CompareNodeTaskTime. AccumulateGrad has the highest possible number (PR #7604).
+# For equal numbers the order follows from the engine's heap, see ready_queue.py.
 HEAP = Policy("heap", "last created, first run", lambda task, arrival: (-task.sequence_nr,), creation_label, keeps=True)

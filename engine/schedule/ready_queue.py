@@ -15,17 +15,19 @@ from .policy import Choice, Key, Policy, QueueState, policy_name
 
 Item = TypeVar("Item")
 Entry = tuple[tuple[int, ...], Item]
-"""A key, of which the least comes first, and what it stands for."""
+"""A key, of which the lowest comes first, and its item."""
 
 
+# Equal keys must come in the order of the engine's std::priority_queue, so these follow libstdc++'s heap and compare
+# only keys. heapq would compare the items, too.
 def push(heap: list[Entry[Item]], entry: Entry[Item]) -> None:
     heap.append(entry)
-    if (last := len(heap) - 1) and heap[(last - 1) // 2][0] > entry[0]:  # else it stays there
+    if (last := len(heap) - 1) and heap[(last - 1) // 2][0] > entry[0]:  # otherwise it stays at the end
         _rise(heap, last, entry)
 
 
 def pop(heap: list[Entry[Item]]) -> Entry[Item]:
-    """Takes the entry with the least key."""
+    """Remove and return the entry with the lowest key."""
     first, last = heap[0], heap.pop()
     if len(heap) > 1:
         _rise(heap, _sink(heap), last)
@@ -35,20 +37,20 @@ def pop(heap: list[Entry[Item]]) -> Entry[Item]:
 
 
 def _sink(heap: list[Entry[Item]]) -> int:
-    """Moves the hole at the top down to where it has no children; its place there."""
+    """Move the hole at the top down until it has no children, and return its place."""
     hole, size = 0, len(heap)
     while (right := 2 * hole + 2) < size:
         child = right - 1 if heap[right][0] > heap[right - 1][0] else right
         heap[hole] = heap[child]
         hole = child
-    if right == size:  # a left child alone
+    if right == size:  # only a left child
         heap[hole] = heap[right - 1]
         hole = right - 1
     return hole
 
 
 def _rise(heap: list[Entry[Item]], place: int, entry: Entry[Item]) -> None:
-    """Puts the entry as far above `place` as its key allows."""
+    """Move the entry up from `place` as far as its key allows."""
     key = entry[0]
     while place and heap[parent := (place - 1) // 2][0] > key:
         heap[place] = heap[parent]
@@ -57,7 +59,7 @@ def _rise(heap: list[Entry[Item]], place: int, entry: Entry[Item]) -> None:
 
 
 class PolicyError(RuntimeError):
-    """A policy's pick, plan or key cannot be followed, or it cannot prove what it promises."""
+    """A policy's choice, plan or key is invalid, or the policy cannot prove the property it promises."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -66,8 +68,8 @@ class ReadyTask:
 
     Attributes:
         task: the task that is ready.
-        arrival: its place in the order in which tasks got ready, from 0.
-        label: the policy's key, as people read it.
+        arrival: its place in the order in which tasks became ready, from 0.
+        label: the policy's key in readable form.
     """
 
     task: Task
@@ -79,14 +81,14 @@ class ReadyTask:
 
 
 AnyTask = Task | ReadyTask | int
-"""A task as people name it: itself, its entry in the ready queue, or its number."""
+"""A task: itself, its entry in the ready queue, or its number."""
 
 
 def sort_key(policy: Policy, graph: Graph, task_id: int, arrival: int) -> Key:
-    """The policy's key for a task that gets ready; where it is dynamic, first come first served among equals.
+    """Return the policy's key for a task that becomes ready; equal keys of a dynamic policy run in order of arrival.
 
     Raises:
-        PolicyError: the policy is dynamic, and the key is not a tuple.
+        PolicyError: If the policy is dynamic and the key is not a tuple.
     """
     key = policy.key(graph.tasks[task_id], arrival)
     if policy.dynamic and not isinstance(key, tuple):
@@ -123,7 +125,7 @@ class _Arrivals:
 
     @property
     def arrived(self) -> int:
-        """How many tasks have got ready so far."""
+        """The number of tasks that have become ready so far."""
         return self._arrived
 
     def _arrive(self, task_id: int) -> int:
@@ -132,14 +134,14 @@ class _Arrivals:
         return arrival
 
     def copy(self, order: Sequence[int] | None = None) -> Self:
-        """Another queue in the same state, of a run of this `order`; None: of the same run."""
+        """Return another queue in the same state for a run of this `order`; None for the same run."""
         found = copy(self)
         found._arrivals = dict(self._arrivals)
         return found
 
 
 class KeyedQueue(_Arrivals):
-    """A queue under a policy of fixed keys: a binary heap, from which a task can also be taken by hand."""
+    """A queue under a policy of fixed keys: a binary heap, from which tasks can also be removed by hand."""
 
     def __init__(self, graph: Graph, policy: Policy) -> None:
         super().__init__(graph)
@@ -147,44 +149,44 @@ class KeyedQueue(_Arrivals):
         self._heap: list[tuple[Key, int]] = []
 
     def push(self, task_id: int) -> Key:
-        """The task got ready. Returns its key, by which the queue sorts."""
+        """Add a ready task, and return its sort key."""
         policy = self._policy
         arrival = self._arrivals[task_id] = self._arrived
         self._arrived = arrival + 1
         key = policy.key(self._tasks[task_id], arrival)
         try:
             if policy.dynamic:
-                key = (*key, arrival)  # as `sort_key`, without the cost of a call per task
+                key = (*key, arrival)  # as in `sort_key`, without a call per task
             push(self._heap, (key, task_id))
         except TypeError:
             raise bad_key(policy, self._graph, task_id, key) from None
         return key
 
     def label(self, task_id: int) -> str:
-        """The key of a ready task as people read it."""
+        """Return the label of a ready task, its key in readable form."""
         return self._policy.label(self._tasks[task_id], self._arrivals[task_id])
 
     def choose(self) -> int:
-        """The task which runs next; it stays in the queue."""
+        """Return the task that runs next; it stays in the queue."""
         return self._heap[0][1]
 
     def first(self, ask: bool = True) -> int | None:
-        """The task which runs next; None where none is ready."""
+        """Return the task that runs next; None if none is ready."""
         for _, task_id in self._heap[:1]:
             if task_id in self._arrivals:
                 return task_id
-        in_order = self._in_order()  # another thread is removing the first
+        in_order = self._in_order()  # because another thread is removing the first
         return in_order[0][0] if in_order else None
 
     def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
-        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        """Return the task that would run next if these became ready now, in this order, without pushing them."""
         if not arriving:
             return self.first()
         first = next((entry for entry in self._heap[:1] if entry[1] in self._arrivals), None)
         for arrival, task_id in enumerate(arriving, self._arrived):
             key = sort_key(self._policy, self._graph, task_id, arrival)
             try:
-                if first is None or first[0] > key:  # as `push` compares
+                if first is None or first[0] > key:  # the same comparison as in `push`
                     first = key, task_id
             except TypeError:
                 raise bad_key(self._policy, self._graph, task_id, key) from None
@@ -195,13 +197,13 @@ class KeyedQueue(_Arrivals):
         self._drop_removed()
 
     def _drop_removed(self) -> None:
-        """Drop tasks from the top of the heap that were taken by hand, so that the first is ready."""
+        """Drop tasks from the top of the heap that were removed by hand, so that the first is ready."""
         heap, arrivals = self._heap, self._arrivals
         while heap and heap[0][1] not in arrivals:
             pop(heap)
 
     def entries(self) -> list[ReadyTask]:
-        """All ready tasks in the order in which they would run if no other came."""
+        """Return all ready tasks in the order in which they would run if no other arrived."""
         label = self._policy.label
         return [
             ReadyTask(self._tasks[task_id], arrival, label(self._tasks[task_id], arrival))
@@ -214,9 +216,9 @@ class KeyedQueue(_Arrivals):
         return found
 
     def _in_order(self) -> list[tuple[int, int]]:
-        """The tasks that are not held back, each with its arrival, in the order in which they would run.
+        """Return the tasks that are not held back, each with its arrival, in the order in which they would run.
 
-        Where another thread is moving the heap's entries, one of them may be there twice and one be missing.
+        While another thread changes the heap, an entry may appear twice and another may be missing.
         """
         heap, arrivals = list(self._heap), dict(self._arrivals)
         for task_id in self._outside:
@@ -233,33 +235,33 @@ class KeyedQueue(_Arrivals):
 
 
 class ChoiceQueue(_Arrivals):
-    """A queue under a user's own choice, which is asked each time."""
+    """A queue under a user's own policy, which is called for each choice."""
 
     def __init__(self, graph: Graph, choice: Choice, order: Sequence[int]) -> None:
         super().__init__(graph)
         self._choice = choice
         self._state = QueueState(graph, order)
-        self._chosen: dict[None, int] = {}  # in this state of the queue, once asked: each change ends with another one
+        self._chosen: dict[None, int] = {}  # the choice for this state; each change replaces the dict
 
     def push(self, task_id: int) -> None:
-        """The task got ready."""
+        """Add a ready task."""
         self._arrive(task_id)
         self._chosen = {}
 
     def label(self, task_id: int) -> str:
-        """The place of a ready task in the order of arrival."""
+        """Return the label of a ready task, its place in the order of arrival."""
         return f"@{self._arrivals[task_id]}"
 
     def choose(self) -> int:
-        """The task which runs next; the user is asked once for each state of the queue."""
+        """Return the task that runs next; the user's policy is called once for each state of the queue."""
         chosen = self._chosen
         return chosen[None] if chosen else chosen.setdefault(None, self._ask(self._offered()))
 
     def first(self, ask: bool = True) -> int | None:
-        """The task which runs next; None where none is ready.
+        """Return the task that runs next; None if none is ready.
 
         Args:
-            ask: whether the user's policy may be called; else the first to arrive stands in for its choice.
+            ask: whether the user's policy may be called; if not, the first to arrive is returned.
         """
         chosen, ready = self._chosen, list(self._offered())
         if chosen or not ready:
@@ -267,7 +269,7 @@ class ChoiceQueue(_Arrivals):
         return chosen.setdefault(None, self._ask(ready)) if ask else ready[0]
 
     def first_with(self, arriving: Sequence[int], ask: bool = True) -> int | None:
-        """The task which would run next if these got ready now, in this order; nothing is pushed."""
+        """Return the task that would run next if these became ready now, in this order, without pushing them."""
         if not arriving:
             return self.first(ask)
         found = self.copy()
@@ -281,8 +283,8 @@ class ChoiceQueue(_Arrivals):
         question = get_ident(), id(self._choice), id(graph)
         if (other := _asked.get(question)) is not None and other.is_under_way:
             raise PolicyError(
-                f"policy {name} read session.current or session.planned, which call the policy, while it chooses the "
-                "next task; it may read the ready tasks and the state that it got"
+                f"policy {name} read session.current or session.planned while choosing the next task, but these call "
+                "the policy; use its arguments, the ready tasks and the state"
             )
         caller = _asked[question] = Caller(f"the policy {name}")
         try:
@@ -306,7 +308,7 @@ class ChoiceQueue(_Arrivals):
         return f"{told_apart(graph, chosen)}, which is not ready"
 
     def _offered(self) -> Collection[int]:
-        """Of which the user may choose, first arrived first."""
+        """Return the tasks offered to the user's policy, in order of arrival."""
         return list(self._arrivals)
 
     def remove(self, task_id: int) -> None:
@@ -314,7 +316,7 @@ class ChoiceQueue(_Arrivals):
         self._chosen = {}
 
     def entries(self) -> list[ReadyTask]:
-        """All ready tasks, first arrived first: only the user's choice knows more."""
+        """Return all ready tasks in order of arrival, because the user's later choices are unknown."""
         arrivals = dict(self._arrivals)
         return [ReadyTask(self._tasks[task_id], arrival, f"@{arrival}") for task_id, arrival in arrivals.items()]
 
@@ -327,7 +329,7 @@ class ChoiceQueue(_Arrivals):
 
 
 def _named(graph: Graph, ready: Sequence[Task]) -> str:
-    """Name the tasks a policy may return, of many the first five: "one of the 7 ready tasks: ..."."""
+    """Name the tasks that a policy may return, at most five: "one of the 7 ready tasks: ..."."""
     names = ", ".join(told_apart(graph, task) for task in ready[:5])
     if len(ready) == 1:
         return f"{names}, the only ready task"
@@ -335,11 +337,11 @@ def _named(graph: Graph, ready: Sequence[Task]) -> str:
 
 
 _asked: WeakValueDictionary[tuple[int, int, int], Caller] = WeakValueDictionary()
-"""The calls of users' policies under way, by thread, policy and graph."""
+"""The running calls of users' policies, by thread, policy and graph."""
 
 ReadyQueue = KeyedQueue | ChoiceQueue
 
 
 def ready_queue(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> ReadyQueue:
-    """An empty queue. `order` is where the caller notes the tasks that ran; a user's policy may look at it."""
+    """Return an empty queue. `order` is the caller's list of tasks that ran, which a user's policy may read."""
     return KeyedQueue(graph, policy) if isinstance(policy, Policy) else ChoiceQueue(graph, policy, order)

@@ -12,7 +12,7 @@ from threading import RLock, Timer
 from IPython import get_ipython
 from IPython.display import display, update_display
 
-from ...engine.memory.estimates import told_first
+from ...engine.memory.estimates import main_reason
 from ...engine.memory.timeline import Timeline
 from ...engine.schedule.dependencies import Pending
 from ...inspector.drawing.fit_to_size import MOST_TRIED, first_view
@@ -269,7 +269,7 @@ def _basis(timeline: Timeline) -> str:
         return "measured"
     if not timeline.estimates:
         return "predicted" if timeline.basis == "dry run" else "predicted from a measured run"
-    return shorten(f"predicted, an estimate: {told_first(timeline.estimates)}", _LONGEST_BASIS)
+    return shorten(f"predicted, an estimate: {main_reason(timeline.estimates)}", _LONGEST_BASIS)
 
 
 def _counted(moment: Moment) -> str:

@@ -19,7 +19,7 @@ from tapescope.engine.memory.estimates import (
     direction_of,
     estimate_sentence,
     limit_sentence,
-    told_first,
+    main_reason,
 )
 from tapescope.tests.says import Snapshots, says, says_none_of
 
@@ -106,10 +106,10 @@ def test_each_reason_is_said_once_and_of_many_how_many_there_are(snapshot: Snaps
     says(said, "The peak", "x1", "x2", "x3", 2)
     says_none_of(said, "x4", "x5")
     snapshot("simulate", said)
-    assert told_first([WORKSPACE]) == WORKSPACE and told_first(()) == ""
+    assert main_reason([WORKSPACE]) == WORKSPACE and main_reason(()) == ""
     limit = limit_sentence(ts.graph(plain()), "hooks", [0])
-    said = told_first([WORKSPACE, limit])
-    assert said == told_first([limit]) == told_first([said]) and len(said) < len(limit)
+    said = main_reason([WORKSPACE, limit])
+    assert said == main_reason([limit]) == main_reason([said]) and len(said) < len(limit)
     says(said, "hooks")
 
 
