@@ -26,12 +26,12 @@ from ...inspector.torch_private.thread_state import (
     open_pack_hook,
 )
 from .follow_forward import (
+    ForwardFollower,
     Function,
-    MirrorTally,
-    MirrorWatch,
     PlannedCall,
     PlannedCalls,
     PlanState,
+    RecomputeTally,
     banned_sentence,
     state_of,
 )
@@ -40,9 +40,9 @@ from .plan import PlannedStorage, RecomputePlan
 PURPOSE = "ts.recompute follows what a forward saves"
 
 
-def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[AbstractContextManager[object]]]:
+def followed(state: PlanState, tally: RecomputeTally) -> tuple[ForwardFollower, list[AbstractContextManager[object]]]:
     """What follows forwards along their plan, and what has to be open meanwhile."""
-    watch = MirrorWatch(state, tally)
+    watch = ForwardFollower(state, tally)
     hidden = hidden_from_checkpoints(watch.hooks)
     if state.calls is None:
         return watch, [hidden, hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
@@ -54,7 +54,7 @@ def followed(state: PlanState, tally: MirrorTally) -> tuple[MirrorWatch, list[Ab
 class _LearnedCalls(TorchFunctionMode):
     """Sees in which calls a forward runs that `watch`, which is open meanwhile, follows; tells the plan's state."""
 
-    def __init__(self, state: PlanState, watch: MirrorWatch) -> None:
+    def __init__(self, state: PlanState, watch: ForwardFollower) -> None:
         super().__init__()
         self._state = state
         self._watch = watch
@@ -114,7 +114,7 @@ class _LearnedCalls(TorchFunctionMode):
 class _FollowedCalls(TorchFunctionMode):
     """Opens `watch` and its hooks in the calls in which a plan has something to do."""
 
-    def __init__(self, state: PlanState, planned: PlannedCalls, watch: MirrorWatch) -> None:
+    def __init__(self, state: PlanState, planned: PlannedCalls, watch: ForwardFollower) -> None:
         super().__init__()
         self._state = state
         self._planned = planned
@@ -227,7 +227,7 @@ for _mode in (_LearnedCalls, _FollowedCalls):
 
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
-    """What a mirrored forward and its backward came to, so far.
+    """What a recomputed forward and its backward came to, so far.
 
     Attributes:
         forwards: how many forwards ran as planned, to the plan's end or to that of the `with` block.
@@ -270,7 +270,7 @@ class apply_plan:
     def __init__(self, plan: RecomputePlan) -> None:
         self.plan = plan
         self._idle = not plan.dropped
-        self._tally = MirrorTally()
+        self._tally = RecomputeTally()
         self._opened: Opened | None = None
 
     def __repr__(self) -> str:
@@ -311,9 +311,9 @@ class apply_plan:
         )
 
 
-def _enter(contexts: Iterable[AbstractContextManager[object]], watch: MirrorWatch, stack: ExitStack) -> None:
+def _enter(contexts: Iterable[AbstractContextManager[object]], watch: ForwardFollower, stack: ExitStack) -> None:
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
     refuse_disabled_hooks(PURPOSE)
-    stack.enter_context(compiled_code_refused("it can't be mirrored"))
+    stack.enter_context(compiled_code_refused("it can't be recomputed"))
     for each in contexts:
         stack.enter_context(each)

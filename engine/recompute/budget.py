@@ -12,9 +12,9 @@ OVERHEAD = 0.06
 """How much longer a step may take where nothing else is said: what Echo took for ResNet-152 (Zheng et al., 2020)."""
 
 Budget = int | float | str
-"""Bytes, as a number or as "8GiB" or "8GB"; or a share of the peak without mirroring, 0.5 for half."""
+"""Bytes, as a number or as "8GiB" or "8GB"; or a share of the peak without recomputation, 0.5 for half."""
 
-_WANTED = "a number of bytes above 0, or a share of the peak without mirroring, as 0.5"
+_WANTED = "a number of bytes above 0, or a share of the peak without recomputation, as 0.5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Wanted:
     """What is wanted.
 
     Attributes:
-        budget: bytes, or a share of the peak without mirroring; None: the lowest peak that `overhead` pays for.
+        budget: bytes, or a share of the peak without recomputation; None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, as a share; infinite: any time.
     """
 
@@ -45,13 +45,13 @@ class Wanted:
             )
         wanted = None if budget is None else budget_of(budget)
         if isinstance(budget, int):
-            refuse_bare_size(budget, "budget", ", or a share of the peak without mirroring, 0.5 for half of it")
+            refuse_bare_size(budget, "budget", ", or a share of the peak without recomputation, 0.5 for half of it")
         if overhead is None:
             overhead = OVERHEAD if budget is None else math.inf
         return Wanted(wanted, float(overhead))
 
     def peak_bytes(self, plain: int) -> int | None:
-        """The peak that is wanted, where this is the one without mirroring."""
+        """The peak that is wanted, where this is the one without recomputation."""
         return None if self.budget is None else budget_bytes(self.budget, plain)
 
     def extra_ns(self, plain_ns: float) -> float:
@@ -82,5 +82,5 @@ def budget_of(budget: Budget) -> int | float:
 
 
 def budget_bytes(budget: int | float, plain: int) -> int:
-    """The peak that a budget allows, where this is the one without mirroring."""
+    """The peak that a budget allows, where this is the one without recomputation."""
     return budget if isinstance(budget, int) else int(budget * plain)

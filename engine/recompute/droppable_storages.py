@@ -21,7 +21,7 @@ _PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", 
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorStorage:
+class RecomputeStorage:
     """A storage of the forward: what dropping it saves, and what computing it again takes.
 
     Attributes:
@@ -70,7 +70,9 @@ def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
     return replace(measured, graph=program.graph)
 
 
-def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: float = 10_000.0) -> list[MirrorStorage]:
+def recompute_storages(
+    program: ForwardProgram, footprints: Footprints, call_ns: float = 10_000.0
+) -> list[RecomputeStorage]:
     """The storages of a recorded forward, found again in what a measured backward of the same forward starts with.
 
     What was there before the forward costs nothing to read again, and is in no `needs`. What a node keeps and the
@@ -86,7 +88,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
         there = footprints.start[number]
         starts.setdefault((frozenset(there.keepers), there.nbytes), []).append(number)
     kinds: dict[object, int] = {}
-    found: list[MirrorStorage] = []
+    found: list[RecomputeStorage] = []
     for each in program.storages:
         made = each.made_by is not None
         matching = starts.get((frozenset(each.saved_by), each.nbytes)) if each.saved_by and made else None
@@ -96,7 +98,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
         names = tuple(operation.name for operation in operations)
         siblings, extra = _made_with(program, each)
         found.append(
-            MirrorStorage(
+            RecomputeStorage(
                 each.nbytes,
                 tuple(sorted({task for task, _ in each.saved_by})) if start >= 0 else (),
                 tuple(dict.fromkeys(read.storage for operation in operations for read in operation.reads)),

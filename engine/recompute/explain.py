@@ -15,7 +15,7 @@ from ...inspector.text.sizes_and_counts import both_units, counted, percent_text
 from .budget import Wanted
 from .module_table import ms_text, operation_name
 from .plan import filled_by
-from .predicted_memory import Mirrored, MirroredMemory
+from .predicted_memory import RecomputedLevels, RecomputedMemory
 from .solvers import Candidates
 
 _CALLED = {
@@ -113,7 +113,7 @@ def _nothing_called(does: list[ForwardOperation], which: str) -> str:
 
 
 Because = Literal[
-    "mirrored",
+    "recomputed",
     "on the way",
     "not saved",
     "can't be",
@@ -130,21 +130,21 @@ _WORTH_IT = 0.002  # of the peak
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorReason:
+class RecomputeReason:
     """Why what one operation gives is made again in the backward, or is not.
 
     Attributes:
         number: the operation's in the forward.
         name: what it is called, `softmax`.
         module, source: where it was called.
-        because: "mirrored", or "on the way": nodes save nothing of it, but what is mirrored is made of it. Not:
+        because: "recomputed", or "on the way": nodes save nothing of it, but what is recomputed is made of it. Not:
             "not saved", "can't be" made again, "not the same" bits when it is, "no gain", "after the peak" (its node
             has run by then), "time": more than is allowed; "enough": the budget is reached without; "not found".
         nbytes: what nodes save of it.
         saved_by: the (task, slot) pairs of these.
         newly_kept_bytes: what is, or would be, kept for making it again, and would have died in the forward.
         seconds: what making it again takes, or would take: recording, replay, and those of what it needs.
-        peak_bytes: of the backward without mirroring it, where it is; with it, where it is not.
+        peak_bytes: of the backward without recomputation it, where it is; with it, where it is not.
         text: all that in words.
     """
 
@@ -165,22 +165,22 @@ class MirrorReason:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MirrorReasons:
+class RecomputeReasons:
     """The answers of `PlannedRecompute.why`: a sequence of them. In a notebook it shows itself.
 
     Attributes:
         reasons: one for each operation that is meant.
     """
 
-    reasons: tuple[MirrorReason, ...]
+    reasons: tuple[RecomputeReason, ...]
 
     def __len__(self) -> int:
         return len(self.reasons)
 
-    def __iter__(self) -> Iterator[MirrorReason]:
+    def __iter__(self) -> Iterator[RecomputeReason]:
         return iter(self.reasons)
 
-    def __getitem__(self, place: int) -> MirrorReason:
+    def __getitem__(self, place: int) -> RecomputeReason:
         return self.reasons[place]
 
     def __str__(self) -> str:
@@ -203,7 +203,7 @@ class Decided:
     """
 
     program: ForwardProgram
-    memory: MirroredMemory
+    memory: RecomputedMemory
     dropped: Collection[int]
     ratio: float
     banned: Mapping[int, str]
@@ -211,10 +211,10 @@ class Decided:
     plain_seconds: float
 
 
-def reasons(plan: Decided, which: str | int) -> MirrorReasons:
+def reasons(plan: Decided, which: str | int) -> RecomputeReasons:
     """See `PlannedRecompute.why`."""
     judge = _Judge(plan)
-    return MirrorReasons(tuple(judge.reason(each) for each in operations_called(plan.program, which)))
+    return RecomputeReasons(tuple(judge.reason(each) for each in operations_called(plan.program, which)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class _Choice:
     kept: tuple[int, ...]
     kept_bytes: int
     seconds: float
-    mirrored: Mirrored
+    levels: RecomputedLevels
 
 
 class _Judge:
@@ -236,10 +236,10 @@ class _Judge:
         self._program = plan.program
         self._memory = plan.memory
         self._dropped = plan.memory.reached(plan.dropped)
-        self._mirrored = plan.memory.mirrored(plan.dropped)
+        self._levels = plan.memory.levels_if_dropped(plan.dropped)
         self._newly = plan.memory.newly_kept(self._dropped)
 
-    def reason(self, operation: ForwardOperation) -> MirrorReason:
+    def reason(self, operation: ForwardOperation) -> RecomputeReason:
         """The answer for one operation."""
         program = self._program
         numbers = [number for number, _ in operation.makes]
@@ -250,21 +250,19 @@ class _Judge:
         storage = None if number is None else program.storages[number]
         keepers = () if storage is None else storage.saved_by
         if number is None or storage is None or not (saved or on_the_way):
-            return self._of(
-                operation, "not saved", 0, (), 0, 0.0, self._mirrored.peak_bytes, self._not_saved(operation)
-            )
+            return self._of(operation, "not saved", 0, (), 0, 0.0, self._levels.peak_bytes, self._not_saved(operation))
         if number in self._dropped:
-            because: Because = "mirrored" if saved else "on the way"
-            without = self._memory.mirrored(self._dropped - {number})
+            because: Because = "recomputed" if saved else "on the way"
+            without = self._memory.levels_if_dropped(self._dropped - {number})
             kept = self._kept_for(number)
             nbytes = sum(program.storages[each].nbytes for each in kept)
             seconds = self._seconds(self._memory.storages[number].replay_ns)
-            said = self._said_mirrored(number, storage, kept, seconds, without.peak_bytes)
+            said = self._said_recomputed(number, storage, kept, seconds, without.peak_bytes)
             return self._of(operation, because, storage.nbytes, keepers, nbytes, seconds, without.peak_bytes, said)
         because, choice, said = self._kept(number, storage)
-        figures = (0, 0.0, self._mirrored.peak_bytes)
+        figures = (0, 0.0, self._levels.peak_bytes)
         if choice is not None:
-            figures = choice.kept_bytes, choice.seconds, choice.mirrored.peak_bytes
+            figures = choice.kept_bytes, choice.seconds, choice.levels.peak_bytes
         return self._of(operation, because, storage.nbytes, keepers, *figures, said)
 
     def _of(
@@ -277,12 +275,12 @@ class _Judge:
         seconds: float,
         peak_bytes: int,
         said: str,
-    ) -> MirrorReason:
+    ) -> RecomputeReason:
         where = [each for each in (operation.module, operation.source and operation.source.short) if each]
         name = plain_name(operation)
         head = f"{name}, operation {operation.number}" + (f" ({', '.join(where)})" if where else "")
-        verdict = "mirrored" if because in ("mirrored", "on the way") else "not mirrored"
-        return MirrorReason(
+        verdict = "recomputed" if because in ("recomputed", "on the way") else "not recomputed"
+        return RecomputeReason(
             operation.number, name, operation.module, operation.source, because, nbytes, saved_by, newly_kept_bytes,
             seconds, peak_bytes, f"{head}: {verdict}. {said}",
         )  # fmt: skip
@@ -322,10 +320,10 @@ class _Judge:
                     ahead.append(need)
         return tuple(found)
 
-    def _said_mirrored(
+    def _said_recomputed(
         self, number: int, storage: ForwardStorage, kept: tuple[int, ...], seconds: float, without: int
     ) -> str:
-        size, time, peak = size_text(storage.nbytes), ms_text(seconds), size_text(self._mirrored.peak_bytes)
+        size, time, peak = size_text(storage.nbytes), ms_text(seconds), size_text(self._levels.peak_bytes)
         said = f"No node saves its {size}, but what is made again reads them, so it is run again, in {time}"
         if storage.saved_by:
             said = f"{size} are let go of, which {self._savers(storage)}, and made again in {time}"
@@ -339,7 +337,7 @@ class _Judge:
             nbytes = sum(self._program.storages[each].nbytes for each in users)
             said += f" Newly kept for that: {self._results(kept)}"
             said += f", once for {len(users):,} storages of {size_text(nbytes)}." if len(users) > 1 else "."
-        if without > self._mirrored.peak_bytes:
+        if without > self._levels.peak_bytes:
             return f"{said} Kept, it would raise the peak from {peak} to {size_text(without)}."
         return f"{said} By itself it does not move the peak of {peak}: with others it does."
 
@@ -388,19 +386,19 @@ class _Judge:
                 None,
                 f"{head}. Something besides keeps it (a variable, a hook, another graph), so it would stay.",
             )
-        best, *others = sorted(self._choices(number), key=lambda each: (each.mirrored.peak_bytes, each.seconds))
-        gain = self._mirrored.peak_bytes - best.mirrored.peak_bytes
+        best, *others = sorted(self._choices(number), key=lambda each: (each.levels.peak_bytes, each.seconds))
+        gain = self._levels.peak_bytes - best.levels.peak_bytes
         figures = self._figures(best)
         peak = memory.plain_peak_bytes
         budget = None if plan.wanted is None else plan.wanted.peak_bytes(peak)
-        if budget is not None and self._mirrored.peak_bytes <= budget:
+        if budget is not None and self._levels.peak_bytes <= budget:
             return "enough", best, f"{head}. The budget of {both_units(budget)} is reached without. {figures}."
         if gain <= _WORTH_IT * peak:
             return self._no_gain(number, head, best, others)
         if plan.wanted is None:
             return "not found", best, f"{head}. {figures}; another plan may do so."
         allowed = plan.wanted.extra_ns(1e9 * plan.plain_seconds) / 1e9
-        taken = self._seconds(self._mirrored.replay_ns)
+        taken = self._seconds(self._levels.replay_ns)
         if taken + best.seconds <= allowed:
             return "not found", best, f"{head}. {figures}; the search did not come to it: give it more seconds=."
         share = f" ({percent_text(plan.wanted.overhead)})"
@@ -447,18 +445,18 @@ class _Judge:
         dropped = memory.reached(self._dropped | more)
         kept = tuple(sorted(memory.newly_kept(dropped) - self._newly))
         gone = sum(memory.storages[each].nbytes for each in dropped - self._dropped if memory.places[each])
-        mirrored = memory.mirrored(dropped)
+        recomputed = memory.levels_if_dropped(dropped)
         return _Choice(
             gone,
             kept,
             sum(memory.storages[each].nbytes for each in kept),
-            self._seconds(max(0.0, mirrored.replay_ns - self._mirrored.replay_ns)),
-            mirrored,
+            self._seconds(max(0.0, recomputed.replay_ns - self._levels.replay_ns)),
+            recomputed,
         )
 
     def _figures(self, choice: _Choice) -> str:
         """`To make it again would take 1.2 ms and lower the peak by 3.0 MiB`."""
-        gain = self._mirrored.peak_bytes - choice.mirrored.peak_bytes
+        gain = self._levels.peak_bytes - choice.levels.peak_bytes
         kept = f", and {self._results(choice.kept)} would be newly kept" if choice.kept else ""
         lower = f"lower the peak by {size_text(gain)}" if gain > 0 else "not lower the peak"
         return f"To make it again would take {ms_text(choice.seconds)} and {lower}{kept}"
@@ -473,7 +471,7 @@ class _Judge:
             more = f"; or {ms_text(others[0].seconds)} paid for what makes that, and no lower peak" if others else ""
             return "no gain", best, f"{head}. Nothing is gained: {said}{more}."
         plain = memory.plain
-        place = self._mirrored.peak_place
+        place = self._levels.peak_place
         if places and places[-1] < place:
             where = plain.graph.describe(plain.order[place], place)
             return (

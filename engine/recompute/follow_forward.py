@@ -53,7 +53,7 @@ Function = Callable[..., Any]
 """What a TorchFunctionMode is called with: `torch.nn.functional.linear`."""
 
 
-class MirrorTally(ReplayTally):
+class RecomputeTally(ReplayTally):
     """Counts what is dropped, too.
 
     Attributes:
@@ -156,7 +156,7 @@ class _NoBytesError(Exception):
     """A tensor has no bytes of its own."""
 
 
-class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
+class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
     """Follows the forwards of one `with` block along their plan, operation by operation while it is open.
 
     Attributes:
@@ -170,7 +170,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             may have written into an argument. For whoever sets them to False.
     """
 
-    def __init__(self, state: PlanState, tally: MirrorTally) -> None:
+    def __init__(self, state: PlanState, tally: RecomputeTally) -> None:
         super().__init__()
         self.place = 0
         self.call = 0
@@ -490,13 +490,13 @@ def banned_sentence(banned: Sequence[tuple[PlannedStorage, str]]) -> str:
     )
 
 
-def _pack(watching: weakref.ref[MirrorWatch], tensor: Tensor) -> Packed:
+def _pack(watching: weakref.ref[ForwardFollower], tensor: Tensor) -> Packed:
     """The pack hook."""
     watch = watching()
     return (at_hand(tensor), version_of(tensor)) if watch is None else watch.pack(tensor)
 
 
-def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
+def _unpack(watching: weakref.ref[ForwardFollower], packed: Packed) -> Tensor:
     """The unpack hook."""
     watch = watching()
     if watch is not None and watch.is_over:

@@ -1,4 +1,4 @@
-"""A plan for mirroring as a table by module: what is let go of and newly kept there, what runs again, and how long."""
+"""A recompute plan as a table by module: what is let go of and newly kept there, what runs again, and how long."""
 
 from __future__ import annotations
 

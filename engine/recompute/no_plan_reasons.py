@@ -18,7 +18,7 @@ from ...inspector.text.sizes_and_counts import counted, percent_text, share_text
 from ...inspector.torch_private.checkpoints import region_code, region_of
 from .budget import Wanted
 from .module_table import ms_text, operation_name
-from .predicted_memory import MirroredMemory
+from .predicted_memory import RecomputedMemory
 from .solvers import Goal, greedy
 
 LeftAloneBecause = Literal["within budget", "too small", "time", "no lower peak"]
@@ -35,7 +35,7 @@ _SWITCHES = (
 
 
 def not_worth_it(
-    wanted: Wanted, program: ForwardProgram, memory: MirroredMemory, plain_ns: float, ratio: float, blamed: bool
+    wanted: Wanted, program: ForwardProgram, memory: RecomputedMemory, plain_ns: float, ratio: float, blamed: bool
 ) -> tuple[LeftAloneBecause, str]:
     """Say why a model is left alone, as in `PlannedRecompute.left_alone_because` and as a sentence.
 
@@ -51,11 +51,11 @@ def not_worth_it(
     if not within or blamed:
         return "no lower peak", said
     least = greedy(memory, Goal(peak_bytes=int((1 - WORTH_IT) * plain)))
-    if least.mirrored.peak_bytes > (1 - WORTH_IT) * plain:
+    if least.levels.peak_bytes > (1 - WORTH_IT) * plain:
         return "no lower peak", f"{said} With any time, none was found either."
     again = {number for each in least.dropped for number in program.storages[each].program}
     itself = sum(program.operations[number].seconds for number in again)
-    whole, allowed = ratio * least.mirrored.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
+    whole, allowed = ratio * least.levels.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
     if whole > 2 * itself:
         return (
             "too small",
@@ -64,7 +64,7 @@ def not_worth_it(
             f"{ms_text(allowed)} are allowed.",
         )
     most = greedy(memory, Goal())
-    lowest, price = most.mirrored.peak_bytes, ratio * most.mirrored.replay_ns / plain_ns
+    lowest, price = most.levels.peak_bytes, ratio * most.levels.replay_ns / plain_ns
     return (
         "time",
         f"{said} The time is the reason: to lower it by 1 % takes {ms_text(whole)}; {ms_text(allowed)} are allowed. "

@@ -40,7 +40,7 @@ class GraphOrder:
     @property
     def policy(self) -> Policy:
         """What runs a backward in this order. It raises ValueError on another graph."""
-        return Policy(f"planned {self.name}", f"{self.name}, for a mirrored forward", plan=self._plan)
+        return Policy(f"planned {self.name}", f"{self.name}, for a recomputed forward", plan=self._plan)
 
     def _plan(self, problem: Problem, ran: Sequence[int]) -> list[int]:
         graph = problem.graph
@@ -112,7 +112,7 @@ class PlannedStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorPrediction:
+class PlanPrediction:
     """What a plan should come to.
 
     Attributes:
@@ -147,7 +147,7 @@ class MirrorPrediction:
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False)
 class RecomputePlan:
-    """Which storages a mirrored forward lets go of: `with ts.recompute(plan): loss = model(x)`.
+    """Which storages a recomputed forward lets go of: `with ts.recompute(plan): loss = model(x)`.
 
     Attributes:
         fingerprint: of the forward that was planned for, as in `ForwardProgram`.
@@ -160,11 +160,11 @@ class RecomputePlan:
     fingerprint: str
     operations: tuple[str, ...]
     storages: tuple[PlannedStorage, ...]
-    predicted: MirrorPrediction | None = None
+    predicted: PlanPrediction | None = None
     planned_order: GraphOrder | None = None
 
     @staticmethod
-    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> RecomputePlan:
+    def of(program: ForwardProgram, drop: Collection[int], predicted: PlanPrediction | None = None) -> RecomputePlan:
         """The plan that drops these storages.
 
         What their replays read is kept unless it is dropped as well. What is to be dropped although no node saves it,
@@ -338,7 +338,7 @@ def _write(writer: ColumnWriter, plan: RecomputePlan) -> None:
       `output`, `module` (an index or -1), `seconds`, `obstacle` ("" for none).
     - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
     - By input of a replay: `input_of` (a place), `input`.
-    - `predicted`: null, or an object with the fields of `MirrorPrediction`.
+    - `predicted`: null, or an object with the fields of `PlanPrediction`.
     - `order`: null, or an object with the fields of `GraphOrder`. Files of version 1 have none.
     """
     names, modules = Table[str](), Table[str]()
@@ -445,9 +445,9 @@ def _read_order(section: Section) -> GraphOrder:
     return GraphOrder(section.text("name"), tuple(tasks), section.text("graph"))
 
 
-def _read_prediction(section: Section) -> MirrorPrediction:
+def _read_prediction(section: Section) -> PlanPrediction:
     levels = section.integers("levels", _MOST, code="q")
-    return MirrorPrediction(
+    return PlanPrediction(
         tuple(section.integers("plain_levels", _MOST, length=len(levels), code="q")),
         tuple(levels),
         *(section.floats(name, 1)[0] for name in ("plain_seconds", "replay_seconds", "recording_seconds")),

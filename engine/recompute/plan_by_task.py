@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MirroredSave:
+class DroppedSave:
     """A saved tensor that is made again when its task runs.
 
     Attributes:
@@ -39,8 +39,8 @@ class MirroredSave:
     made_by: str
 
 
-def mirrored_saves(graph: Graph) -> list[MirroredSave]:
-    """What was let go of and is not there again, in order of task. Empty where the forward was not mirrored."""
+def dropped_saves(graph: Graph) -> list[DroppedSave]:
+    """What was let go of and is not there again, in order of task. Empty where the forward was not recomputed."""
     from .replay_operations import Saved
 
     numbers: dict[Bytes, int] = {}
@@ -52,7 +52,7 @@ def mirrored_saves(graph: Graph) -> list[MirroredSave]:
             meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
             number = numbers.setdefault(packed.bytes, len(numbers))
             found.append(
-                MirroredSave(task, slot, number, packed.bytes.number, packed.bytes.nbytes, meta, _made_by(packed.bytes))
+                DroppedSave(task, slot, number, packed.bytes.number, packed.bytes.nbytes, meta, _made_by(packed.bytes))
             )
     return found
 
@@ -73,7 +73,7 @@ def _made_by(wanted: Bytes) -> str:
 
 
 class ReplayClock:
-    """Tells what the tasks of a mirrored backward made again, and in what time, as they run one after the other.
+    """Tells what the tasks of a recomputed backward made again, and in what time, as they run one after the other.
 
     Args:
         graph: nothing of it has run yet.
@@ -196,7 +196,7 @@ class _Planned:
         ]
 
 
-def mirror_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
+def recompute_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
     """What the tasks have in a picture of the graph, in this order of the backward."""
     let_go: dict[int, list[PlannedStorage]] = {}
     for each in plan.storages:
@@ -225,7 +225,7 @@ def _many(storages: Sequence[PlannedStorage], what: str) -> str:
     return f"{counted(len(storages), what)}, {size_text(sum(each.nbytes for each in storages))}"
 
 
-def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
+def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[DroppedSave]) -> None:
     """That a plan is that of the forward which left this graph.
 
     Args:
@@ -233,7 +233,7 @@ def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[MirroredSave])
 
     Raises:
         TypeError: it is no plan.
-        ValueError: it is another forward's, or this one was not mirrored.
+        ValueError: it is another forward's, or this one was not recomputed.
     """
     from .plan import RecomputePlan
 

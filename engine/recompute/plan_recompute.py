@@ -27,9 +27,9 @@ from ..schedule.ddp_buckets import nothing_reduced
 from ..schedule.policy import Choice, Policy, is_dynamic, policy_name
 from .budget import Budget, Wanted, expect_seconds
 from .no_plan_reasons import WORTH_IT, LeftAloneBecause, fused_kernels, mostly_fused, not_worth_it
-from .plan import GraphOrder, MirrorPrediction, RecomputePlan, graph_digest
+from .plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
 from .planned_recompute import PlannedRecompute
-from .predicted_memory import INSIDE, MirroredMemory, mirrored_footprints
+from .predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
 from .solvers import SOLVERS, FoundDrops, Goal
 from .trial_runs import Extra, FakeRuns, Runs
 
@@ -49,8 +49,8 @@ def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
 
 
 def _tell(line: ToldLine, found: FoundDrops) -> None:
-    peak = size_text(found.mirrored.peak_bytes)
-    line(f"planning a mirror: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
+    peak = size_text(found.levels.peak_bytes)
+    line(f"planning recomputation: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
 
 
 _CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time, or much less
@@ -82,24 +82,24 @@ def plan_recompute(
 
     On fake tensors (FakeTensorMode) of the CPU a plan is made without the memory: peaks are those of a dry run, times
     sums of those of single operators, each run alone on real tensors of its shapes, and `estimates` says so. The real
-    model, mirrored by such a plan, tries it at its first forward as any.
+    model, recomputed by such a plan, tries it at its first forward as any.
 
     The prediction is for a backward as it is after `zero_grad()`, which sets each .grad to None, in the mode (train or
     eval) and with the sizes that `make_loss` has. Where gradients are there already, what is added to them is freed at
-    once, and the peak is lower by that: plain and mirrored.
+    once, and the peak is lower by that: plain and recomputed.
 
     Args:
         make_loss: runs the forward and returns the loss, one element. It is called some twenty times, and has to run
             the same operations on the same sizes each time: with one batch, not with the next of a loader. What it
             keeps in Python from call to call (attributes, closures, lists) is put back after each.
         budget: the peak that is wanted, at the lowest price: bytes, as a number or as "8GiB" (2³⁰) or "8GB" (10⁹), or
-            a share of the peak without mirroring, 0.5 for half. None: the lowest peak that `overhead` pays for.
+            a share of the peak without recomputation, 0.5 for half. None: the lowest peak that `overhead` pays for.
         overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
             budget, any time with one.
         solver: "greedy" chooses by the bytes that each choice keeps, as Echo does. "search" starts from its result and
             lowers the simulated peak.
         seconds: how long the solver may take. Interrupted, it gives the best so far.
-        policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
+        policy: in whose order the backward runs. "auto": the schedules are searched again for the recomputed backward,
             and `plan.policy` runs the best, if that is better than PyTorch's own.
         repetitions: how often forward and step are timed; the shortest times count.
         progress: is told now and then what has been found. True: a line on stderr says so; None: only where that is a
@@ -156,10 +156,10 @@ def _planned(
     footprints = runs.footprints
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
     order_name = "heap" if policy is None else policy_name(policy)
-    memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
+    memory = RecomputedMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
     goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
-    nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), Extra(0.0, 0.0), True)
+    nothing = _Tried(FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0), Extra(0.0, 0.0), True)
     left_alone: str | None
     because: LeftAloneBecause | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
@@ -178,8 +178,8 @@ def _planned(
     found = tried.found
     if left_alone is None and policy is None:
         memory, order_name = _in_best_order(memory, found.dropped, footprints)
-        found = replace(found, mirrored=memory.mirrored(found.dropped))
-    met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
+        found = replace(found, levels=memory.levels_if_dropped(found.dropped))
+    met = tried.met and (goal.peak_bytes is None or found.levels.peak_bytes <= goal.peak_bytes)
     tried = replace(tried, found=found, met=met)
     return _result(runs, asked, goal, memory, tried, left_alone, because, order_name, solver)
 
@@ -197,15 +197,15 @@ class _Tried:
         """The same, where forward and backward take this much longer."""
         share = ns / self.extra.ns
         extra = Extra(share * self.extra.recording_ns, share * self.extra.replay_ns)
-        return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.mirrored.replay_ns)
+        return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.levels.replay_ns)
 
     def gains(self, plain: int) -> bool:
-        return self.found.mirrored.peak_bytes <= (1 - WORTH_IT) * plain
+        return self.found.levels.peak_bytes <= (1 - WORTH_IT) * plain
 
 
 def _tried(
     runs: _AnyRuns,
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     asked: Wanted,
     goal: Goal,
     solver: str,
@@ -226,12 +226,12 @@ def _tried(
             best = _best(goal, [*tries, tried])
             return replace(best, ratio=fmean(ratios)) if ratios else best
         extra = runs.extra(RecomputePlan.of(runs.program, found.dropped))
-        ratios.append(extra.ns / found.mirrored.replay_ns)
+        ratios.append(extra.ns / found.levels.replay_ns)
         ratio, allowed = fmean(ratios), asked.extra_ns(runs.plain_ns)
         tries.append(_Tried(found, extra, True))
-        tries = [each.if_it_takes(ratio * each.found.mirrored.replay_ns, allowed) for each in tries]
+        tries = [each.if_it_takes(ratio * each.found.levels.replay_ns, allowed) for each in tries]
         tried = tries[-1]
-        reached = goal.peak_bytes is not None and found.mirrored.peak_bytes <= goal.peak_bytes
+        reached = goal.peak_bytes is not None and found.levels.peak_bytes <= goal.peak_bytes
         full = allowed == math.inf or tried.extra.ns >= _FULL * allowed
         if found.interrupted or len(tries) > _CORRECTIONS or (tried.met and (reached or full)):
             return _best(goal, tries)
@@ -242,22 +242,22 @@ def _tried(
 def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
     """Of those that take no more time than is allowed the best; if none does, the last."""
     return min(
-        (each for each in tries if each.met), key=lambda each: goal.rank(each.found.mirrored)[1:], default=tries[-1]
+        (each for each in tries if each.met), key=lambda each: goal.rank(each.found.levels)[1:], default=tries[-1]
     )
 
 
 def _solved(
-    memory: MirroredMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
+    memory: RecomputedMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
 ) -> FoundDrops:
     """Without products made again, if that reaches what is wanted, or comes as near."""
     solve = SOLVERS[solver]
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
-    if without.interrupted or (goal.peak_bytes is not None and goal.met(without.mirrored)):
+    if without.interrupted or (goal.peak_bytes is not None and goal.met(without.levels)):
         return without
     known = [each for each in (start, without.dropped) if each is not None]
-    first = min(known, key=lambda each: goal.rank(memory.mirrored(each)))
+    first = min(known, key=lambda each: goal.rank(memory.levels_if_dropped(each)))
     products = solve(memory, goal, 0.6 * seconds, first, progress)
-    less = without.mirrored.peak_bytes - products.mirrored.peak_bytes
+    less = without.levels.peak_bytes - products.levels.peak_bytes
     better = products if less > _BETTER * memory.plain_peak_bytes else without
     return replace(
         better,
@@ -268,16 +268,16 @@ def _solved(
 
 
 def _in_best_order(
-    memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints
-) -> tuple[MirroredMemory, str]:
-    """The orders of the portfolio, planned for the mirrored backward: the one with the lowest peak, and its name."""
-    least = memory.mirrored(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
+    memory: RecomputedMemory, dropped: Iterable[int], footprints: Footprints
+) -> tuple[RecomputedMemory, str]:
+    """The orders of the portfolio, planned for the recomputed backward: the one with the lowest peak, and its name."""
+    least = memory.levels_if_dropped(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
     best, name = memory, "heap"
-    mirrored = mirrored_footprints(memory, dropped, footprints)
+    recomputed = recomputed_footprints(memory, dropped, footprints)
     for each in PORTFOLIO:
-        order = schedule(footprints.graph, each, footprints=mirrored)
-        other = MirroredMemory(memory.storages, simulate(footprints.graph, order, footprints))
-        peak = other.mirrored(dropped).peak_bytes
+        order = schedule(footprints.graph, each, footprints=recomputed)
+        other = RecomputedMemory(memory.storages, simulate(footprints.graph, order, footprints))
+        peak = other.levels_if_dropped(dropped).peak_bytes
         if peak < least:
             best, name, least = other, each, float(peak)
     return best, name
@@ -287,7 +287,7 @@ def _result(
     runs: _AnyRuns,
     asked: Wanted,
     goal: Goal,
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     tried: _Tried,
     left_alone: str | None,
     because: LeftAloneBecause | None,
@@ -301,9 +301,9 @@ def _result(
         notes.append(f"An estimate: {INSIDE}.")
     if not found.dropped:
         extra = Extra(0.0, 0.0)
-    predicted = MirrorPrediction(
+    predicted = PlanPrediction(
         tuple(memory.plain.task_peaks),
-        tuple(found.mirrored.peaks),
+        tuple(found.levels.peaks),
         runs.plain_ns / 1e9,
         extra.replay_ns / 1e9,
         extra.recording_ns / 1e9,
@@ -336,7 +336,7 @@ def _result(
 
 
 def _notes(runs: _AnyRuns, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
-    peak = found.mirrored.peak_bytes
+    peak = found.levels.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak that was found" if left_alone is None else ""
         if lowest and asked.overhead < math.inf:

@@ -19,12 +19,12 @@ from ..memory.estimates import estimate_sentence
 from ..memory.simulation import difference
 from ..memory.timeline import Timeline
 from .budget import Budget, Wanted, budget_bytes, budget_of, expect_seconds
-from .explain import Decided, MirrorReasons, reasons
+from .explain import Decided, RecomputeReasons, reasons
 from .module_table import RIGHT, module_cells, module_sentences, ms_text
 from .no_plan_reasons import LeftAloneBecause
-from .plan import MirrorPrediction, RecomputePlan
-from .plan_by_task import mirror_signs
-from .predicted_memory import MirroredMemory
+from .plan import PlanPrediction, RecomputePlan
+from .plan_by_task import recompute_signs
+from .predicted_memory import RecomputedMemory
 from .solvers import FoundDrops, Goal, search
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that t
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PlannedRecompute(RecomputePlan):
-    """A plan for mirroring with what it was made from. In a notebook the table shows itself.
+    """A recompute plan with what it was made from. In a notebook the table shows itself.
 
     `save` writes what `ts.recompute` needs, the prediction and the order; the timelines are not in the file.
 
@@ -76,7 +76,7 @@ class PlannedRecompute(RecomputePlan):
     evaluations: int
     seconds: float
     program: ForwardProgram
-    memory: MirroredMemory
+    memory: RecomputedMemory
     recording_ns: float
     ratio: float = 1.0
     banned: Mapping[int, str] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class PlannedRecompute(RecomputePlan):
         """Why its figures are not for this graph; None: it is one of the forward that was planned for."""
         return difference(graph, self.plain.graph)
 
-    def why(self, which: str | int) -> MirrorReasons:
-        """Why an operation is mirrored or not, with the bytes and milliseconds that decide.
+    def why(self, which: str | int) -> RecomputeReasons:
+        """Why an operation is recomputed or not, with the bytes and milliseconds that decide.
 
         plan.why("attn.softmax")    # a module's path and an operation, as torch or the kernel calls it
         plan.why("blocks.0")        # all operations of a module and of those in it
@@ -117,7 +117,7 @@ class PlannedRecompute(RecomputePlan):
         decided = Decided(self.program, self.memory, self.dropped, self.ratio, self.banned, self.wanted, plain)
         return reasons(decided, which)
 
-    def explore(self, seconds: float = 5.0) -> MirrorFrontier:
+    def explore(self, seconds: float = 5.0) -> PlanFrontier:
         """What other budgets would buy: plans from the plain peak to the lowest, with a slider through them.
 
         The forward does not run again.
@@ -208,7 +208,9 @@ class PlannedRecompute(RecomputePlan):
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
         """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
         keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        return text_of("graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
+        return text_of(
+            "graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=recompute_signs(self, self.order)
+        )
 
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Writes `to_svg()` to a file."""
@@ -218,11 +220,11 @@ class PlannedRecompute(RecomputePlan):
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
-        return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
+        return drawn("levels as a figure", {"without": self.plain, "recomputed": self.timeline}, theme)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MirrorFrontier:
+class PlanFrontier:
     """Plans of one forward: none is lower than another and takes less time, too. In a notebook it shows itself.
 
     There a slider goes from plan to plan, and predicted curve, table and storages follow at once: nothing is computed
@@ -241,13 +243,13 @@ class MirrorFrontier:
 
     def __repr__(self) -> str:
         low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
-        return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
+        return f"<PlanFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
 
     def within(self, budget: Budget) -> PlannedRecompute:
         """The cheapest plan that stays within a budget.
 
         Args:
-            budget: bytes, as a number or as "8GiB" or "8GB", or a share of the peak without mirroring, 0.5 for half.
+            budget: bytes, as a number or such as "8GiB"; or a share of the peak without recomputation, such as 0.5.
 
         Raises:
             TypeError, ValueError: it is none; none of the plans stays within it.
@@ -317,7 +319,7 @@ class MirrorFrontier:
         return text_of("frontier as HTML", self)
 
     def save_html(
-        self, path: str | Path, title: str = "A plan for mirroring", measured: Mapping[str, Timeline] | None = None
+        self, path: str | Path, title: str = "A recompute plan", measured: Mapping[str, Timeline] | None = None
     ) -> Path:
         """Writes one HTML page that needs neither a kernel nor a network.
 
@@ -333,19 +335,19 @@ class MirrorFrontier:
         return saved_page("frontier as a page", path, self, title, measured or {})
 
 
-def prediction_of(plan: RecomputePlan) -> MirrorPrediction:
+def prediction_of(plan: RecomputePlan) -> PlanPrediction:
     """What a plan of `ts.plan_recompute` should come to."""
     assert plan.predicted is not None, "ts.plan_recompute predicts"
     return plan.predicted
 
 
-def explored(plan: PlannedRecompute, seconds: float) -> MirrorFrontier:
+def explored(plan: PlannedRecompute, seconds: float) -> PlanFrontier:
     """See `PlannedRecompute.explore`."""
     expect_seconds(seconds)
     began = perf_counter()
     memory = plan.memory
-    nothing = FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0)
-    asked = FoundDrops(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
+    nothing = FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0)
+    asked = FoundDrops(plan.dropped, memory.levels_if_dropped(plan.dropped), 0, 0.0)
     found = [nothing, asked]
     whole = sum(each.replay_ns for each in memory.storages if each.droppable)
     lowest = {}
@@ -355,18 +357,18 @@ def explored(plan: PlannedRecompute, seconds: float) -> MirrorFrontier:
             goal = Goal(whole * share, None, products)
             last = search(memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS)))
             found.append(last)
-        lowest[products] = last.mirrored.peak_bytes
+        lowest[products] = last.levels.peak_bytes
     for share in _BUDGETS:
         limit = int(share * memory.plain_peak_bytes)
         for products in (False, True):
             if lowest[products] <= limit:
-                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.mirrored))
+                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.levels))
                 goal = Goal(peak_bytes=limit, products=products)
                 each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
                 found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
     distinct = {each.dropped: each for each in reversed(found)}
     plans = _frontier([_planned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
-    return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
+    return PlanFrontier(plan, tuple(plans), perf_counter() - began)
 
 
 def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, plain: int) -> list[PlannedRecompute]:
@@ -393,11 +395,11 @@ def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
     """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
     if found.dropped == plan.dropped:
         return plan
-    predicted, mirrored = prediction_of(plan), found.mirrored
+    predicted, recomputed = prediction_of(plan), found.levels
     chosen = RecomputePlan.of(plan.program, found.dropped)
-    recording, replays = plan.reckoned(chosen.dropped, mirrored.replay_ns)
+    recording, replays = plan.reckoned(chosen.dropped, recomputed.replay_ns)
     if plan.dropped:
-        before = plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
+        before = plan.reckoned(plan.dropped, plan.memory.levels_if_dropped(plan.dropped).replay_ns)
         if predicted.recording_seconds and before[0]:  # at 0 it was too short to be measured
             recording *= predicted.recording_seconds / before[0]
         if predicted.replay_seconds and before[1]:
@@ -405,9 +407,9 @@ def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
     return replace(
         plan,
         storages=chosen.storages,
-        predicted=MirrorPrediction(
+        predicted=PlanPrediction(
             predicted.plain_levels,
-            tuple(mirrored.peaks),
+            tuple(recomputed.peaks),
             predicted.plain_seconds,
             replays,
             recording if found.dropped else 0.0,

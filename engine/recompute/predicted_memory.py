@@ -1,4 +1,4 @@
-"""The memory of a mirrored backward, predicted: a plain one, some of whose storages are dropped and made again."""
+"""The memory of a recomputed backward, predicted: a plain one, some of whose storages are dropped and made again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from enum import Enum
 from ..memory.lifetimes import Category
 from ..memory.task_memory import Footprint, Footprints, StartStorage
 from ..memory.timeline import Timeline
-from .droppable_storages import FOR_REPLAY, MirrorStorage
+from .droppable_storages import FOR_REPLAY, RecomputeStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Mirrored:
+class RecomputedLevels:
     """What dropping some storages comes to.
 
     Attributes:
@@ -36,7 +36,7 @@ class Mirrored:
         return -1 if self.start_bytes == self.peak_bytes else self.peaks.index(self.peak_bytes)
 
 
-class MirroredMemory:
+class RecomputedMemory:
     """The levels of one backward, in one order, for any choice of dropped storages.
 
     Dropping leaves what tasks allocate for themselves as it was, so the plain backward is shifted: by what is not
@@ -46,10 +46,10 @@ class MirroredMemory:
 
     Args:
         storages: of the forward.
-        plain: the backward without mirroring, simulated in the order that is asked for.
+        plain: the backward without recomputation, simulated in the order that is asked for.
     """
 
-    def __init__(self, storages: Sequence[MirrorStorage], plain: Timeline) -> None:
+    def __init__(self, storages: Sequence[RecomputeStorage], plain: Timeline) -> None:
         self.storages = storages
         self.plain = plain
         place_of = plain.places
@@ -112,7 +112,7 @@ class MirroredMemory:
             highest = max(highest, self._plain_peaks[place] - below)
         return max(highest, self._levels[self.plain.starts[0]] - sum(gone.values()))
 
-    def mirrored(self, dropped: Iterable[int]) -> Mirrored:
+    def levels_if_dropped(self, dropped: Iterable[int]) -> RecomputedLevels:
         """What the backward is like if these are dropped. O(tasks + what is dropped, with what its replays need)."""
         run = _Run(self, self.reached(dropped))
         levels, starts, peaks = self._levels, self.plain.starts, self._plain_peaks
@@ -137,12 +137,12 @@ class MirroredMemory:
             after = place + 1
         found.extend([peak + run.shift for peak in peaks[after:]])
         start = levels[starts[0]] + run.start_shift
-        return Mirrored(max(start, self._end + run.shift, *found), start, run.replay_ns, found)
+        return RecomputedLevels(max(start, self._end + run.shift, *found), start, run.replay_ns, found)
 
     def timeline(self, dropped: Iterable[int]) -> Timeline:
         """The same, event by event."""
         reached = self.reached(dropped)
-        found = _mirrored_timeline(self, reached)
+        found = _recomputed_timeline(self, reached)
         if any(self.storages[number].allocates_inside for number in reached):
             found = replace(found, estimates=(*found.estimates, INSIDE))
         return found
@@ -162,7 +162,7 @@ class _Event(Enum):
     GONE = 3
 
 
-def state_bytes(storages: Sequence[MirrorStorage], dropped: Collection[int], number: int) -> int:
+def state_bytes(storages: Sequence[RecomputeStorage], dropped: Collection[int], number: int) -> int:
     """What a storage keeps of random generators. What one call makes, as the outputs of attention, keeps it once."""
     each = storages[number]
     return 0 if any(sibling < number and sibling in dropped for sibling in each.siblings) else each.state_bytes
@@ -178,7 +178,7 @@ class _Run:
         log: what replays do: (place, what, number of the storage, bytes).
     """
 
-    def __init__(self, memory: MirroredMemory, dropped: set[int]) -> None:
+    def __init__(self, memory: RecomputedMemory, dropped: set[int]) -> None:
         self._memory = memory
         self._storages = storages = memory.storages
         self.dropped = dropped
@@ -282,7 +282,7 @@ class _Run:
             self.log.append((self._place, _Event.GONE, number, nbytes))
 
 
-def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
+def _recomputed_timeline(memory: RecomputedMemory, dropped: set[int]) -> Timeline:
     plain, storages = memory.plain, memory.storages
     run = _Run(memory, dropped)
     retained: set[int] = set()  # the plain backward frees them; here a replay does
@@ -305,10 +305,10 @@ def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
     return writer.timeline()
 
 
-def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
-    """The footprints of the mirrored backward, for planners of orders: `ts.simulate` and `ts.plan_order` take them.
+def recomputed_footprints(memory: RecomputedMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
+    """The footprints of the recomputed backward, for planners of orders: `ts.simulate` and `ts.plan_order` take them.
 
-    In another order than the memory's, other tasks would be the first to replay: `MirroredMemory` in that order says
+    In another order than the memory's, other tasks would be the first to replay: `RecomputedMemory` in that order says
     what it comes to. Here what is kept for replays goes at the end of the task that replays, not before it runs.
 
     Args:
@@ -385,9 +385,9 @@ def _with_replays(
 
 
 class _Writer:
-    """Writes the events of a mirrored backward, and numbers its storages by birth."""
+    """Writes the events of a recomputed backward, and numbers its storages by birth."""
 
-    def __init__(self, memory: MirroredMemory, dropped: set[int], newly_kept: Sequence[int]) -> None:
+    def __init__(self, memory: RecomputedMemory, dropped: set[int], newly_kept: Sequence[int]) -> None:
         plain, storages = memory.plain, memory.storages
         self._plain = plain
         self._storages = storages
@@ -400,9 +400,9 @@ class _Writer:
         self._saved = {
             self._number_of[number]: keepers for number, keepers in plain.saved.items() if number in self._number_of
         }
-        self._mirror_number_of: dict[int, int] = {}  # by number in `storages`
+        self._number_by_storage: dict[int, int] = {}  # by number in `storages`
         for number in newly_kept:
-            self._mirror_number_of[number] = len(self._nbytes)
+            self._number_by_storage[number] = len(self._nbytes)
             self._makers.append(storages[number].made_by)
             self._append(storages[number].nbytes, Category.SAVED)
         self._state_of: dict[int, int] = {}
@@ -414,7 +414,7 @@ class _Writer:
         self._before = len(self._nbytes)
         for number, each in enumerate(storages):
             if each.start in self._number_of:
-                self._mirror_number_of[number] = self._number_of[each.start]
+                self._number_by_storage[number] = self._number_of[each.start]
         self._events: list[int] = []
         self._starts: list[int] = []
         self._index_of: list[int] = []  # by event of the plain backward the index here
@@ -436,12 +436,12 @@ class _Writer:
         elif event is _Event.MADE:
             born = self._append(nbytes, Category.SAVED if each.keepers else Category.WORKSPACE)
             self._events.append(born)
-            self._mirror_number_of[number] = born
+            self._number_by_storage[number] = born
             if each.start >= 0:  # the plain backward's event frees it, where no replay does
                 self._number_of[each.start] = born
                 self._saved[born] = self._plain.saved.get(each.start, ())
         else:
-            dies = (self._mirror_number_of if event is _Event.GONE else self._state_of)[number]
+            dies = (self._number_by_storage if event is _Event.GONE else self._state_of)[number]
             self._events.append(~dies)
             if dies < self._before and dies not in self._saved:
                 self._saved[dies] = ((self._plain.order[place], FOR_REPLAY),)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from ...inspector.garbage_collector import collector_paused
-from .predicted_memory import Mirrored, MirroredMemory
+from .predicted_memory import RecomputedLevels, RecomputedMemory
 
 
 class PeakAndTime(Protocol):
@@ -56,14 +56,14 @@ class FoundDrops:
 
     Attributes:
         dropped: the numbers of the storages.
-        mirrored: what the backward is like then.
+        recomputed: what the backward is like then.
         evaluations: how many choices were judged.
         seconds: how long it took.
         interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
     """
 
     dropped: frozenset[int]
-    mirrored: Mirrored
+    levels: RecomputedLevels
     evaluations: int
     seconds: float
     interrupted: bool = False
@@ -77,7 +77,7 @@ class Candidates:
         products: whether matrix products and convolutions may be replayed.
     """
 
-    def __init__(self, memory: MirroredMemory, products: bool = True) -> None:
+    def __init__(self, memory: RecomputedMemory, products: bool = True) -> None:
         self.memory = memory
         self._storages = memory.storages
         self.may_drop = [
@@ -164,7 +164,7 @@ _WARMEST, _COLDEST = 0.02, 0.0005
 (Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, 1983). In between it falls geometrically."""
 
 
-def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
+def greedy(memory: RecomputedMemory, goal: Goal) -> FoundDrops:
     """Drops what saves most bytes per nanosecond, as long as what is kept falls (Zheng et al., Echo, ISCA 2020).
 
     What a replay would newly keep alive counts against what it drops, over the whole graph. Where several replays would
@@ -178,7 +178,7 @@ def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
     if limit == inf:
         limit = sum(each.replay_ns for each, may in zip(memory.storages, candidates.may_drop, strict=True) if may)
     chosen = [frozenset[int](), *(_greedy(memory, units, limit * share) for share in _GREEDY_LIMITS)]
-    judged = [(memory.mirrored(each), each) for each in dict.fromkeys(chosen)]
+    judged = [(memory.levels_if_dropped(each), each) for each in dict.fromkeys(chosen)]
     found, dropped = min(judged, key=lambda pair: goal.rank(pair[0]))
     return FoundDrops(dropped, found, len(judged), perf_counter() - began)
 
@@ -203,7 +203,7 @@ def _units(candidates: Candidates) -> Iterator[frozenset[int]]:
             yield frozenset(together)
 
 
-def _greedy(memory: MirroredMemory, units: list[frozenset[int]], limit_ns: float) -> frozenset[int]:
+def _greedy(memory: RecomputedMemory, units: list[frozenset[int]], limit_ns: float) -> frozenset[int]:
     """Takes units by bytes per nanosecond; what a unit is worth is looked at again when its turn has come."""
     storages = memory.storages
     dropped: set[int] = set()
@@ -251,7 +251,7 @@ def _greedy(memory: MirroredMemory, units: list[frozenset[int]], limit_ns: float
 
 
 def search(
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     goal: Goal,
     *,
     start: Iterable[int] | None = None,
@@ -279,7 +279,7 @@ def search(
     """
     began = told = perf_counter()
     first = greedy(memory, goal)
-    if start is not None and goal.rank(memory.mirrored(start)) < goal.rank(first.mirrored):
+    if start is not None and goal.rank(memory.levels_if_dropped(start)) < goal.rank(first.levels):
         first = replace(first, dropped=frozenset(start))
     searching = _Search(memory, goal, random.Random(seed), first.dropped)
     interrupted = False
@@ -312,7 +312,7 @@ class _Search:
     """Simulated annealing in rounds that each start from the best, on a soft peak: all levels near the highest count,
     so that of two equal peaks one can be lowered after the other."""
 
-    def __init__(self, memory: MirroredMemory, goal: Goal, draw: random.Random, start: Iterable[int]) -> None:
+    def __init__(self, memory: RecomputedMemory, goal: Goal, draw: random.Random, start: Iterable[int]) -> None:
         self._memory = memory
         self._goal = goal
         self._draw = draw
@@ -332,7 +332,7 @@ class _Search:
         self._judged = 0  # choices that were simulated
         self._known: dict[frozenset[int], _Known] = {}
         self._best = frozenset(memory.reached(start))
-        self._best_is = memory.mirrored(self._best)
+        self._best_is = memory.levels_if_dropped(self._best)
         self.done = not self.moves or (not self._best and self._best_is.peak_bytes <= candidates.lowest_peak_bytes())
         self._barren = 0
         self._worth_it = self._best_is.peak_bytes  # as a round last bettered it
@@ -363,7 +363,7 @@ class _Search:
         new = self._judged - self._judged_before
         return self._barren >= _BARREN_ROUNDS or new < _NEW_SHARE * (self._round_ends - self._round_starts)
 
-    def _judge(self, found: Mirrored) -> _Known:
+    def _judge(self, found: RecomputedLevels) -> _Known:
         """What a choice costs but for its time: its soft peak as a share of the plain one."""
         plain = self._memory.plain_peak_bytes
         peak, width = found.peak_bytes, plain * _PEAK_WIDTH
@@ -395,7 +395,7 @@ class _Search:
         known = self._known.get(dropped)
         if known is None:
             self._judged += 1
-            found = self._memory.mirrored(dropped)
+            found = self._memory.levels_if_dropped(dropped)
             known = self._judge(found)
             if len(self._known) < _MOST_KNOWN:
                 self._known[dropped] = known
@@ -406,7 +406,7 @@ class _Search:
             return
         self._dropped, self._now, self._energy = dropped, known, energy
         if self._goal.rank(known) < self._goal.rank(self._best_is):
-            found = found or self._memory.mirrored(dropped)
+            found = found or self._memory.levels_if_dropped(dropped)
             self._best, self._best_is = dropped, found
             if self._goal.peak_bytes is not None and self._goal.met(found):
                 self._new_round()
@@ -446,18 +446,18 @@ class _Search:
 
 
 Solver = Callable[
-    [MirroredMemory, Goal, float, Iterable[int] | None, Callable[[FoundDrops], object] | None],
+    [RecomputedMemory, Goal, float, Iterable[int] | None, Callable[[FoundDrops], object] | None],
     FoundDrops,
 ]
 """Takes the backward, what is wanted, for how many seconds, what to begin with, and whom to tell."""
 
 
-def _by_greedy(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
+def _by_greedy(memory: RecomputedMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
     return greedy(memory, goal)
 
 
 def _by_search(
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     goal: Goal,
     seconds: float,
     start: Iterable[int] | None,

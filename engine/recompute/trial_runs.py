@@ -28,7 +28,7 @@ from ..memory.dry_run import dry_run
 from ..memory.operator_times import OperatorTimes
 from ..memory.task_memory import Footprints
 from .apply_plan import apply_plan
-from .droppable_storages import footprints_for, mirror_storages
+from .droppable_storages import footprints_for, recompute_storages
 from .no_plan_reasons import checkpoint_sentence
 from .plan import RecomputePlan
 
@@ -89,11 +89,11 @@ class Runs:
         assert measured is not None, "ts.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
-        self.storages = mirror_storages(self.program, self.footprints)
+        self.storages = recompute_storages(self.program, self.footprints)
         self.reasons: dict[int, str] = {}
         self.banned = self._ban()
         self.recording_ns, self.call_ns = self._prices()
-        priced = mirror_storages(self.program, self.footprints, self.call_ns)
+        priced = recompute_storages(self.program, self.footprints, self.call_ns)
         self.storages = [
             replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
         ]
@@ -129,9 +129,9 @@ class Runs:
         plan = RecomputePlan.of(self.program, every)
         with warnings.catch_warnings(), self._fresh():
             warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
-            with apply_plan(plan) as mirrored:
+            with apply_plan(plan) as recomputed:
                 self._make_loss()
-        found = mirrored.report.banned
+        found = recomputed.report.banned
         for each, reason in found:
             self.storages[each.number] = replace(self.storages[each.number], droppable=False)
             self.reasons[each.number] = reason
@@ -150,18 +150,18 @@ class Runs:
         best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
         clock = clock_of(self._recorder.accelerated)
         for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
-            for is_mirrored in round_:
+            for is_recomputed in round_:
                 with self._fresh():
                     self._wait()
                     began = clock()
-                    with apply_plan(plan) if is_mirrored else nullcontext():
+                    with apply_plan(plan) if is_recomputed else nullcontext():
                         loss = self._make_loss()
                     self._wait()
                     middle = clock()
                     loss.backward()  # type: ignore[no-untyped-call]
                     self._wait()
-                    forward, backward = best[is_mirrored]
-                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
+                    forward, backward = best[is_recomputed]
+                    best[is_recomputed] = min(forward, middle - began), min(backward, clock() - middle)
                     del loss
         self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
         forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
@@ -239,7 +239,7 @@ class FakeRuns:
         mean_ns = 1e9 * self.program.seconds / max(1, forward)
         self.recording_ns = min(max(_OF_A_KERNEL * mean_ns, _FAKE_NOTING_NS[0]), _FAKE_NOTING_NS[1])
         self.call_ns = 2 * self.recording_ns
-        self.storages = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.storages = recompute_storages(self.program, self.footprints, self.call_ns)
         self.estimates = _SUMS, _NOT_TRIED, *_not_timed(times)
         self.banned: str | None = None
         self.reasons: dict[int, str] = {}

@@ -248,7 +248,7 @@ class Run:
         """The run as a widget (`widgets.deck.run_player.Recording`) that plays it again, in a notebook.
 
         Args:
-            recompute: the plan (`ts.types.RecomputePlan`) by which the forward was mirrored: the deck says what it let
+            recompute: the plan (`ts.types.RecomputePlan`) that the forward ran under: the deck says what it let
                 go of, and draws the memory that the plan predicts, with it and without, beside what was measured.
 
         Raises:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..training.step import TrainingStep
 
-MIRRORED = ", mirrored"
+RECOMPUTED = ", recomputed"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
 _WORTH_A_REASON = 0.01  # of a peak
@@ -40,20 +40,20 @@ class Row:
 
     Attributes:
         policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list"; with
-            "mirrored" where the forward ran by a plan.
+            "recomputed" where the forward ran by a plan.
         timeline: the memory measured.
         times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
             other policies'; a number at the same place is of the same round.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
-            no other run, or no prediction. Of a mirrored forward, and of the plain one where there is no other run,
+            no other run, or no prediction. Of a recomputed forward, and of the plain one where there is no other run,
             what the plan predicts for this order.
         planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task, in
             bytes.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
         dry_run_estimates: why that is an estimate, as in `Timeline.estimates`.
         dry_run_start_bytes: of that the level as the backward starts.
-        plan: by which the forward was mirrored; None: it was not.
+        plan: by which the forward was recomputed; None: it was not.
     """
 
     policy: str
@@ -228,7 +228,7 @@ class Comparison(ShownAsTable):
             *self._of_forward(),
             *self._of_predicted(),
             *self._of_dry_run(),
-            *self._of_mirrored(),
+            *self._of_recomputed(),
             *self._of_step(),
         )
 
@@ -274,7 +274,7 @@ class Comparison(ShownAsTable):
             yield f"On {each.device}: {peaks[0]}"
 
     def _of_forward(self) -> Iterator[str]:
-        """A mirrored forward has a peak of its own."""
+        """A recomputed forward has a peak of its own."""
         for plan in dict.fromkeys(row.plan for row in self.rows):
             rows = [row for row in self.rows if row.plan is plan]
             forward = max(row.timeline.forward_peak_bytes or 0 for row in rows)
@@ -302,7 +302,7 @@ class Comparison(ShownAsTable):
         if row is not None and share > _WORTH_A_REASON:
             yield f"The dry run is off by {100 * share:.1f} % under {row.policy}. {_why_off(row)}"
 
-    def _of_mirrored(self) -> Iterator[str]:
+    def _of_recomputed(self) -> Iterator[str]:
         for row in self.rows:
             if row.plan is not None and not row.plan.dropped:
                 yield f"{row.policy}: its plan lets go of nothing."
@@ -314,7 +314,7 @@ class Comparison(ShownAsTable):
                     f"backward runs {again} again."
                 )
         if any(row.plan is not None for row in self.rows):
-            yield "Times are of the backward alone: those of a mirrored one have its replays, not what recording takes."
+            yield "Times are of the backward alone. They include recomputation, but not what it adds to the forward."
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per policy, for `pandas.DataFrame(comparison.records())`. Other devices' peaks come last."""
@@ -371,19 +371,19 @@ class Comparison(ShownAsTable):
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
 
     def without(self, row: Row) -> Row | None:
-        """The row of the same policy whose forward was not mirrored; None: there is none, or it is this one."""
-        name = row.policy.rpartition(MIRRORED)[0]
+        """The row of the same policy whose forward was not recomputed; None: there is none, or it is this one."""
+        name = row.policy.rpartition(RECOMPUTED)[0]
         return next((other for other in self.rows if row.plan is not None and other.policy == name), None)
 
-    def mirrored_figure(self, policy: str, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the tasks of a mirrored row and of the one without, each measured and predicted.
+    def recomputed_figure(self, policy: str, theme: GraphTheme = "auto") -> go.Figure:
+        """The level over the tasks of a recomputed row and of the one without, each measured and predicted.
 
         Needs plotly.
 
         Raises:
-            ValueError: the policy is not compared here, or its forward was not mirrored.
+            ValueError: the policy is not compared here, or its forward was not recomputed.
         """
-        return drawn("mirrored comparison as a figure", self, self[policy], theme)
+        return drawn("recomputation comparison as a figure", self, self[policy], theme)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""

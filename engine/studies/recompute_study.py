@@ -1,4 +1,4 @@
-"""Mirroring beside what PyTorch has: checkpoints by block, selective ones, and the partitioner of torch.compile."""
+"""Recomputation beside what PyTorch has: checkpoints by block, selective ones, and the partitioner of torch.compile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WITHIN = f"ts.recompute, {percent_text(OVERHEAD)} overhead"
 BELOW = "ts.recompute, below checkpoint"
 HALF = "ts.recompute, half the peak"
 
-_BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
+_BELOW = 0.98  # of the peak under checkpoints, for the recompute plan that must stay below it
 _ALIKE = 0.005
 
 StudySize = Literal["small", "desk", "full"]
@@ -128,7 +128,7 @@ class StudiedWay:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MirrorStudy(ShownAsTable):
+class RecomputeStudy(ShownAsTable):
     """One model, its memory saved in every way. In a notebook the table shows itself.
 
     Attributes:
@@ -147,7 +147,7 @@ class MirrorStudy(ShownAsTable):
     machine: Machine
 
     words = ("way", "gradients")
-    html = "mirroring as HTML"
+    html = "recomputation as HTML"
 
     def __getitem__(self, name: str) -> StudiedWay:
         """A row by its name.
@@ -206,14 +206,14 @@ class MirrorStudy(ShownAsTable):
     def _compared(self) -> Iterator[str]:
         if BELOW not in self or BLOCKS not in self:
             return
-        mirrored, blocks = self[BELOW], self[BLOCKS]
-        less = 1 - mirrored.peak_bytes / blocks.peak_bytes
-        times = f"{mirrored.ratio_text} of a step, checkpoints per block {blocks.ratio_text}"
+        recomputed, blocks = self[BELOW], self[BLOCKS]
+        less = 1 - recomputed.peak_bytes / blocks.peak_bytes
+        times = f"{recomputed.ratio_text} of a step, checkpoints per block {blocks.ratio_text}"
         if abs(less) < _ALIKE:
-            yield f"Mirroring needs as much memory as checkpoints per block; it takes {times}."
+            yield f"Recomputation needs as much memory as checkpoints per block; it takes {times}."
         else:
             more = f"{percent_text(abs(less))} {'less' if less > 0 else 'more'} memory than checkpoints per block"
-            yield f"Mirroring needs {more}; it takes {times}."
+            yield f"Recomputation needs {more}; it takes {times}."
 
     def _of_plans(self) -> Iterator[str]:
         for row in self.rows:
@@ -256,14 +256,14 @@ class MirrorStudy(ShownAsTable):
         return f"{self.title}\n\n{ShownAsTable.__str__(self)}"
 
     def __repr__(self) -> str:
-        return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
+        return f"<RecomputeStudy of {self.title}: {len(self.rows)} rows>"
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
-        return drawn("mirroring as a figure", self, theme)
+        return drawn("recomputation as a figure", self, theme)
 
 
-def mirror_study(
+def recompute_study(
     name: str | Workload,
     *,
     size: StudySize = "desk",
@@ -273,11 +273,11 @@ def mirror_study(
     compiled: bool = True,
     progress: Callable[[str], object] | None = None,
     **knobs: int,
-) -> MirrorStudy:
-    """Steps a model without anything, under checkpoints, compiled, and mirrored: memory, time, and the same gradients.
+) -> RecomputeStudy:
+    """Compare steps of a model as it stands, under checkpoints, compiled, and under plans: memory, time, gradients.
 
     Memory is measured once. Times are of whole steps, forward and backward, taken in turns. The second plan for
-    mirroring is asked for a peak 2 % below that of checkpoints per block, without blocks for half the peak, at the
+    recomputation is asked for a peak 2 % below that of checkpoints per block, without blocks for half the peak, at the
     lowest price.
 
     Args:
@@ -323,7 +323,7 @@ def mirror_study(
                 tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
                 way.times_ns.append(bench.time(way))
     rows = tuple(way.studied(ways[0]) for way in ways)
-    return MirrorStudy(found, sized, used, str(place), rows, refused, this_machine())
+    return RecomputeStudy(found, sized, used, str(place), rows, refused, this_machine())
 
 
 class _Plans(NamedTuple):
@@ -362,15 +362,15 @@ def _ways_measured(
     asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
         asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
-    for mirrored, budget in asked:
-        tell(f"{name}: planning for {mirrored}")
+    for recomputed, budget in asked:
+        tell(f"{name}: planning for {recomputed}")
         with bench.as_before():
             plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
-        measure(_Way(mirrored, nullcontext, plan))
+        measure(_Way(recomputed, nullcontext, plan))
     return ways, refused
 
 
-def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = "Mirroring") -> Path:
+def save_studies(studies: Sequence[RecomputeStudy], path: str | Path, title: str = "Recomputation") -> Path:
     """Write one page with the table and the figure of each study. It works offline.
 
     Raises:
@@ -379,11 +379,11 @@ def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = 
     """
     if not studies:
         raise ValueError("there is no study to save")
-    return saved_page("mirroring as a page", path, studies, title)
+    return saved_page("recomputation as a page", path, studies, title)
 
 
 class _Way:
-    """One way to save memory: what is around a step, and the plan of the mirror that its forward runs under."""
+    """One way to save memory: the context around a step, and the recompute plan of its forward."""
 
     def __init__(
         self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedRecompute | None = None

@@ -1,4 +1,4 @@
-"""A mirrored backward stepped in a notebook: what replays were planned to take, and what they took."""
+"""A recomputed backward stepped in a notebook: what replays were planned to take, and what they took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
 
-MIRRORED = """
+RECOMPUTED = """
 import torch, tapescope as ts
 from torch import nn
 
@@ -27,17 +27,17 @@ def make_loss():
 
 plan = ts.plan_recompute(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
 
-def mirrored():
+def recomputed():
     with ts.recompute(plan), ts.capture(layers):
         return make_loss()
 
-mirrored()
+recomputed()
 """
 
 
 def test_a_deck_steps_a_plan_and_measures_its_replays(notebook: Notebook) -> None:
-    notebook.kernel(MIRRORED)
-    shown = ShownDeck(notebook.run("deck = ts.debug(mirrored(), recompute=plan)").element)
+    notebook.kernel(RECOMPUTED)
+    shown = ShownDeck(notebook.run("deck = ts.debug(recomputed(), recompute=plan)").element)
     expect(shown.root.locator(".time .peak")).to_contain_text("plan")
     plain = shown.root.locator(".lg [data-curve=plain] b")
     expect(plain).to_have_text(size_text(notebook.value("plan.plain.task_peaks[0]")))

@@ -26,7 +26,7 @@ from ...inspector.graph.graph import Graph, TensorMeta, module_name
 from ...inspector.graph.phrases import folded, joined, operation_title, pattern
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.sizes_and_counts import dtype_name, share_text
-from .recompute_data import FIRST_LET_GO, MirrorContent
+from .recompute_data import FIRST_LET_GO, RecomputeContent
 
 _MOST_ROWS = 24
 _MOST_BARS = 4  # of one row: of more than that one bar is drawn, from the first birth to the last death
@@ -144,14 +144,14 @@ Json = dict[str, Any]
 class Document:
     """The page's data of one graph, and what numbers it gives to strings and shapes.
 
-    `recompute` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
+    `recompute` is what is known of its forward's recomputation, for graphs with nodes found out where it is not given.
 
     It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
     """
 
     @collector_paused()
-    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: MirrorContent | None = None) -> None:
-        recompute = recompute or MirrorContent(graph)
+    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: RecomputeContent | None = None) -> None:
+        recompute = recompute or RecomputeContent(graph)
         self._texts: dict[str, int] = {}
         self._metas: dict[TensorMeta, int] = {}
         self._forms: dict[tuple[int, ...], int] = {}
@@ -247,7 +247,7 @@ class Document:
             found.append(seen[key])
         return found
 
-    def _saved(self, graph: Graph, recompute: MirrorContent) -> Json:
+    def _saved(self, graph: Graph, recompute: RecomputeContent) -> Json:
         saved = graph.known_saved
         content: Json = {
             "task": [each.task for each in saved],
@@ -260,8 +260,8 @@ class Document:
         }
         return self.with_let_go(content, recompute)
 
-    def with_let_go(self, saved: Json, recompute: MirrorContent) -> Json:
-        """The rows of saved tensors with those that a mirrored forward let go of."""
+    def with_let_go(self, saved: Json, recompute: RecomputeContent) -> Json:
+        """The rows of saved tensors with those that a recomputed forward let go of."""
         let_go = recompute.saves
         if not let_go:
             return saved

@@ -1,4 +1,4 @@
-"""A mirrored backward as the deck shows it: what was let go of, what is made again and when, and the plan's curves."""
+"""Recomputation in the deck: dropped saved tensors, the tasks that recompute them, and the curves of the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...engine.memory.timeline import Timeline
 from ...engine.planning.simulate import schedule
 from ...engine.recompute.module_table import operation_name
 from ...engine.recompute.plan import PlannedStorage, RecomputePlan
-from ...engine.recompute.plan_by_task import MirroredSave, check_fits, mirrored_saves, planned_replays
+from ...engine.recompute.plan_by_task import DroppedSave, check_fits, dropped_saves, planned_replays
 from ...engine.recompute.planned_recompute import PlannedRecompute
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.phrases import joined
@@ -29,12 +29,12 @@ _ONLY = (
 )
 
 
-class MirrorContent:
-    """What is known of a mirrored backward.
+class RecomputeContent:
+    """What is known of a recomputed backward.
 
     Args:
         graph: with its nodes before the backward; without them all is as the plan says.
-        plan: by which the forward was mirrored; None: it is not known, or none was.
+        plan: by which the forward was recomputed; None: it is not known, or none was.
         frees: the backward lets go of what nodes saved, as it does without `retain_graph`.
 
     Attributes:
@@ -49,7 +49,7 @@ class MirrorContent:
         self.plan = plan
         self._frees = frees
         self._graph = replace(graph, nodes=())
-        self.saves = mirrored_saves(graph)
+        self.saves = dropped_saves(graph)
         if plan is not None:
             check_fits(plan, graph, self.saves)
             if not graph.nodes:
@@ -97,10 +97,10 @@ class MirrorContent:
         plan = self.plan
         if plan is not None and plan.predicted is not None and self.is_predicted(schedule["order"], rule):
             if isinstance(plan, PlannedRecompute):
-                added["curves"] = [_curve("plain", plan.plain), _curve("mirrored", plan.timeline)]
+                added["curves"] = [_curve("plain", plan.plain), _curve("planned", plan.timeline)]
             else:
                 predicted = plan.predicted
-                added["curves"] = [_steps("plain", predicted.plain_levels), _steps("mirrored", predicted.levels)]
+                added["curves"] = [_steps("plain", predicted.plain_levels), _steps("planned", predicted.levels)]
         return schedule | added
 
     def note(self) -> str | None:
@@ -131,12 +131,12 @@ def _steps(name: str, levels: Sequence[int]) -> Json:
     }
 
 
-def _planned_saves(plan: RecomputePlan) -> list[MirroredSave]:
+def _planned_saves(plan: RecomputePlan) -> list[DroppedSave]:
     """What a plan lets go of, where no node can tell."""
     storages = {each.number: each for each in plan.storages}
     dropped = [each for each in plan.storages if each.fate == "dropped"]
     found = [
-        MirroredSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
+        DroppedSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
         for place, each in enumerate(dropped)
         for task, slot in each.saved_by
     ]

@@ -1,5 +1,5 @@
 // Bundles the deck into one ES module, widgets/static/deck.js: style sheet included, nothing loaded later; and
-// the slider of plans for mirroring, the page of a training loop and the figures of a study into scripts that a page has
+// the slider of recompute plans, the page of a training loop and the figures of a study into scripts that a page has
 // inside, widgets/static/frontier.js, loop.js and figures.js.
 // `--tests` bundles tests/*.test.ts into out/ for node's own test runner.
 import { readFileSync, readdirSync, writeFileSync } from "node:fs";

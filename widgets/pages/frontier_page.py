@@ -1,4 +1,4 @@
-"""Plans for mirroring under a slider, which curve, prices, modules and storages follow, with no kernel or network."""
+"""Recompute plans under a slider, which curve, prices, modules and storages follow, with no kernel or network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...engine.memory.lifetimes import Category
 from ...engine.memory.timeline import Timeline
 from ...engine.recompute.module_table import module_sentences, ms_text, operation_name
 from ...engine.recompute.plan import PlannedStorage
-from ...engine.recompute.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of
+from ...engine.recompute.planned_recompute import PlanFrontier, PlannedRecompute, prediction_of
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.phrases import task_name
 from ...inspector.graph.source_lines import PACKAGE
@@ -86,12 +86,12 @@ h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px a
 """
 
 
-def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
-    """See `MirrorFrontier.save_html`."""
+def page_html(frontier: PlanFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
+    """See `PlanFrontier.save_html`."""
     return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
 
 
-def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
+def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
     """The plans for a page or a notebook. Where no script runs, they are a table.
 
     Raises:
@@ -106,7 +106,7 @@ def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | N
     )
 
 
-def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict[str, Any]:
+def _content(frontier: PlanFrontier, measured: Mapping[str, Timeline]) -> dict[str, Any]:
     plans = frontier.plans
     plain = plans[0].timeline
     count = len(plain.order)

@@ -1,4 +1,4 @@
-"""Mirrored forwards in a comparison: curves measured and predicted, with the plan and without, and what modules pay."""
+"""Figures of the rows of a comparison that ran under a recompute plan."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _MOST_POINTS = 1500  # of one line
 _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 
-def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
-    """See `Comparison.mirrored_figure`."""
-    return figure_of(mirrored_drawing(comparison, row, colours_of(theme)))
+def recomputed_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
+    """See `Comparison.recomputed_figure`."""
+    return figure_of(recomputed_drawing(comparison, row, colours_of(theme)))
 
 
-def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
-    """A section for each mirrored row. Modules are once for each plan."""
+def recomputed_html(comparison: Comparison, figures: Figures, points: int) -> str:
+    """A section for each recomputed row. Modules are once for each plan."""
     found = []
     told = set()
     for number, row in enumerate(comparison.rows):
         if row.plan is None:
             continue
         title = f"{row.policy}, measured and predicted"
-        figure = figures.html(f"mirrored-{number}", title, mirrored_drawing(comparison, row, LATER, points))
+        figure = figures.html(f"recomputed-{number}", title, recomputed_drawing(comparison, row, LATER, points))
         table = ""
         if row.plan not in told and row.plan.dropped:
             table = "<h2>By module<span>what is let go of, and what its replays take by the plan</span></h2>"
@@ -50,14 +50,14 @@ def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
     return "".join(found)
 
 
-def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """The levels of a mirrored row and of the one without, each measured and predicted.
+def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
+    """The levels of a recomputed row and of the one without, each measured and predicted.
 
     Raises:
-        ValueError: its forward was not mirrored.
+        ValueError: its forward was not recomputed.
     """
     if row.plan is None:
-        raise ValueError(f"{row.policy!r} is without mirroring; mirrored are {_mirrored(comparison) or 'none'}")
+        raise ValueError(f"{row.policy!r} is without recomputation; recomputed are {_recomputed(comparison) or 'none'}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -117,5 +117,5 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
     }
 
 
-def _mirrored(comparison: Comparison) -> str:
+def _recomputed(comparison: Comparison) -> str:
     return ", ".join(row.policy for row in comparison.rows if row.plan is not None)

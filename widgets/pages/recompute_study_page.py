@@ -1,4 +1,4 @@
-"""Studies of mirroring as a table for notebooks, a figure, and one HTML page that needs no network."""
+"""Studies of recomputation as a table for notebooks, a figure, and one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...engine.studies.recompute_study import (
     NOTHING,
     SELECTIVE,
     WITHIN,
-    MirrorStudy,
+    RecomputeStudy,
     StudiedWay,
 )
 from ...inspector.renderers import GraphTheme
@@ -62,24 +62,24 @@ _WORDS = {
 }
 
 
-def page_html(studies: Sequence[MirrorStudy], title: str) -> str:
+def page_html(studies: Sequence[RecomputeStudy], title: str) -> str:
     """The page."""
     return studies_page(title, studies, study_html, study_drawing, _WORDS)
 
 
-def study_html(study: MirrorStudy) -> str:
+def study_html(study: RecomputeStudy) -> str:
     """The rows of a study and what they say. It brings its own style."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
     return cells_html(study.cells, study.sentences, _RIGHT, bars)
 
 
-def study_figure(study: MirrorStudy, theme: GraphTheme = "auto") -> go.Figure:
+def study_figure(study: RecomputeStudy, theme: GraphTheme = "auto") -> go.Figure:
     """See `study_drawing`."""
     return figure_of(study_drawing(study, colours_of(theme)))
 
 
-def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
+def study_drawing(study: RecomputeStudy, colours: Colours) -> Drawing:
     """Each way as a point: time to the right, peak upwards, so that what is better is below and to the left.
 
     The whiskers are the middle half of the rounds. The names are in a column of their own, each with its point's mark

@@ -34,7 +34,7 @@ CATEGORIES = {
 }
 COLUMNS = {
     "peak": "the highest level of the backward: all bytes asked for since just before the forward, and not yet freed",
-    "predicted": "simulated in this order from the measured run of another policy, or by the plan of a mirrored "
+    "predicted": "simulated in this order from the measured run of another policy, or by the plan of a recomputed "
     "forward; exact: equal to the byte",
     "dry run": "predicted before any backward ran, from the forward alone",
     "peak in": "the task in which the peak was reached",

@@ -1,4 +1,4 @@
-"""A plan for mirroring: what it drops and keeps, and its file."""
+"""A recompute plan: what it drops and keeps, and its file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 import tapescope as ts
 from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import schedule
-from tapescope.engine.recompute.plan import GraphOrder, MirrorPrediction, RecomputePlan, graph_digest
+from tapescope.engine.recompute.plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
@@ -107,14 +107,14 @@ def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardPr
 
 
 def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path, snapshot: Snapshots) -> None:
-    predicted = MirrorPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
+    predicted = PlanPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
     plan = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
-    read = RecomputePlan.load(plan.save(tmp_path / "a.mirror.json"))
+    read = RecomputePlan.load(plan.save(tmp_path / "a.recompute.json"))
     assert (read.fingerprint, read.operations, read.storages) == (plan.fingerprint, plan.operations, plan.storages)
     assert read.predicted == predicted
     assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
-    assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
-    assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
+    assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.recompute.json")).predicted is None
+    assert [each.name for each in tmp_path.iterdir()] == ["a.recompute.json"]
     says(read, "7 B", "9 B")
     snapshot("plan_recompute", read)
     assert read.policy == "heap"

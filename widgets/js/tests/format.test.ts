@@ -100,7 +100,7 @@ test("with retain_graph nothing is freed", () => {
   assert.equal(isFreed(replay, shared, 4), false);
 });
 
-test("what a mirrored forward let go of is made again by the first task that keeps it", () => {
+test("what a recomputed forward let go of is made again by the first task that keeps it", () => {
   const { document } = diamond().graph;
   document.saved.made_by = [-1, 3, 3, -1];
   const replay = new Replay(new DeckGraph(document), document.schedules[0]);

@@ -1,4 +1,4 @@
-/** A mirrored backward: what tasks let go of and make again, the plan's curves, and their signs in the picture. */
+/** A recomputed backward: what tasks let go of and make again, the plan's curves, and their signs in the picture. */
 
 import assert from "node:assert/strict";
 import { nth } from "../src/format.ts";
@@ -10,7 +10,7 @@ import { checkDocument, DocumentError } from "../src/model/check_document.ts";
 import { curvesOf, levelsOfCurve } from "../src/model/recompute_curves.ts";
 import type { Curve, DeckDocument, Schedule } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
-import { mirrorMarks, replays, replayTimes } from "../src/model/recompute.ts";
+import { recomputeMarks, replays, replayTimes } from "../src/model/recompute.ts";
 import { Replay } from "../src/model/replay.ts";
 import { fate, savedBy } from "../src/model/saved_tensors.ts";
 import type { Colours } from "../src/view_types.ts";
@@ -24,7 +24,7 @@ const PLANNED: NonNullable<Schedule["replays"]> = {
 };
 
 /** Mm (task 1) and Relu (task 0) save one storage that was let go of; Mm runs first. */
-function mirrored(document: DeckDocument, plan?: Schedule["replays"]): DeckDocument {
+function recomputed(document: DeckDocument, plan?: Schedule["replays"]): DeckDocument {
   const made = document.texts.push("gelu and <addmm>") - 1;
   document.saved = {
     task: [0, 1, 1], slot: [7, 7, 7], storage: [GONE, GONE, 5], bytes: [2 * KB, 2 * KB, 64], meta: [0, 0, 0],
@@ -39,19 +39,19 @@ function replayOf(document: DeckDocument): Replay {
 }
 
 test("without a plan the first task that saves it makes it again, at a time that is not known", () => {
-  const replay = replayOf(mirrored(smallDocument()));
-  const marks = mirrorMarks(replay);
+  const replay = replayOf(recomputed(smallDocument()));
+  const marks = recomputeMarks(replay);
   assert.deepEqual([...marks.keys()].toSorted(), [0, 1]);
   assert.equal(marks.get(0)?.again, null);
   assert.deepEqual(marks.get(1), {
     count: 1, bytes: 2 * KB, again: { count: 1, bytes: 2 * KB, ns: null, kept: 0, keptBytes: 0 },
   });
   assert.equal(replays(replay, 1), "replays 1 first");
-  assert.equal(mirrorMarks(replayOf(smallDocument())).size, 0);
+  assert.equal(recomputeMarks(replayOf(smallDocument())).size, 0);
 });
 
 test("a plan says what replays take, and with how many others on the way", () => {
-  const replay = replayOf(mirrored(smallDocument(), PLANNED));
+  const replay = replayOf(recomputed(smallDocument(), PLANNED));
   assert.equal(replays(replay, 1), "replays 3 first, 0.65 ms");
   assert.equal(replayTimes(replay, 1), "planned 0.65 ms");
   const [first] = savedBy(replay, 1);
@@ -62,7 +62,7 @@ test("a plan says what replays take, and with how many others on the way", () =>
 });
 
 test("what a replay took stands beside what was planned", () => {
-  const document = mirrored(smallDocument(), PLANNED);
+  const document = recomputed(smallDocument(), PLANNED);
   document.replayed = { 1: [3, 12_340_000] };
   const replay = replayOf(document);
   assert.equal(replays(replay, 1), "replayed 3 in 12.3 ms");
@@ -82,12 +82,12 @@ test("a curve's levels by task are its highest, and it is drawn through each of 
 
 test("the plan's own memory is not drawn twice", () => {
   const [schedule] = smallDocument().schedules;
-  const curves: Curve[] = (["plain", "mirrored"] as const).map((name) => ({ name, starts: [0], levels: [0] }));
+  const curves: Curve[] = (["plain", "planned"] as const).map((name) => ({ name, starts: [0], levels: [0] }));
   const named = (basis: "measured" | "calibrated") => {
     const memory = { basis } as Schedule["memory"];
     return curvesOf({ ...schedule, curves, memory }).map(({ name }) => name);
   };
-  assert.deepEqual([named("measured"), named("calibrated")], [["plain", "mirrored"], ["plain"]]);
+  assert.deepEqual([named("measured"), named("calibrated")], [["plain", "planned"], ["plain"]]);
 });
 
 test("replays and curves that lead nowhere are found", () => {
@@ -100,7 +100,7 @@ test("replays and curves that lead nowhere are found", () => {
     ({ schedules }) => ((schedules[0].curves as Curve[])[0].levels[0] = NaN),
   ];
   for (const damage of damages) {
-    const document = mirrored(smallDocument(), structuredClone(PLANNED));
+    const document = recomputed(smallDocument(), structuredClone(PLANNED));
     document.schedules[0].curves = [structuredClone(curve)];
     assert.doesNotThrow(() => checkDocument(document));
     damage(document);
@@ -113,7 +113,7 @@ const colours = new Proxy({}, { get: (_, name) => String(name) }) as Colours;
 test("tasks and closed boxes carry signs, with tooltips and a legend", () => {
   for (const closed of [false, true]) {
     const { store, scene } = smallScene(closed, `<script>"x"&`);
-    mirrored(store.document, PLANNED);
+    recomputed(store.document, PLANNED);
     const facts = new FactFinder(store).at(scene);
     const bytes = new Float64Array(3);
     const picture = svgPicture({ facts, colours, bytes, title: "Tiny", ...wholeOf(facts) }, () => 40);
@@ -128,13 +128,13 @@ test("tasks and closed boxes carry signs, with tooltips and a legend", () => {
   }
 });
 
-test("a tooltip says it, too, and without mirroring there is neither sign nor legend", () => {
+test("a tooltip says it, too, and without recomputation there is neither sign nor legend", () => {
   const { store, scene } = smallScene(false);
   const plain = new FactFinder(store).at(scene);
   const bytes = new Float64Array(3);
   assert.doesNotMatch(svgPicture({ facts: plain, colours, bytes, title: "", ...wholeOf(plain) }, () => 40), /let go/);
   const other = smallScene(false);
-  mirrored(other.store.document, PLANNED);
+  recomputed(other.store.document, PLANNED);
   const facts = new FactFinder(other.store).at(other.scene);
   const tip = tipOfSpot(other.store, facts, other.scene.spots[other.scene.spotOf[1]]);
   assert.match(tip, /\nlets go of 1 saved tensor, 2 KiB\nmakes 3 tensors, 6 KiB again first, 0\.65 ms planned\n/);

@@ -34,7 +34,7 @@ export interface Stack {
   forward: MemoryLevels | null;
   /** Other policies, with the pattern of each one's line, and when their tasks run. */
   others: { levels: MemoryLevels; dash: readonly number[]; times: () => Times | null }[];
-  /** What a plan for mirroring predicts. */
+  /** What a recompute plan predicts. */
   curves: CurveLevels[];
   /** Whether the scale is that of the shown policy alone. */
   ownScale: boolean;
@@ -183,7 +183,7 @@ function drawCurve(
   path: Path2D,
 ): void {
   context.setLineDash([]);
-  if (name === "mirrored") {
+  if (name === "planned") {
     context.globalAlpha = 0.3;
     context.strokeStyle = colours.ink2;
     context.lineWidth = BAND;

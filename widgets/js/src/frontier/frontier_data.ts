@@ -1,4 +1,4 @@
-/** What the page of plans for mirroring is given, as widgets/pages/frontier_page.py writes it. */
+/** What the page of recompute plans is given, as widgets/pages/frontier_page.py writes it. */
 
 /** The level over the tasks, in bins of several. */
 export interface Levels {

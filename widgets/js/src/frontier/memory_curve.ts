@@ -54,7 +54,7 @@ export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell
     draw(chart, "rect", { ...box, fill: "var(--accent)", class: "again" });
   }
   line(plain, "ink3", 1.6, { class: "plain" });
-  line(plan, "accent", 2.4, { class: "mirrored" });
+  line(plan, "accent", 2.4, { class: "planned" });
   data.measured.forEach((each, number) =>
     line(each, lineColour(number), 1.2, { "stroke-dasharray": "3 3", class: "measured" }),
   );

@@ -1,4 +1,4 @@
-/** Plans for mirroring under a slider, which curve, prices, modules and storages follow. */
+/** Recompute plans under a slider, which curve, prices, modules and storages follow. */
 
 import { el } from "../dom.ts";
 import { followAround } from "../page_theme.ts";

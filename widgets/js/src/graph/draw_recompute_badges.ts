@@ -1,4 +1,4 @@
-/** What mirroring does at a task, as signs at its lower right corner: let go, made again first, newly kept for that. */
+/** What recomputation does at a task, as signs at its lower right corner: let go, made again first, newly kept for that. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import { type Mark, markSays, type Sign, signsOf } from "../model/recompute.ts";

@@ -53,7 +53,7 @@ function draw(pen: Pen, picture: PictureOf): void {
   drawLegend(pen, picture);
 }
 
-/** With what the signs of mirroring mean below it, where there are any. */
+/** With what the signs of recomputation mean below it, where there are any. */
 function withLegend({ facts, area, scale }: PictureOf): Rect {
   return facts.marks.size ? { ...area, height: area.height + LEGEND / scale } : area;
 }

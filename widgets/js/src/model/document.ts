@@ -63,7 +63,7 @@ export interface DeckDocument {
     meta: number[];
     parameter: number[];
     held: number[];
-    /** What makes it again that a mirrored forward let go of; NONE for what is kept. Missing where nothing is. */
+    /** What makes it again that a recomputed forward let go of; NONE for what is kept. Missing where nothing is. */
     made_by?: number[];
   };
   /** Which products could run as one; null or missing where that was not looked for. */
@@ -76,7 +76,7 @@ export interface DeckDocument {
   revision?: number;
   /** What has been recorded of tasks, by task id. */
   records: Record<string, TaskRecord>;
-  /** Of a mirrored forward, by task id: how many storages it made again, and the nanoseconds. Missing: not measured. */
+  /** Of a recomputed forward, by task id: how many storages it made again, and the nanoseconds. Missing: not measured. */
   replayed?: Record<string, [number, number]>;
   /** Of a session that went back, and of checks of tasks, by task id. */
   branches?: Branch[];
@@ -177,7 +177,7 @@ export interface Schedule {
 
 /** `levels[i]` is the level before event i; the task at place k has those from `starts[k]` to `starts[k + 1]`. */
 export interface Curve {
-  name: "plain" | "mirrored";
+  name: "plain" | "planned";
   starts: number[];
   levels: number[];
 }

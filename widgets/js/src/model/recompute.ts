@@ -1,4 +1,4 @@
-/** What mirroring means to the tasks of a schedule: which let go of what they saved, and which make it again first. */
+/** What recomputation means to the tasks of a schedule: which let go of what they saved, and which make it again first. */
 
 import { NONE } from "./document.ts";
 import { NEVER, type Replay } from "./replay.ts";
@@ -33,8 +33,8 @@ export type Marks = ReadonlyMap<number, Mark>;
 const known = new WeakMap<Replay, Marks>();
 const NOTHING: Marks = new Map();
 
-/** By task; empty where the forward was not mirrored. */
-export function mirrorMarks(replay: Replay): Marks {
+/** By task; empty where the forward was not recomputed. */
+export function recomputeMarks(replay: Replay): Marks {
   if (!replay.graph.document.saved.made_by) return NOTHING;
   let found = known.get(replay);
   if (!found) known.set(replay, (found = marksOf(replay)));
@@ -111,7 +111,7 @@ function sum(one: Again, other: Again): Again {
 export function replays(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
   if (ran) return `replayed ${ran[0]} in ${milliseconds(ran[1])}`;
-  const again = mirrorMarks(replay).get(task)?.again;
+  const again = recomputeMarks(replay).get(task)?.again;
   if (!again) return "";
   return `replays ${again.count} first${again.ns === null ? "" : `, ${milliseconds(again.ns)}`}`;
 }
@@ -119,7 +119,7 @@ export function replays(replay: Replay, task: number): string {
 /** What replays were to take, and took: `0.71 ms, planned 0.65 ms`; "" where neither is known. */
 export function replayTimes(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
-  const ns = mirrorMarks(replay).get(task)?.again?.ns ?? null;
+  const ns = recomputeMarks(replay).get(task)?.again?.ns ?? null;
   const planned = ns === null ? "" : `planned ${milliseconds(ns)}`;
   return [ran ? milliseconds(ran[1]) : "", planned].filter(Boolean).join(", ");
 }

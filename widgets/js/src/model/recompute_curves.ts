@@ -1,4 +1,4 @@
-/** What a plan for mirroring predicts: the level of the backward without it, and with it. */
+/** What a recompute plan predicts: the level of the backward without it, and with it. */
 
 import type { Curve, Schedule } from "./document.ts";
 import { Columns, type Steps, timesOf } from "./memory.ts";
@@ -43,7 +43,7 @@ export function levelsOfCurve(curve: Curve): CurveLevels {
 /** What each curve is: in words, and in one. */
 export const CURVES: Record<Curve["name"], { title: string; name: string }> = {
   plain: { title: "without the plan", name: "without" },
-  mirrored: { title: "as planned", name: "planned" },
+  planned: { title: "as planned", name: "planned" },
 };
 
 /** Those that are drawn: where the memory shown is the plan's own, the second would lie on it. */

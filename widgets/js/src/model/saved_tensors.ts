@@ -43,7 +43,7 @@ export interface Saved {
   parameter: string;
   /** The user's code holds it, too: it stays whatever runs. */
   held: boolean;
-  /** What makes it again, as a mirrored forward let go of it; "" for what is there. */
+  /** What makes it again, as a recomputed forward let go of it; "" for what is there. */
   madeBy: string;
   /** The place of the first task that keeps it, which makes it again. */
   first: number;

@@ -96,8 +96,8 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
   return made;
 }
 
-/** The signs of mirroring, as the graph has them. */
-export function mirrorSign(sign: Sign): SVGSVGElement {
+/** The signs of recomputation, as the graph has them. */
+export function recomputeSign(sign: Sign): SVGSVGElement {
   const made = picture(14);
   const frame = svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3, stroke: "var(--saved)", "stroke-width": 1.3 });
   made.append(frame);
