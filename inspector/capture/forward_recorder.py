@@ -105,6 +105,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._operations: list[ForwardOperation] = []
         self._called: list[Operation] = []
         self._faults: dict[int, str] = {}
+        self._fused: set[int] = set()  # operations whose fault is a fused kernel
         self._empty: set[int] = set()  # the operations that only allocate
         self._packed: list[weakref.ref[_Packed]] = []
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
@@ -149,6 +150,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         written = written_by(operator, args, kwargs) if may_write(operator) else []
         if (fault := _fault(operator, [*given, *written])) is not None:
             self._faults[number] = f"{operator} {fault}"
+            if torch.is_grad_enabled() and is_opaque(operator):
+                self._fused.add(number)
         reads, writes = [], []
         for tensor in given:
             if (storage := self._storage(tensor)) is not None:
@@ -274,10 +277,15 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for each, called in zip(self._operations, self._called, strict=True)
         ]
         program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
-        reasons = obstacles(program, self._all_faults(), packs)
+        faults = self._all_faults()
+        reasons = obstacles(program, faults, packs)
         early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
         known = tuple(
-            replace(each, obstacle=_READ_EARLY if reason is None and each.number in early else reason)
+            replace(
+                each,
+                obstacle=_READ_EARLY if reason is None and each.number in early else reason,
+                is_fused=bool(each.nbytes) and next((n for n in each.program if n in faults), None) in self._fused,
+            )
             for each, reason in zip(storages, reasons, strict=True)
         )
         return replace(program, storages=known)

@@ -25,7 +25,7 @@ CODE = PACKAGE / "widgets" / "static" / "frontier.js"
 
 _MOST_BINS = 480  # of a curve
 _MOST_STORAGES = 40  # that are listed, the largest
-_FATES = {"dropped": "d", "dropped on the way": "w", "kept": "k", "newly kept": "n"}
+_FATES = {"dropped": "d", "intermediate": "w", "kept": "k", "newly kept": "n"}
 _ABSENT = "-"
 
 _STYLE = f"""

@@ -122,7 +122,7 @@ def test_the_figures_are_those_of_the_plan_with_it_and_without() -> None:
             (number,) = [s.number for s in plan.storages if s.nbytes == each.nbytes and s.saved_by == each.saved_by]
             assert each.peak_bytes == plan.memory.levels_if_dropped(plan.dropped - {number}).peak_bytes
             assert each.seconds > 0
-    kept = [each for each in plan.why("*") if each.because == "enough"]
+    kept = [each for each in plan.why("*") if each.because == "budget reached"]
     assert kept
     says(kept[0], both_units(int(0.6 * plan.plain_peak_bytes)), ms_text(kept[0].seconds))
 
@@ -135,7 +135,7 @@ def test_no_other_operation_of_the_same_line_is_taken_for_its_own_backward() -> 
 
     plan = planned(make_loss, budget=0.9)
     (add,) = plan.why("add")
-    assert add.because in ("not saved", "on the way") and "PowBackward0" not in add.text
+    assert add.because in ("not saved", "intermediate") and "PowBackward0" not in add.text
 
 
 def test_where_time_is_what_decides_it_is_said_with_its_figures() -> None:
@@ -179,7 +179,7 @@ def test_a_fused_kernel_is_named_with_what_to_do(snapshot: Snapshots) -> None:
     says(said, "mkldnn_rnn_layer (encoder)", "torch.backends.mkldnn.flags(enabled=False)", "nn.LSTMCell")
     snapshot("plan_recompute", re.sub(r"\d+ KiB", "SIZE", said))  # what the kernel keeps differs with the CPU
     (layer,) = plan.why("encoder.lstm")
-    assert layer.because == "can't be"
+    assert layer.because == "not recomputable"
     snapshot("plan_recompute", re.sub(r"\d+ KiB", "SIZE", layer.text))
     with torch.backends.mkldnn.flags(enabled=False):
         single = planned(lambda: model(x).pow(2).mean(), budget=0.9)
@@ -232,7 +232,7 @@ def test_what_does_not_come_out_the_same_is_told_with_what_differed(snapshot: Sn
         warnings.simplefilter("error")
         plan = planned(make_loss, budget=0.1)
     (zeros,) = plan.why("zeros")
-    assert zeros.because == "not the same"
+    assert zeros.because == "bits differ"
     says(zeros, *plan.banned.values())
     snapshot("plan_recompute", zeros)
 

@@ -84,7 +84,7 @@ def test_an_operation_that_makes_several_storages_runs_again_once() -> None:
     assert len(plan.dropped) == 5, (
         "mean and deviation of both, and the first one's result, which the second layer saves"
     )
-    assert rows(plan)["*.norm"]["replays"] == "2"
+    assert rows(plan)["*.norm"]["recomputed"] == "2"
 
 
 def test_one_row_has_no_sum_and_nothing_dropped_no_row() -> None:
