@@ -323,6 +323,6 @@ def _enter(contexts: Iterable[AbstractContextManager[object]], watch: ForwardFol
     # Pushed first, so it runs last: once the hooks are closed, no tensor is packed and the forward is over.
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
     refuse_disabled_hooks(PURPOSE)
-    stack.enter_context(compiled_code_refused("it can't be recomputed"))
+    stack.enter_context(compiled_code_refused("ts.recompute cannot follow it"))
     for each in contexts:
         stack.enter_context(each)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...inspector.drawing.annotations import AGAIN, KEPT, LET_GO, Sign
+from ...inspector.drawing.annotations import DROPPED, KEPT, RECOMPUTED, Sign
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import counted, size_text
@@ -209,12 +209,12 @@ def recompute_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
         replays.setdefault(replay.task, []).append(replay)
     found = []
     for task, storages in sorted(dropped.items()):
-        kinds, lines = [LET_GO], [f"drops {_many(storages, 'saved tensor')}"]
+        kinds, lines = [DROPPED], [f"drops {_many(storages, 'saved tensor')}"]
         if again := replays.get(task):
             made = [each for replay in again for each in replay.made]
             kept = list({each.number: each for replay in again for each in replay.kept}.values())
             seconds = sum(replay.seconds for replay in again)
-            kinds = [AGAIN, KEPT] if kept else [AGAIN]
+            kinds = [RECOMPUTED, KEPT] if kept else [RECOMPUTED]
             lines.append(f"recomputes {_many(made, 'tensor')} first, in {ms_text(seconds)} as planned")
             lines += [f"newly keeps {_many(kept, 'tensor')} for that"] if kept else []
         found.append(Sign(task, tuple(kinds), "\n".join(lines)))

@@ -46,7 +46,7 @@ class Remedy:
     Attributes:
         name: "fused", "recompute", "accumulation" or "checkpoints".
         how: the code to write.
-        peak_bytes: of a steady step with it; of a recompute plan, which is made for this peak, the most.
+        peak_bytes: the peak of a steady step with it; for a recompute plan, an upper bound.
         saved_bytes: the bytes that it saves.
         fits: whether the step fits into the memory with it, its preparation included.
         price: what it costs, in words.
@@ -162,7 +162,7 @@ def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: in
 
 
 def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
-    """A recompute plan, made on fakes of the CPU: each operation is run alone on real tensors, to be timed."""
+    """Yield a recompute plan made on fake CPU tensors; each operation is timed alone on real tensors."""
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
     fakes = FakeTraining()
@@ -185,8 +185,8 @@ def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Foun
             "recompute",
             f"with ts.recompute(ts.plan_recompute(make_loss, {plan.peak_bytes})) around the forward",
             peak,
-            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
-            "plan, take more than without",
+            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which "
+            "verifies the plan, need at least as much memory as a step without it",
             plain.peak_bytes,
         )
 

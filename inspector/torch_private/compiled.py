@@ -102,7 +102,7 @@ def compiled_code_refused(result: str) -> Iterator[None]:
     and the other operators that compile the functions they are given.
 
     Args:
-        result: what the caller can't do therefore: "it can't be recomputed".
+        result: the consequence for the caller, such as "ts.recompute cannot follow it".
     """
     entry = threading.get_ident(), result
     with leaving_lock:

@@ -51,7 +51,7 @@ def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]
     slider.focus()
     shown.keyboard.press("Home")
     peak, fates = shown.locator(".figures b").first, shown.locator(".moving .fate")
-    assert "100 %" in shown.locator(".figures").inner_text() and shown.locator(".again").count() == 0
+    assert "100 %" in shown.locator(".figures").inner_text() and shown.locator(".recomputed").count() == 0
     assert shown.locator(".planned").get_attribute("d") == shown.locator(".plain").get_attribute("d")
     nothing_dropped = fates.all_text_contents()
     before, seen = peak.inner_text(), set()
@@ -59,7 +59,7 @@ def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]
         shown.keyboard.press("ArrowRight")
         seen.add(shown.locator(".planned").get_attribute("d"))
     assert len(seen) == len(frontier.plans) - 1, "a curve for each plan"
-    assert peak.inner_text() != before and shown.locator(".again").count() > 0
+    assert peak.inner_text() != before and shown.locator(".recomputed").count() > 0
     assert set(fates.all_text_contents()) - set(nothing_dropped), "some are dropped"
     says(shown.locator(".said").inner_text(), *(size_text(frontier.plans[each].peak_bytes) for each in (0, -1)))
     shown.locator(".dot").first.click()

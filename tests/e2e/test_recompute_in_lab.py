@@ -41,7 +41,7 @@ def test_a_deck_steps_a_plan_and_measures_its_replays(notebook: Notebook) -> Non
     expect(shown.root.locator(".time .peak")).to_contain_text("plan")
     plain = shown.root.locator(".lg [data-curve=plain] b")
     expect(plain).to_have_text(size_text(notebook.value("plan.plain.task_peaks[0]")))
-    expect(shown.root.locator(".key [data-sign=again]")).to_be_visible()
+    expect(shown.root.locator(".key [data-sign=recomputed]")).to_be_visible()
     place = notebook.value("deck._live.document.content['schedules'][0]['order'].index("
                            "deck._live.document.content['schedules'][0]['replays']['task'][0])")  # fmt: skip
     for _ in range(place):

@@ -157,8 +157,8 @@ def test_the_pointer_reads_the_curves_at_its_own_task(page: Page, played: Played
 def test_signs_stand_at_tasks_in_the_strip_and_in_the_saved_picture(page: Page, played: Played) -> None:
     deck = ShownDeck(page)
     dropped = [each for each in played.plan.storages if each.fate == "dropped"]
-    expect(deck.root.locator(".key [data-sign='let go']")).to_be_visible()
-    again = deck.root.locator(".key [data-sign=again]")
+    expect(deck.root.locator(".key [data-sign='dropped']")).to_be_visible()
+    again = deck.root.locator(".key [data-sign=recomputed]")
     expect(again).to_be_visible()
     task = dropped[-1].saved_by[0][0]
     deck.scrub(played.run.order.index(task))
@@ -171,7 +171,7 @@ def test_signs_stand_at_tasks_in_the_strip_and_in_the_saved_picture(page: Page, 
     assert any(re.search(r"\b1 saved tensor, 128 KiB", title) for title in titles)
     assert any(re.search(r"\b\d+ tensors?, .* ms ", title) for title in titles)
     texts = ["".join(each.itertext()) for each in picture.iter(f"{namespace}text")]
-    legend = {deck.root.locator(f".key [data-sign='{sign}']").inner_text() for sign in ("let go", "again")}
+    legend = {deck.root.locator(f".key [data-sign='{sign}']").inner_text() for sign in ("dropped", "recomputed")}
     assert legend <= set(texts)
     assert any(NAME in text for text in texts), "names are text"
 
@@ -207,4 +207,4 @@ def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, tab: Tab, played:
         assert inside, name
     tools = deck.root.locator(".graph .tools").bounding_box()
     assert tools is not None and tools["x"] + tools["width"] <= width
-    expect(deck.root.locator(".key [data-sign=again]")).to_be_visible()
+    expect(deck.root.locator(".key [data-sign=recomputed]")).to_be_visible()

@@ -108,7 +108,7 @@ class Foresight:
     Args:
         session: nothing run yet.
         retain_graph, create_graph: as given to the backward.
-        recompute: what is known of the forward's recomputation.
+        recompute: the dropped tensors, and the predictions of the plan.
 
     Attributes:
         own: the memory of the session's own order, where it is known.

@@ -275,7 +275,7 @@ class Live:
         retain_graph, create_graph: as given to the backward.
         send: sends a message with its buffers to all pages.
         observe: is called with `News` after they were sent, in the driver's thread.
-        recompute: the plan by which the forward was recomputed.
+        recompute: the plan that the forward ran under.
 
     Attributes:
         driver: what runs commands, one after the other.

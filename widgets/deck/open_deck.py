@@ -88,7 +88,7 @@ def debug(
             and the one without it, and what each replay should take beside what it took.
 
     Raises:
-        TypeError, ValueError: `recompute` is no plan, or the graph was not recomputed by it.
+        TypeError, ValueError: if `recompute` is not a plan, or the forward did not run under it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
             another accumulation than its own, or batch=; or a queue per device with what needs one for all.
     """

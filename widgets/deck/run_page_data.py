@@ -76,7 +76,7 @@ def run_document(
 
     Args:
         others: what `other_policies` says, where that is known already.
-        recompute: the plan by which the forward was recomputed.
+        recompute: the plan that the forward ran under.
 
     Raises:
         TypeError, ValueError: that is no plan, or the graph is another's.
@@ -90,7 +90,7 @@ def run_document(
     content = document.content
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
-    content["saved"] = document.with_let_go(content["saved"], recomputed)
+    content["saved"] = document.with_dropped(content["saved"], recomputed)
     schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
     content["schedules"] = [recomputed.with_plan(each, run.accumulation) for each in schedules]
     if run.batches is not None:

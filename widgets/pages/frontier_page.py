@@ -1,4 +1,4 @@
-"""Recompute plans under a slider, which curve, prices, modules and storages follow, with no kernel or network."""
+"""A page with a slider over recompute plans: curve, costs, modules and storages, without a kernel or a network."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
 CODE = PACKAGE / "widgets" / "static" / "frontier.js"
-"""What moves the slider: widgets/js/src/frontier, bundled into a script that stands in the page."""
+"""The script of the page: widgets/js/src/frontier, bundled."""
 
-_MOST_BINS = 480  # of a curve
-_MOST_STORAGES = 40  # that are listed, the largest
+_MOST_BINS = 480  # points of a curve
+_MOST_STORAGES = 40  # the largest storages are listed
 _FATES = {"dropped": "d", "intermediate": "w", "kept": "k", "newly kept": "n"}
 _ABSENT = "-"
 
@@ -87,15 +87,15 @@ h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px a
 
 
 def page_html(frontier: PlanFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
-    """See `PlanFrontier.save_html`."""
+    """Return the page; see `PlanFrontier.save_html`."""
     return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
 
 
 def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
-    """The plans for a page or a notebook. Where no script runs, they are a table.
+    """Return the plans as HTML for a page or a notebook; without scripts they are a table.
 
     Raises:
-        ValueError: a measured timeline is of another graph.
+        ValueError: if a measured timeline belongs to a different graph.
     """
     content = json.dumps(_content(frontier, measured or {}), separators=(",", ":")).replace("<", "\\u003c")
     headings = frontier.cells[0]
@@ -115,8 +115,8 @@ def _content(frontier: PlanFrontier, measured: Mapping[str, Timeline]) -> dict[s
     for name, timeline in measured.items():
         if len(timeline.order) != count:
             raise ValueError(
-                f"{name!r} is of another graph: its backward ran {len(timeline.order):,} tasks, the plans are for one "
-                f"of {count:,}"
+                f"{name!r} belongs to a different graph: its backward ran {len(timeline.order):,} tasks, the plans are "
+                f"for {count:,}"
             )
     listed = _listed(plans)
     return {
@@ -151,7 +151,7 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
-    """The highest level by bin, and where the highest of all is."""
+    """Return the highest level in each bin, the level at the end, and the peak."""
     peaks = list(timeline.task_peaks)
     levels = [max(peaks[start : start + size]) for start in range(0, len(peaks), size)]
     levels = levels or [timeline.start_bytes]
@@ -159,7 +159,7 @@ def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
 
 
 def _replays(timeline: Timeline, size: int) -> list[list[int]]:
-    """By bin the bytes of saved storages that are made again in it: [bin, bytes]."""
+    """Return the bytes of saved storages recomputed in each bin, as [bin, bytes]."""
     found: dict[int, int] = {}
     for place in range(len(timeline.order)):
         for event in range(timeline.starts[place], timeline.starts[place + 1]):
@@ -176,21 +176,18 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
     count = sum(each.fate == "dropped" for each in plan.storages)
     if not plan.dropped:
         sentences = [
-            f"Nothing is let go of: the peak stays {size_text(before)}, a step takes "
-            f"{ms_text(predicted.plain_seconds)}."
+            f"Nothing is dropped: the peak is {size_text(before)}, and a step takes {ms_text(predicted.plain_seconds)}."
         ]
     else:
         saved = sum(bool(each.saved_by) for each in plan.storages)
-        kept = (
-            f", and {size_text(plan.newly_kept_bytes)} newly kept to make them again" if plan.newly_kept_bytes else ""
-        )
+        kept = f", and {size_text(plan.newly_kept_bytes)} newly kept to recompute them" if plan.newly_kept_bytes else ""
         sentences = [
-            f"The backward's peak falls from {size_text(before)} to {size_text(peak)}, by "
-            f"{share_text(before - peak, before)}. Predicted.",
-            f"{count:,} of the {saved:,} storages that nodes save and the forward made are let go of, "
+            f"The predicted peak of the backward falls from {size_text(before)} to {size_text(peak)}, by "
+            f"{share_text(before - peak, before)}.",
+            f"{count:,} of the {saved:,} saved storages that the forward made are dropped, "
             f"{size_text(plan.dropped_bytes)}{kept}.",
-            f"A step takes {percent_text(more)} longer than {ms_text(predicted.plain_seconds)}: "
-            f"{ms_text(predicted.replay_seconds)} for replays, {ms_text(predicted.recording_seconds)} for "
+            f"A step of {ms_text(predicted.plain_seconds)} takes {percent_text(more)} longer: "
+            f"{ms_text(predicted.replay_seconds)} for recomputation, {ms_text(predicted.recording_seconds)} for "
             "recording the forward.",
             *module_sentences(plan),
         ]
@@ -201,16 +198,16 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
         "seconds": predicted.seconds - predicted.plain_seconds,
         "figures": [
             ["predicted peak", size_text(peak)],
-            ["of the plain one", share_text(peak, before)],
-            ["a step takes longer by", percent_text(more)],
-            ["let go of", size_text(plan.dropped_bytes)],
+            ["of the peak without a plan", share_text(peak, before)],
+            ["longer step", percent_text(more)],
+            ["dropped", size_text(plan.dropped_bytes)],
         ],
         "sentences": sentences,
     }
 
 
 def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
-    """The largest storages of which any plan says something."""
+    """Return the largest storages that occur in any plan."""
     every = {each.number: each for plan in reversed(plans) for each in plan.storages}
     return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
 
@@ -221,11 +218,11 @@ def _described(storage: PlannedStorage) -> list[str]:
         operation_name(storage.operation),
         storage.module or "outside any module",
         ms_text(storage.seconds),
-        "" if storage.obstacle is None else f"can't be made again, since {storage.obstacle}",
+        "" if storage.obstacle is None else f"cannot be recomputed, since {storage.obstacle}",
     ]
 
 
 def _fates(plan: PlannedRecompute, listed: Sequence[PlannedStorage]) -> str:
-    """A letter for each."""
+    """Return a letter for the fate of each listed storage."""
     fates = {each.number: _FATES[each.fate] for each in plan.storages}
     return "".join(fates.get(each.number, _ABSENT) for each in listed)

@@ -20,44 +20,44 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 300
-_MOST_POINTS = 1500  # of one line
+_MOST_POINTS = 1500  # points of one line
 _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 
 def recomputed_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
-    """See `Comparison.recomputed_figure`."""
+    """Return the figure; see `Comparison.recomputed_figure`."""
     return figure_of(recomputed_drawing(comparison, row, colours_of(theme)))
 
 
 def recomputed_html(comparison: Comparison, figures: Figures, points: int) -> str:
-    """A section for each recomputed row. Modules are once for each plan."""
+    """Return a section for each row with a plan; the table of modules appears once for each plan."""
     found = []
-    told = set()
+    listed = set()
     for number, row in enumerate(comparison.rows):
         if row.plan is None:
             continue
         title = f"{row.policy}, measured and predicted"
         figure = figures.html(f"recomputed-{number}", title, recomputed_drawing(comparison, row, LATER, points))
         table = ""
-        if row.plan not in told and row.plan.dropped:
-            table = "<h2>By module<span>what is let go of, and what its replays take by the plan</span></h2>"
+        if row.plan not in listed and row.plan.dropped:
+            table = "<h2>By module<span>memory dropped, and predicted recompute time</span></h2>"
             table += cells_html(module_cells(row.plan), module_sentences(row.plan), RIGHT)
-        told.add(row.plan)
+        listed.add(row.plan)
         found.append(
-            f"<section><h2>{escape(row.policy)}<span>the highest level while each task ran, measured and predicted"
+            f"<section><h2>{escape(row.policy)}<span>the highest memory during each task, measured and predicted"
             f"</span></h2>{figure}{table}</section>"
         )
     return "".join(found)
 
 
 def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """The levels of a recomputed row and of the one without, each measured and predicted.
+    """Return a drawing of the memory of a row with a plan and of the one without, each measured and predicted.
 
     Raises:
-        ValueError: its forward was not recomputed.
+        ValueError: if the row has no plan.
     """
     if row.plan is None:
-        raise ValueError(f"{row.policy!r} is without recomputation; recomputed are {_recomputed(comparison) or 'none'}")
+        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {_with_plans(comparison) or 'no rows'}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -68,7 +68,7 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
         _line(name, each.timeline.task_peaks, scale, points, _MEASURED | {"color": colours[colour]})
         for name, (each, colour) in rows.items()
     ]
-    predicted = [  # above, as they mostly lie upon what is measured
+    predicted = [  # drawn on top, because they mostly coincide with the measured lines
         _line(f"{name}, predicted", each.predicted_levels, scale, points, _PREDICTED | {"color": colours["ink"]})
         for name, (each, _) in rows.items()
         if each.predicted_levels
@@ -100,7 +100,7 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
 
 
 def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict[str, object]) -> Drawing:
-    """The levels as steps. Of many tasks, each point is the highest of several in a row."""
+    """Return the levels as a stepped line; with many tasks each point is the highest of several."""
     together = max(1, -(-len(levels) // points))
     starts = range(0, len(levels), together)
     highest = [max(levels[start : start + together]) for start in starts]
@@ -117,5 +117,5 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
     }
 
 
-def _recomputed(comparison: Comparison) -> str:
-    return ", ".join(row.policy for row in comparison.rows if row.plan is not None)
+def _with_plans(comparison: Comparison) -> str:
+    return ", ".join(repr(row.policy) for row in comparison.rows if row.plan is not None)

@@ -126,14 +126,14 @@ def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays(snapshot: Sn
     assert (names[replay.task], [each.operation for each in replay.kept]) == ("MulBackward0", ["aten.add.Tensor"])
     signs = {names[each.task]: each for each in recompute_signs(plan, order)}
     assert {name: sign.kinds for name, sign in signs.items()} == {
-        "MulBackward0": ("again", "kept"),
-        "TanhBackward0": ("let-go",),
+        "MulBackward0": ("recomputed", "kept"),
+        "TanhBackward0": ("dropped",),
     }
     for sign in signs.values():
         says(sign.title, 1, "256 B")
     snapshot("plan_recompute", "\n".join(sign.title for sign in signs.values()))
     picture = graph_to_svg(program.graph, signs=list(signs.values()))
-    assert picture.count('data-signs="again kept"') == picture.count('data-signs="let-go"') == 1
+    assert picture.count('data-signs="recomputed kept"') == picture.count('data-signs="dropped"') == 1
     for words in SIGN_TITLES.values():
         assert f">{words}</text>" in picture
     assert "ts-sign" not in graph_to_svg(program.graph).partition("</style>")[2]

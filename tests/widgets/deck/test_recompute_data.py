@@ -15,10 +15,10 @@ import tapescope as ts
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.recompute.planned_recompute import PlannedRecompute
 from tapescope.engine.recording.run import Engine, Run
-from tapescope.inspector.drawing.annotations import AGAIN, SIGN_TITLES
+from tapescope.inspector.drawing.annotations import RECOMPUTED, SIGN_TITLES
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck.deck import Deck
-from tapescope.widgets.deck.recompute_data import FIRST_LET_GO
+from tapescope.widgets.deck.recompute_data import FIRST_DROPPED
 from tapescope.widgets.deck.run_page_data import run_document
 from tapescope.widgets.deck.run_player import Recording
 
@@ -105,7 +105,7 @@ def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
             says(other["memory_note"], "heap")
     replays = own["replays"]
     assert sum(replays["ns"]) == pytest.approx(1e9 * plan.predicted.replay_seconds, rel=1e-3)  # type: ignore[union-attr]
-    assert min(replays["storage"]) >= FIRST_LET_GO
+    assert min(replays["storage"]) >= FIRST_DROPPED
     assert set(replays["storage"]) <= set(content["saved"]["storage"])
     deck.run()
     planned: dict[int, int] = {}
@@ -179,7 +179,7 @@ def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: Planne
     picture = plan.save_svg(tmp_path / "plan.svg", fold="none", theme="dark").read_text(encoding="utf-8")
     letting_go = {task for each in plan.storages if each.fate == "dropped" for task, _ in each.saved_by}
     assert picture.count("data-signs=") == len(letting_go)
-    assert f"{SIGN_TITLES[AGAIN]}</text>" in picture
+    assert f"{SIGN_TITLES[RECOMPUTED]}</text>" in picture
 
 
 def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_recomputed_one() -> None:

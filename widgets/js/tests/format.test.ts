@@ -100,15 +100,15 @@ test("with retain_graph nothing is freed", () => {
   assert.equal(isFreed(replay, shared, 4), false);
 });
 
-test("what a recomputed forward let go of is made again by the first task that keeps it", () => {
+test("a dropped tensor is recomputed by the first task that saves it", () => {
   const { document } = diamond().graph;
   document.saved.made_by = [-1, 3, 3, -1];
   const replay = new Replay(new DeckGraph(document), document.schedules[0]);
   const [first, second] = replay.place[1] < replay.place[2] ? [1, 2] : [2, 1];
-  assert.deepEqual([0, first, second, 3].map((task) => replays(replay, task)), ["", "replays 1 first", "", ""]);
+  assert.deepEqual([0, first, second, 3].map((task) => replays(replay, task)), ["", "recomputes 1 first", "", ""]);
   const [saved] = savedBy(replay, second);
   const by = replay.graph.text(3);
-  const made = new RegExp(`^let go, made again by ${by} as the ${nth(replay.place[first] + 1)} runs, also saved by Relu, `);
+  const made = new RegExp(`^dropped, recomputed by ${by} as the ${nth(replay.place[first] + 1)} runs, also saved by Relu, `);
   assert.match(fate(replay, saved, replay.place[first]), made);
   assert.match(fate(replay, saved, replay.place[first] + 1), /^freed after the/, "it is there again");
   assert.equal(keptBytes([saved]), 0);

@@ -63,7 +63,7 @@ export interface DeckDocument {
     meta: number[];
     parameter: number[];
     held: number[];
-    /** What makes it again that a recomputed forward let go of; NONE for what is kept. Missing where nothing is. */
+    /** The operations that recompute a dropped tensor; NONE for a kept one. Missing without dropped tensors. */
     made_by?: number[];
   };
   /** Which products could run as one; null or missing where that was not looked for. */
@@ -76,7 +76,7 @@ export interface DeckDocument {
   revision?: number;
   /** What has been recorded of tasks, by task id. */
   records: Record<string, TaskRecord>;
-  /** Of a recomputed forward, by task id: how many storages it made again, and the nanoseconds. Missing: not measured. */
+  /** By task id, the number of storages recomputed and the nanoseconds. Missing if not measured. */
   replayed?: Record<string, [number, number]>;
   /** Of a session that went back, and of checks of tasks, by task id. */
   branches?: Branch[];

@@ -43,9 +43,9 @@ export interface Saved {
   parameter: string;
   /** The user's code holds it, too: it stays whatever runs. */
   held: boolean;
-  /** What makes it again, as a recomputed forward let go of it; "" for what is there. */
+  /** The operations that recompute it if it was dropped; "" if it is kept. */
   madeBy: string;
-  /** The place of the first task that keeps it, which makes it again. */
+  /** The place of the first task that saves it, which recomputes it. */
   first: number;
   /** The earlier slot of this task that keeps the same bytes; "" where there is none. */
   sameAs: string;
@@ -95,7 +95,7 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   if (saved.sameAs) return `in the same bytes as ${saved.sameAs}`;
   if (saved.madeBy && saved.first >= t) {
     const when = saved.first === NEVER ? "if it runs" : `as the ${nth(saved.first + 1)} runs${planned(replay, saved)}`;
-    return `let go, made again by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
+    return `dropped, recomputed by ${saved.madeBy} ${when}${sharers(replay, saved, "also saved")}`;
   }
   if (replay.graph.document.keeps_graph) return `kept: nodes free nothing${sharers(replay, saved, "also kept")}`;
   if (saved.last === NEVER) return "kept to the end: a task that keeps it does not run";
@@ -104,12 +104,12 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   return when + sharers(replay, saved, freed ? "was also kept" : "also kept");
 }
 
-/** `, in 0.65 ms as planned, with 2 others`: what its replay takes; "" where no plan tells. */
+/** Returns `, in 0.65 ms as planned, with 2 intermediates`: its planned recompute time; "" without a plan. */
 function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
   const row = replays?.storage.indexOf(storage) ?? NONE;
   if (!replays || row === NONE) return "";
   const others = replays.count[row] - 1;
-  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
+  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "intermediate")}` : ""}`;
 }
 
 /** `, also kept by Relu, 3rd, and 2 more`, or "". */

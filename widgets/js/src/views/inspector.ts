@@ -130,7 +130,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   const elapsed = stands === "done" ? store.record(task)?.elapsed_ns : null;
   if (elapsed) parts.push(strong("took ", nanoseconds(elapsed)));
   const replayed = replayTimes(replay, task);
-  if (replayed) parts.push(strong("replays: ", replayed));
+  if (replayed) parts.push(strong("recomputation: ", replayed));
   facts.replaceChildren(...parts);
 }
 
