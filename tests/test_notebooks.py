@@ -109,8 +109,8 @@ assert all(item.trial.check.ok and item.code for item in advice) and len(advice)
 assert len(gains) == 2 and all(list(found) == [2, 4, 8, 16, 32] for found in gains.values())
 """,
     "08_recompute": """
-assert cell.loc["tanh", "newly kept"] == cell.loc["tanh", "let go"]
-assert cell.loc["tanh, add", "newly kept"] == 2 * cell.loc["tanh, add", "let go"]
+assert cell.loc["tanh", "newly kept"] == cell.loc["tanh", "dropped"]
+assert cell.loc["tanh, add", "newly kept"] == 2 * cell.loc["tanh, add", "dropped"]
 assert min(cell["peak"]) == cell.loc["nothing", "peak"] < 0.8 * cell.loc["tanh, add", "peak"]
 squares, chain = on_the_way.loc["mul"], on_the_way.loc["addmm, sigmoid, mul"]
 assert squares["newly kept"] == 0 and squares["peak"] < 0.7 * on_the_way.loc["nothing", "peak"]

@@ -38,6 +38,7 @@ class Wanted:
         """
         if overhead is not None and not (isinstance(overhead, int | float) and 0 <= overhead < math.inf):
             raise ValueError(f"overhead must be a share of the step time, such as 0.06 for 6 %, got {overhead!r}")
+        # An integer such as 6 is most likely meant as 6 %.
         if isinstance(overhead, int) and overhead > 1:
             raise ValueError(
                 f"overhead={overhead} means {overhead}00 % of the step time; write {overhead / 100} for {overhead} %, "

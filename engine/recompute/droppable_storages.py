@@ -11,7 +11,7 @@ from ..memory.simulation import difference
 from ..memory.task_memory import Footprints
 from ..memory.timeline import Maker
 
-FOR_REPLAY = "for a replay"
+FOR_RECOMPUTATION = "for recomputation"
 """The slot name of a storage that a node keeps only because recomputation reads it."""
 
 _UNKNOWN = Maker(None, None, None)

@@ -316,7 +316,7 @@ class _Judge:
         """Return `TanhBackward0 (mlp, model.py:3) saves as `result``."""
         tasks = list(dict.fromkeys(storage.saved_by))
         first = self._program.graph.describe(tasks[0][0])
-        more = f" and {counted(len(tasks) - 1, 'other')} save" if len(tasks) > 1 else ""
+        more = f" (and {counted(len(tasks) - 1, 'other task')}, too)" if len(tasks) > 1 else ""
         return f"{first} saves as `{tasks[0][1]}`{more}"
 
     def _kept_for(self, number: int) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def module_cells(plan: RecomputePlan) -> list[list[str]]:
         whole.merge(row)
     if not whole.replays:
         return [list(HEADINGS)]
-    scale = 1.0
+    scale = 1.0  # predicted time, which includes the cost of calls, over the sum of the operations' times
     if plan.predicted is not None and whole.seconds:
         scale = plan.predicted.replay_seconds / whole.seconds
     shown = len(rows) if len(rows) == _MOST_ROWS + 1 else _MOST_ROWS  # a row "1 more" saves no space

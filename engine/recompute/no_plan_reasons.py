@@ -49,6 +49,7 @@ def not_worth_it(
     said = f"Nothing is dropped: no choice was found that lowers the peak of {size_text(plain)} by 1 %{within}."
     if not within or blamed:
         return "no lower peak", said
+    # The greedy solver takes milliseconds, which is good enough to tell the reasons apart.
     least = greedy(memory, Goal(peak_bytes=int((1 - WORTH_IT) * plain)))
     if least.levels.peak_bytes > (1 - WORTH_IT) * plain:
         return "no lower peak", f"{said} None was found without a time limit, either."
@@ -113,6 +114,7 @@ def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | Non
     names: dict[str, None] = {}
     regions: set[object] = set()
     for task, node in zip(graph.tasks, graph.nodes, strict=True):
+        # A reentrant checkpoint is a node of the graph; others only show in what their nodes have packed.
         region = region_of(node)
         if task.name == _REENTRANT:
             regions.add(task.id)

@@ -274,7 +274,7 @@ class RecomputePlan:
         try:
             with unfinished.open("w", encoding="ascii") as file:
                 _write(ColumnWriter(file.write), self)
-            os.replace(unfinished, path)
+            os.replace(unfinished, path)  # atomic: a reader never sees an incomplete plan
         finally:
             unfinished.unlink(missing_ok=True)
         return path
@@ -328,6 +328,7 @@ def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
     """Return the storages to drop that nodes save, and those needed to recompute these."""
     wanted = set(drop)
     found: set[int] = set()
+    # Only nodes start a recomputation: a dropped storage that none of theirs needs would never be recomputed.
     ahead = [number for number in wanted if program.storages[number].saved_by]
     while ahead:
         number = ahead.pop()

@@ -49,6 +49,7 @@ def dropped_saves(graph: Graph) -> list[DroppedSave]:
     found = []
     for task, node in enumerate(graph.nodes):
         for slot, packed in packed_slots(node):
+            # The first recomputation sets the storage: from then on the tensor is not dropped any more.
             if not isinstance(packed, Saved) or packed.bytes.storage is not None:
                 continue
             meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
@@ -167,6 +168,7 @@ class _Planned:
     def _make(self, wanted: int) -> tuple[list[PlannedStorage], float]:
         """Return the storages to recompute for one storage, inputs first, and the total time."""
         made: list[PlannedStorage] = []
+        # A stack instead of recursion, because chains of dropped storages can be thousands long.
         seconds, ahead = 0.0, [wanted]
         while ahead:
             each = self._storages[ahead[-1]]
@@ -260,6 +262,7 @@ def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[DroppedSave]) 
             f"recompute: {graph.describe(task)} has dropped `{slot}`, which this plan keeps or has in another size: "
             "the forward ran under a different plan or on different data"
         )
+    # Without nodes nothing can be read from the graph; after the backward everything has been recomputed.
     if graph.nodes and plan.dropped and not there:
         raise ValueError(
             "recompute: this graph has dropped no saved tensors. Run its forward in `with ts.recompute(plan):`, and "

@@ -38,17 +38,17 @@ _AFTER_S = 0.5  # a shorter search shows no progress line
 
 
 @contextmanager
-def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
+def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None]:
     """Yield the progress callback: the caller's, or one that updates a line on stderr; None for no progress.
 
     Args:
-        asked: a callback; True for a line, False for none; None for a line only on a terminal or in a notebook.
+        progress: a callback; True for a line, False for none; None for a line only on a terminal or in a notebook.
     """
-    if callable(asked) or asked is False:
+    if callable(progress) or progress is False:
         with quiet():  # the functions called inside would show progress lines, too
-            yield asked or None
+            yield progress or None
     else:
-        with line_shown(_AFTER_S, always=bool(asked)) as line:
+        with line_shown(_AFTER_S, always=bool(progress)) as line:
             yield None if line is None else (lambda found: _tell(line, found))
 
 
@@ -155,7 +155,7 @@ _AnyRuns = Runs | FakeRuns
 
 def _planned(
     runs: _AnyRuns,
-    asked: Wanted,
+    wanted: Wanted,
     solver: str,
     seconds: float,
     policy: Policy | Choice | None,
@@ -166,7 +166,7 @@ def _planned(
     order_name = "heap" if policy is None else policy_name(policy)
     memory = RecomputedMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
-    goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
+    goal = Goal(wanted.extra_ns(runs.plain_ns), wanted.peak_bytes(plain))
     nothing = _Tried(FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0), Extra(0.0, 0.0), True)
     left_alone: str | None
     because: LeftAloneBecause | None
@@ -177,11 +177,11 @@ def _planned(
             f"Nothing is dropped: the peak of {size_text(plain)} is within the budget of {both_units(goal.peak_bytes)}."
         )
     else:
-        tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
+        tried = _tried(runs, memory, wanted, goal, solver, seconds, progress)
         because = left_alone = None
         if not tried.gains(plain):
             blamed = runs.checkpoints is not None or mostly_fused(runs.program)
-            because, left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
+            because, left_alone = not_worth_it(wanted, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
     if left_alone is not None:
         gone = replace(nothing.found, interrupted=tried.found.interrupted)
         tried = replace(nothing, found=gone, ratio=tried.ratio)
@@ -191,7 +191,7 @@ def _planned(
         found = replace(found, levels=memory.levels_if_dropped(found.dropped))
     met = tried.met and (goal.peak_bytes is None or found.levels.peak_bytes <= goal.peak_bytes)
     tried = replace(tried, found=found, met=met)
-    return _result(runs, asked, goal, memory, tried, left_alone, because, order_name, solver)
+    return _result(runs, wanted, goal, memory, tried, left_alone, because, order_name, solver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class _Tried:
 def _tried(
     runs: _AnyRuns,
     memory: RecomputedMemory,
-    asked: Wanted,
+    wanted: Wanted,
     goal: Goal,
     solver: str,
     seconds: float,
@@ -237,7 +237,7 @@ def _tried(
             return replace(best, ratio=fmean(ratios)) if ratios else best
         extra = runs.extra(RecomputePlan.of(runs.program, found.dropped))
         ratios.append(extra.ns / found.levels.replay_ns)
-        ratio, allowed = fmean(ratios), asked.extra_ns(runs.plain_ns)
+        ratio, allowed = fmean(ratios), wanted.extra_ns(runs.plain_ns)
         tries.append(_Tried(found, extra, True))
         tries = [each.with_extra_time(ratio * each.found.levels.replay_ns, allowed) for each in tries]
         tried = tries[-1]
@@ -261,6 +261,7 @@ def _solved(
 ) -> FoundDrops:
     """Return a choice without recomputed products if it reaches the goal or comes about as near, else one with them."""
     solve = SOLVERS[solver]
+    # Products take most of the time, so the search first tries to do without them.
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
     if without.interrupted or (goal.peak_bytes is not None and goal.met(without.levels)):
         return without
@@ -281,6 +282,7 @@ def _in_best_order(
     memory: RecomputedMemory, dropped: Iterable[int], footprints: Footprints
 ) -> tuple[RecomputedMemory, str]:
     """Return the memory in the portfolio's best order for the backward with recomputation, and the order's name."""
+    # Another order needs ts.backward instead of loss.backward(), so it has to save enough to be worth that.
     least = memory.levels_if_dropped(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
     best, name = memory, "heap"
     recomputed = recomputed_footprints(memory, dropped, footprints)
@@ -295,7 +297,7 @@ def _in_best_order(
 
 def _result(
     runs: _AnyRuns,
-    asked: Wanted,
+    wanted: Wanted,
     goal: Goal,
     memory: RecomputedMemory,
     tried: _Tried,
@@ -306,7 +308,7 @@ def _result(
 ) -> PlannedRecompute:
     found, extra = tried.found, tried.extra
     timeline = memory.timeline(found.dropped)
-    notes = list(_notes(runs, asked, goal, found, left_alone))
+    notes = list(_notes(runs, wanted, goal, found, left_alone))
     if INSIDE in timeline.estimates:
         notes.append(f"The peak is an estimate: {INSIDE}.")
     if not found.dropped:
@@ -340,17 +342,17 @@ def _result(
         recording_ns=runs.recording_ns,
         ratio=tried.ratio,
         banned=runs.reasons,
-        wanted=asked,
+        wanted=wanted,
         estimates=runs.estimates,
     )
 
 
-def _notes(runs: _AnyRuns, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
+def _notes(runs: _AnyRuns, wanted: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
     peak = found.levels.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
         lowest = "; this is the lowest peak found" if left_alone is None else ""
-        if lowest and asked.overhead < math.inf:
-            lowest += f" within {percent_text(asked.overhead)} of a step's time"
+        if lowest and wanted.overhead < math.inf:
+            lowest += f" within {percent_text(wanted.overhead)} of a step's time"
         yield f"The budget of {both_units(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best plan until then."

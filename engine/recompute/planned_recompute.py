@@ -353,8 +353,8 @@ def explored(plan: PlannedRecompute, seconds: float) -> PlanFrontier:
     began = perf_counter()
     memory = plan.memory
     nothing = FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0)
-    asked = FoundDrops(plan.dropped, memory.levels_if_dropped(plan.dropped), 0, 0.0)
-    found = [nothing, asked]
+    current = FoundDrops(plan.dropped, memory.levels_if_dropped(plan.dropped), 0, 0.0)
+    found = [nothing, current]
     whole = sum(each.replay_ns for each in memory.storages if each.droppable)
     lowest = {}
     for products in (False, True):

@@ -11,7 +11,7 @@ from enum import Enum
 from ..memory.lifetimes import Category
 from ..memory.task_memory import Footprint, Footprints, StartStorage
 from ..memory.timeline import Timeline
-from .droppable_storages import FOR_REPLAY, RecomputeStorage
+from .droppable_storages import FOR_RECOMPUTATION, RecomputeStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class RecomputedMemory:
         found: list[int] = []
         after = 0
         for place, transient, shift, retained in run.places():
+            # Tasks between two positions with changes are all shifted by the same bytes.
             if run.shift_before:
                 found.extend([peak + run.shift_before for peak in peaks[after:place]])
             else:
@@ -135,6 +136,7 @@ class RecomputedMemory:
             if not retained:
                 highest = max(highest, peaks[place] + shift)
             else:
+                # The plain backward frees these within the task; from each such event on the level is higher here.
                 begin = starts[place]
                 for event, nbytes in sorted((self._freed_at[number], nbytes) for number, nbytes in retained):
                     highest = max(highest, max(levels[begin : event + 1]) + shift)
@@ -199,6 +201,7 @@ class _Run:
         for number in dropped:
             each = storages[number]
             shift += state_bytes(storages, dropped, number)
+            # A storage that something else holds stays alive, so dropping it frees nothing.
             if each.start >= 0 and not memory.held[number]:
                 shift -= each.nbytes
             for need in each.needs:
@@ -230,9 +233,13 @@ class _Run:
             numbers = by_place[place]
             self._place = place
             self.shift_before = self._highest = self.shift
+            # A node unpacks its saved tensors before it computes (the generated apply() functions, Functions.cpp), so
+            # recomputation comes before the task's own allocations.
             for number in numbers:
                 if number in self.dropped and number not in self._made:
                     self._replay(number)
+            # The engine releases saved tensors after the node has run (Engine::evaluate_function in engine.cpp calls
+            # release_variables()), so what was recomputed is alive until the last task that saved it has run.
             retained = []
             after = self.shift
             for number in numbers:
@@ -268,7 +275,7 @@ class _Run:
         for sibling in each.siblings:
             if sibling in self.dropped and sibling not in made and holders[sibling]:
                 born.append(sibling)
-            else:
+            else:  # an output that nothing needs is freed as soon as the call returns
                 extra += storages[sibling].nbytes
         self.replay_ns += each.replay_ns
         for one in born:
@@ -340,14 +347,16 @@ def recomputed_footprints(memory: RecomputedMemory, dropped: Iterable[int], foot
     keepers = {number: list(start.keepers) for number, start in enumerate(footprints.start)}
     for number in retained:
         if number not in run.dropped:
-            keepers[storages[number].start].append((order[frees[number]], FOR_REPLAY))
+            keepers[storages[number].start].append((order[frees[number]], FOR_RECOMPUTATION))
     start = [
         replace(each, keepers=tuple(keepers[number]))
         for number, each in enumerate(footprints.start)
         if number not in gone
     ]
     start += [
-        StartStorage(storages[number].nbytes, ((order[frees[number]], FOR_REPLAY),), False, storages[number].made_by)
+        StartStorage(
+            storages[number].nbytes, ((order[frees[number]], FOR_RECOMPUTATION),), False, storages[number].made_by
+        )
         for number in sorted(run.needed)
         if storages[number].start < 0 and number in frees
     ]
@@ -459,7 +468,7 @@ class _Writer:
             dies = (self._number_by_storage if event is _Event.GONE else self._state_of)[number]
             self._events.append(~dies)
             if dies < self._before and dies not in self._saved:
-                self._saved[dies] = ((self._plain.order[place], FOR_REPLAY),)
+                self._saved[dies] = ((self._plain.order[place], FOR_RECOMPUTATION),)
 
     def copy(self, index: int, skipped: bool) -> None:
         """Copy an event of the plain backward."""

@@ -100,17 +100,17 @@ class recompute:
                 "ts.recompute(budget=0.5)"
             )
         wanted: dict[str, Any] = {"budget": budget, "overhead": overhead, "seconds": seconds, "model": model}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        if plan is not None and given:
+        options = {name: value for name, value in wanted.items() if value is not None}
+        if plan is not None and options:
             raise ValueError(
-                f"ts.recompute expects either a plan or {', '.join(given)}, not both; pass {', '.join(given)} to "
+                f"ts.recompute expects either a plan or {', '.join(options)}, not both; pass {', '.join(options)} to "
                 "ts.plan_recompute instead"
             )
-        Wanted.of(budget, overhead)
+        Wanted.of(budget, overhead)  # raises for invalid arguments here, not at the first call
         if seconds is not None:
             expect_seconds(seconds)
         expect_model(model)
-        self._plan_for: Callable[[MakeLoss], RecomputePlan] = partial(plan_recompute, **given)
+        self._plan_for: Callable[[MakeLoss], RecomputePlan] = partial(plan_recompute, **options)
         self.plan = plan
         self._block = None if plan is None else apply_plan(plan)
 
@@ -158,6 +158,7 @@ class recompute:
             return function(*args, **kwargs)
         if self.plan is None:
             refuse_transforms("ts.recompute")
+            # Planning calls the function some twenty times; the call that counts follows below, under the plan.
             _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plan_for(lambda: _loss_in(_called(function, args, kwargs)))
         self._block = apply_plan(self.plan)

@@ -386,9 +386,9 @@ def _undisturbed() -> Iterator[None]:
 
 def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:
     """Return the generator an operator draws from: its `generator` argument, or that of its device."""
-    given = kwargs.get("generator")
-    if isinstance(given, torch.Generator):
-        return given
+    generator = kwargs.get("generator")
+    if isinstance(generator, torch.Generator):
+        return generator
     tensor = next(tensors_of((args, kwargs)), None)
     device = tensor.device if tensor is not None else torch.device(kwargs.get("device") or "cpu")
     return generator_of(device)

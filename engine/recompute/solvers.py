@@ -231,12 +231,13 @@ def _greedy(memory: RecomputedMemory, units: list[frozenset[int]], limit_ns: flo
 
     queue = [(rank(unit), place) for place, unit in enumerate(units)]
     heapify(queue)
-    looks = 20 * len(units)
+    looks = 20 * len(units)  # limit of revaluations
     while queue:
         _, place = heappop(queue)
         saved, ns = worth(units[place])
         if saved <= 0 or spent + ns > limit_ns:
             continue
+        # A group's value changes as others are dropped: take it only if it is still the best in the queue.
         now = -saved / (ns + 1.0)
         looks -= 1
         if queue and now > queue[0][0] and looks > 0:
@@ -284,10 +285,10 @@ def search(
     searching = _Search(memory, goal, random.Random(seed), first.dropped)
     interrupted = False
     try:
-        with collector_paused():
+        with collector_paused():  # choices are many small objects without reference cycles
             while not searching.done and (evaluations is None or searching.tried < evaluations):
                 searching.try_move()
-                if not searching.tried & 15:
+                if not searching.tried & 15:  # read the clock every 16 moves
                     now = perf_counter()
                     if now - began >= seconds:
                         break
@@ -407,6 +408,7 @@ class _Search:
         energy = self._energy_of(known)
         share = (self.tried - self._round_starts) / (self._round_ends - self._round_starts)
         warmth = _WARMEST * (_COLDEST / _WARMEST) ** share
+        # A worse choice is accepted with a probability that falls with the temperature (Metropolis criterion).
         if energy > self._energy and self._draw.random() >= exp((self._energy - energy) / warmth):
             return
         self._dropped, self._now, self._energy = dropped, known, energy

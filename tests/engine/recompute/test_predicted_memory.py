@@ -16,7 +16,7 @@ from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.memory.task_memory import Footprints
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.planning.simulate import simulate
-from tapescope.engine.recompute.droppable_storages import FOR_REPLAY, footprints_for, recompute_storages
+from tapescope.engine.recompute.droppable_storages import FOR_RECOMPUTATION, footprints_for, recompute_storages
 from tapescope.engine.recompute.predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises
@@ -135,7 +135,9 @@ def test_a_chain_is_replayed_from_what_is_newly_kept() -> None:
     found = memory.levels_if_dropped(drop)
     assert found.start_bytes == memory.plain.start_bytes - 2 * KB
     timeline = memory.timeline(drop)
-    kept = [number for number in range(timeline.before) if timeline.saved.get(number, ((0, ""),))[0][1] == FOR_REPLAY]
+    kept = [
+        number for number in range(timeline.before) if timeline.saved.get(number, ((0, ""),))[0][1] == FOR_RECOMPUTATION
+    ]
     (newly,) = kept
     first = timeline.order.index(memory.storages[sigmoid].keepers[0])
     assert timeline.storage(newly).died == first  # all three are made there, the first of it, and then nobody needs it
