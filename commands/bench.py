@@ -106,18 +106,22 @@ def _add_recompute(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="of `tapescope workloads`, or a function of yours (eight, from an RNN to ResNet-152)",
+        help="from `tapescope workloads`, or your own function (default: eight, from an RNN to ResNet-152)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="how large ready models are; desk is between, what two cores step in seconds (desk)",
+        help="size of ready models; a step of desk takes two cores seconds (default: desk)",
     )
-    recompute.add_argument("--device", metavar="NAME", help="where ready models live, such as cuda (cpu)")
-    recompute.add_argument("--repetitions", type=int, default=5, metavar="N", help="how often each is timed (5)")
-    recompute.add_argument("--seconds", type=float, default=5.0, metavar="S", help="for each search for a plan (5)")
-    recompute.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes minutes")
-    recompute.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and figures, too")
+    recompute.add_argument("--device", metavar="NAME", help="device of ready models, such as cuda (default: cpu)")
+    recompute.add_argument(
+        "--repetitions", type=int, default=5, metavar="N", help="timed steps of each way (default: 5)"
+    )
+    recompute.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (default: 5)"
+    )
+    recompute.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
+    recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
     recompute.set_defaults(command=_bench_recompute)
 
 

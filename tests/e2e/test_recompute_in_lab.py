@@ -1,4 +1,4 @@
-"""A recomputed backward stepped in a notebook: what replays were planned to take, and what they took."""
+"""A forward under a plan, stepped in a notebook: planned and measured recompute times."""
 
 from __future__ import annotations
 
