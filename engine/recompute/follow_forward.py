@@ -154,7 +154,7 @@ def state_of(plan: RecomputePlan) -> PlanState:
 
 
 class _NoBytesError(Exception):
-    """A tensor has no storage of its own, such as a sparse one."""
+    """Raised for a tensor without a storage of its own, such as a sparse tensor."""
 
 
 class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
@@ -185,9 +185,8 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
         # old; so each entry holds its bytes, or a FollowedStorage, which reserves the address without the memory.
         self._known: dict[int, tuple[FollowedStorage | None, Bytes]] = {}
         self._written: list[tuple[Bytes, Tensor | None]] = []  # by the last operation; versions not noted yet
-        self._originals: dict[
-            Bytes, tuple[torch.UntypedStorage, list[View]]
-        ] = {}  # of unverified storages, for comparison
+        # Of unverified storages, to compare the recomputed bits with.
+        self._originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]] = {}
         self._others_leaves: dict[int, FollowedStorage] = {}  # by address
         self._doubt: str | None = None  # the deviation, until it is known whether this is another model
         myself = weakref.ref(self)  # nodes hold the hooks, which must not hold the follower and its tensors
@@ -425,7 +424,8 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
         """End the forward: recompute unverified storages once, and expect the next forward."""
         self.note_versions()
         self._decide(last=True)
-        if not self.differs and self.place == len(self._state.operators):  # an equal model
+        # The forward ran as planned, so its parameters may be those of an equal model: accept them from now on.
+        if not self.differs and self.place == len(self._state.operators):
             self._state.leaves.update(self._others_leaves)
         self._others_leaves.clear()
         if not self.differs and self.place:
