@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.ready_workload import Size, Workload
-    from ..engine.studies.recompute_study import MirrorStudy
+    from ..engine.studies.recompute_study import RecomputeStudy
     from ..engine.studies.studied_orders import OrderStudy
     from .user_script import UserError
 
-_Study = TypeVar("_Study", bound="AccumulationStudy | MirrorStudy")
+_Study = TypeVar("_Study", bound="AccumulationStudy | RecomputeStudy")
 _TARGET = "WORKLOAD | SCRIPT.py:FUNCTION"
 
 
@@ -35,7 +35,7 @@ def add_bench(commands: Commands) -> None:
     benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
     _add_orders(benches)
     _add_accumulation(benches)
-    _add_mirroring(benches)
+    _add_recompute(benches)
 
 
 def _add_orders(benches: Commands) -> None:
@@ -93,7 +93,7 @@ def _add_accumulation(benches: Commands) -> None:
     accumulation.set_defaults(command=_bench_accumulation)
 
 
-def _add_mirroring(benches: Commands) -> None:
+def _add_recompute(benches: Commands) -> None:
     recompute = benches.add_parser(
         "recompute",
         help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.recompute",
@@ -106,19 +106,23 @@ def _add_mirroring(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="one of `tapescope workloads`, or a function that returns the loss (eight, from an RNN to ResNet-152)",
+        help="from `tapescope workloads`, or your own function (default: eight, from an RNN to ResNet-152)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="size of built-in workloads; desk is in between, so that two CPU cores run a step in seconds (desk)",
+        help="size of ready models; a step of desk takes two cores seconds (default: desk)",
     )
-    recompute.add_argument("--device", metavar="NAME", help="device of built-in workloads, such as cuda (cpu)")
-    recompute.add_argument("--repetitions", type=int, default=5, metavar="N", help="number of timed repetitions (5)")
-    recompute.add_argument("--seconds", type=float, default=5.0, metavar="S", help="time limit of each plan search (5)")
-    recompute.add_argument("--no-compile", action="store_true", help="skip torch.compile, which takes minutes")
+    recompute.add_argument("--device", metavar="NAME", help="device of ready models, such as cuda (default: cpu)")
+    recompute.add_argument(
+        "--repetitions", type=int, default=5, metavar="N", help="timed steps of each way (default: 5)"
+    )
+    recompute.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (default: 5)"
+    )
+    recompute.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
     recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
-    recompute.set_defaults(command=_bench_mirroring)
+    recompute.set_defaults(command=_bench_recompute)
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
@@ -179,12 +183,12 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     return _bench_one_by_one(studies, save_studies, options, console)
 
 
-def _bench_mirroring(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.studies.recompute_study import STUDIED, mirror_study, save_studies
+def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.recompute_study import STUDIED, recompute_study, save_studies
 
-    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[MirrorStudy]:
+    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[RecomputeStudy]:
         for each in _programs(options, STUDIED, ("size", "device"), scripts):
-            yield mirror_study(
+            yield recompute_study(
                 each,
                 size=options.size or "desk",
                 device=options.device or "cpu",
@@ -293,7 +297,7 @@ def _raised(error: UserError) -> int:
     return script_raised(error.error, f"your function raised {type(error.error).__name__}")
 
 
-def _print_study_of_one(study: AccumulationStudy | MirrorStudy, console: Console) -> None:
+def _print_study_of_one(study: AccumulationStudy | RecomputeStudy, console: Console) -> None:
     console.print(study.title, style="bold", markup=False)
     about = " · ".join(filter(None, (study.workload.title, study.workload.source)))
     console.print(f"{about}\n", style="dim", markup=False)

@@ -14,7 +14,7 @@ from tapescope.engine.api.time_backwards import Spread
 from tapescope.engine.studies.accumulation_study import BY_HAND, PYTORCH, accumulation_study
 from tapescope.engine.studies.order_study import order_study
 from tapescope.engine.studies.ready_workload import own_program
-from tapescope.engine.studies.recompute_study import BLOCKS, COMPILED, NOTHING, mirror_study
+from tapescope.engine.studies.recompute_study import BLOCKS, COMPILED, NOTHING, recompute_study
 from tapescope.tests.says import Snapshots, raises, says
 
 _SCRIPT = """
@@ -84,7 +84,7 @@ def test_accumulation_is_against_pytorchs_engine(script: str, capsys: pytest.Cap
     assert BY_HAND not in printed and "…" not in printed
 
 
-def test_mirroring_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recomputation_finds_the_blocks(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("recompute", script, "--no-compile", "--seconds", "0.2", "--json") == 0
     (study,) = json.loads(capsys.readouterr().out)["studies"]
     assert [row["way"] for row in study["rows"]][:2] == [NOTHING, BLOCKS]
@@ -120,7 +120,7 @@ def test_the_program_is_afterwards_as_it_was() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     order_study([program], repetitions=1)
     accumulation_study(program, repetitions=1)
-    mirror_study(program, repetitions=1, seconds=0.1, compiled=False)
+    recompute_study(program, repetitions=1, seconds=0.1, compiled=False)
     assert scale.grad is grad and bool((grad == 7).all())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -132,13 +132,13 @@ def test_a_study_of_it_has_no_size_and_is_against_pytorch(snapshot: Snapshots) -
     study = accumulation_study(program, repetitions=1)
     assert study.size is None and study.reference == PYTORCH and study.ratio(PYTORCH) == 1 and study.title[:3] == "own"
     with raises(ValueError, "own", "'batch'") as refused:
-        mirror_study(program, batch=3)
+        recompute_study(program, batch=3)
     snapshot("bench", refused.value)
 
 
 def test_a_forward_of_several_modules_is_not_compiled(snapshot: Snapshots) -> None:
     one, other, x = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1), torch.randn(2, 4)
-    study = mirror_study(own_program(lambda: other(one(x)).sum(), "two"), repetitions=1, seconds=0.1)
+    study = recompute_study(own_program(lambda: other(one(x)).sum(), "two"), repetitions=1, seconds=0.1)
     assert COMPILED not in study
     snapshot("bench", study.refused[COMPILED])
     assert one.weight.grad is None

@@ -44,14 +44,14 @@ def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
 def test_an_interrupt_keeps_what_is_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, snapshot: Snapshots
 ) -> None:
-    study = module.mirror_study
+    study = module.recompute_study
 
     def interrupted(found, **given):
         if found.name == "gpt2":
             raise KeyboardInterrupt
         return study(found, **given)
 
-    monkeypatch.setattr(module, "mirror_study", interrupted)
+    monkeypatch.setattr(module, "recompute_study", interrupted)
     assert bench("rnn", "gpt2") == 130
     printed, told = capsys.readouterr()
     assert printed.startswith("rnn: batch=4") and "gpt2" not in printed

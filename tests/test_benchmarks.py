@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent / "benchmarks"
 MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
-    *("mirroring", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps", "loop_page"),
+    *("recompute", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps", "loop_page"),
     "compare_page",
 )
 
@@ -80,7 +80,7 @@ def test_the_page_of_a_loop_is_opened_and_zoomed_in_a_browser(benchmarks: Module
     assert opened.goal == 1000 and zoomed.goal == 33 and min(opened.measured, zoomed.measured) > 0
 
 
-def test_a_mirror_plan_of_echos_size_is_made_without_its_memory(benchmarks: ModuleType) -> None:
+def test_a_recompute_plan_of_echos_size_is_made_without_its_memory(benchmarks: ModuleType) -> None:
     plain, *planned, taken = benchmarks.BENCHMARKS["echo"](benchmarks.Effort(repetitions=1, tiny=True))
     assert [each.measured <= plain.measured for each in planned] == [True] * 5
     assert all("an estimate" in each.note for each in planned) and "Echo: 6 %" in planned[1].note
@@ -183,30 +183,30 @@ def test_products_as_one_are_timed_and_counted_beside_each_by_itself(
 
 
 @pytest.mark.slow
-def test_mirroring_is_held_against_checkpoints_and_its_predictions(
+def test_recomputation_is_held_against_checkpoints_and_its_predictions(
     benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     effort = benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path)
-    rows = {row.what: row for row in benchmarks.BENCHMARKS["mirroring"](effort)}
+    rows = {row.what: row for row in benchmarks.BENCHMARKS["recompute"](effort)}
     assert rows[f"unet: time, {BLOCKS} / {NOTHING}"].measured > 0
     assert "mutated" in rows[f"unet: {SELECTIVE}"].outcome
-    assert rows[f"unet: the higher peak of both mirrors / {NOTHING}"].measured <= 1
+    assert rows[f"unet: the higher peak of both recompute plans / {NOTHING}"].measured <= 1
     assert rows["unet: predicted peak off by"].goal == 0.5
-    assert rows[f"unet: peak, mirror / {BLOCKS}"].goal == 1.0
-    assert (tmp_path / "mirroring-cpu.html").exists()
+    assert rows[f"unet: peak, recompute / {BLOCKS}"].goal == 1.0
+    assert (tmp_path / "recompute-cpu.html").exists()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (row,) = benchmarks.BENCHMARKS["mirroring_cuda"](effort)
+    (row,) = benchmarks.BENCHMARKS["recompute_cuda"](effort)
     assert row.outcome == "no CUDA here"
 
 
 @pytest.mark.gpu
-def test_mirroring_is_measured_on_cuda(benchmarks: ModuleType, tmp_path: Path) -> None:
+def test_recomputation_is_measured_on_cuda(benchmarks: ModuleType, tmp_path: Path) -> None:
     rows = {
         row.what: row
-        for row in benchmarks.BENCHMARKS["mirroring_cuda"](benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path))
+        for row in benchmarks.BENCHMARKS["recompute_cuda"](benchmarks.Effort(repetitions=1, tiny=True, folder=tmp_path))
     }
     assert rows[f"unet: {NOTHING}"].measured > 0
-    assert rows[f"unet: the higher peak of both mirrors / {NOTHING}"].measured <= 1
+    assert rows[f"unet: the higher peak of both recompute plans / {NOTHING}"].measured <= 1
 
 
 @pytest.mark.gpu

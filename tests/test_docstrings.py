@@ -33,7 +33,7 @@ INSIDE = {
     "GraphOrder",
     "Label",
     "LeafState",
-    "MirroredMemory",
+    "RecomputedMemory",
     "ModuleFlow",
     "Moment",
     "Outline",

@@ -100,7 +100,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "data that needs no gradient": (lambda: ts.debug(make_loss(), inputs=[torch.ones(2)]), ("inputs", "(2,)")),
     "a run's verb": (lambda: ts.backward(make_loss()).save("/nowhere/x.tape.json"), ("nowhere",)),
     "a size that is none": (lambda: ts.workload("rnn").build("smal"), ("'smal'", "rnn", "small", "full")),  # type: ignore[arg-type]
-    "a missing plan": (lambda: ts.types.RecomputePlan.load("nowhere.mirror"), ("nowhere.mirror",)),
+    "a missing plan": (lambda: ts.types.RecomputePlan.load("nowhere.json"), ("nowhere.json",)),
     "a missing file": (lambda: ts.load("nowhere.tape.json"), ("nowhere.tape.json",)),
 }
 """What is done wrong, and facts of what is said to it."""

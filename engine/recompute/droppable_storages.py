@@ -1,4 +1,4 @@
-"""The storages of a forward: what dropping each of them saves, and what making it again takes."""
+"""The storages of a forward: the memory saved by dropping each of them, and the cost of recomputing it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,44 @@ from ..memory.simulation import difference
 from ..memory.task_memory import Footprints
 from ..memory.timeline import Maker
 
-FOR_REPLAY = "for a replay"
-"""The slot of what a node keeps though its own formula does not read it: a replay of what it dropped does."""
+FOR_RECOMPUTATION = "for recomputation"
+"""The slot name of a storage that a node keeps only because recomputation reads it."""
 
 _UNKNOWN = Maker(None, None, None)
-_STATE_BYTES = 5_056  # of the CPU's generator (torch.get_rng_state)
-_ALLOCATE_INSIDE = ("scaled_dot_product", "_safe_softmax")  # in aten's names
-_PRODUCTS = ("mm", "mv", "dot", "linear", "convolution", "attention", "einsum", "rnn", "lstm", "gru")  # in aten's names
+_STATE_BYTES = 5_056  # of the state of the CPU's generator (torch.get_rng_state)
+_ALLOCATE_INSIDE = ("scaled_dot_product", "_safe_softmax")  # parts of ATen operator names
+_PRODUCTS = (
+    "mm",
+    "mv",
+    "dot",
+    "linear",
+    "convolution",
+    "attention",
+    "einsum",
+    "rnn",
+    "lstm",
+    "gru",
+)  # parts of ATen names
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorStorage:
-    """A storage of the forward: what dropping it saves, and what computing it again takes.
+class RecomputeStorage:
+    """A storage of the forward, with the memory saved by dropping it and the cost of recomputing it.
 
     Attributes:
         nbytes: its size.
-        keepers: the tasks whose nodes keep it, each once, ascending. Empty: no backward needs it itself.
-        needs: the numbers of the storages that its replay reads, without itself and what was there before the forward.
-        replay_ns: what its replay takes.
-        extra_bytes: what its replay allocates besides and frees at once: outputs that nobody needs again.
-        state_bytes: what is kept of random generators until it is replayed, so that they draw the same again.
-        siblings: the numbers of other outputs of the same operation, that one call makes with it.
-        start: its number among what is alive as the plain backward starts; -1: it is not.
-        droppable: whether it can be computed again.
-        product: whether its replay has a matrix product or a convolution in it.
-        kind: equal for storages that are made in the same way, as by the layers of a stack.
-        made_by: what made it.
-        allocates_inside: whether the kernels of its replay take memory for themselves of which nothing is known.
+        keepers: ids of the tasks whose nodes save it, ascending and distinct; empty if no node saves it.
+        needs: numbers of the storages that its recomputation reads, except itself and those from before the forward.
+        replay_ns: time of its recomputation.
+        extra_bytes: memory that its recomputation allocates and frees at once, for outputs that are not needed again.
+        state_bytes: size of the random generator's state that is kept until it is recomputed.
+        siblings: numbers of the other outputs of the same operation; one call computes them all.
+        start: its number among the storages alive when the plain backward starts; -1 if it is not alive then.
+        droppable: whether it can be recomputed.
+        product: whether its recomputation runs a matrix product or a convolution.
+        kind: equal for storages that are computed in the same way, such as those of the layers of a stack.
+        made_by: the task or module that made it.
+        allocates_inside: whether the kernels of its recomputation allocate workspace of unknown size.
     """
 
     nbytes: int
@@ -56,37 +67,40 @@ class MirrorStorage:
 
 
 def footprints_for(program: ForwardProgram, measured: Footprints) -> Footprints:
-    """The footprints of a run of the recorded forward, `ts.profile(...).footprints`, as those of the recorded graph.
+    """Return footprints measured in a run of the forward (`ts.profile(...).footprints`) for the recorded graph.
 
     Raises:
-        ValueError: they are another graph's.
+        ValueError: if they belong to a different graph.
     """
     if (other := difference(program.graph, measured.graph)) is not None:
         raise ValueError(
-            f"the measured run has another graph than the recorded forward: {other}. Either the forward runs other "
-            "operations each time, or it takes derivatives of operations such as prod(), which torch computes in "
-            "another way while operations are recorded; neither can be planned for"
+            f"the graph of the measured run differs from that of the recorded forward: {other}. Either the forward "
+            "runs different operations each time, or it differentiates operations such as prod(), which torch computes "
+            "differently while operations are recorded; neither can be planned"
         )
     return replace(measured, graph=program.graph)
 
 
-def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: float = 10_000.0) -> list[MirrorStorage]:
-    """The storages of a recorded forward, found again in what a measured backward of the same forward starts with.
+def recompute_storages(
+    program: ForwardProgram, footprints: Footprints, call_ns: float = 10_000.0
+) -> list[RecomputeStorage]:
+    """Return the storages of a recorded forward, matched with the storages a measured backward of it starts with.
 
-    What was there before the forward costs nothing to read again, and is in no `needs`. What a node keeps and the
-    measured backward does not know is not dropped.
+    Storages from before the forward cost nothing to read again and are in no `needs`. A storage that a node saves but
+    that the measured backward does not contain is not droppable.
 
     Args:
-        program: the forward.
-        footprints: those of a run of it, see `footprints_for`.
-        call_ns: what running an operation again takes besides the operation itself.
+        program: the recorded forward.
+        footprints: the footprints of a run of it; see `footprints_for`.
+        call_ns: time to run an operation again in addition to the operation itself.
     """
+    # Both runs number their storages differently. The slots that save a storage, and its size, identify it in both.
     starts: dict[tuple[frozenset[tuple[int, str]], int], list[int]] = {}
     for number in reversed(range(len(footprints.start))):
         there = footprints.start[number]
         starts.setdefault((frozenset(there.keepers), there.nbytes), []).append(number)
     kinds: dict[object, int] = {}
-    found: list[MirrorStorage] = []
+    found: list[RecomputeStorage] = []
     for each in program.storages:
         made = each.made_by is not None
         matching = starts.get((frozenset(each.saved_by), each.nbytes)) if each.saved_by and made else None
@@ -96,7 +110,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
         names = tuple(operation.name for operation in operations)
         siblings, extra = _made_with(program, each)
         found.append(
-            MirrorStorage(
+            RecomputeStorage(
                 each.nbytes,
                 tuple(sorted({task for task, _ in each.saved_by})) if start >= 0 else (),
                 tuple(dict.fromkeys(read.storage for operation in operations for read in operation.reads)),
@@ -114,6 +128,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
                 any(map(_allocates_inside, operations)),
             )
         )
+    # These are alive throughout the backward, so recomputation may read them at no cost in memory.
     lasting = {
         number
         for number, (each, storage) in enumerate(zip(program.storages, found, strict=True))
@@ -126,7 +141,7 @@ def mirror_storages(program: ForwardProgram, footprints: Footprints, call_ns: fl
 
 
 def _allocates_inside(operation: ForwardOperation) -> bool:
-    """Whether its kernel takes memory for itself that is not known: attention; oneDNN's products in half precision."""
+    """Return whether its kernel allocates unknown workspace: attention, or a product in half precision with oneDNN."""
     if any(inside in operation.name for inside in _ALLOCATE_INSIDE):
         return True
     half = any(read.view.dtype in (torch.bfloat16, torch.float16) for read in operation.reads)
@@ -134,7 +149,7 @@ def _allocates_inside(operation: ForwardOperation) -> bool:
 
 
 def _made_with(program: ForwardProgram, storage: ForwardStorage) -> tuple[tuple[int, ...], int]:
-    """What else the operation that made it makes: what one call makes whole, and the bytes of the others."""
+    """Return the storages computed by the same call, and the bytes of those that later operations also write to."""
     siblings: list[int] = []
     extra = 0
     if storage.made_by is not None:

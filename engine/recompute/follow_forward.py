@@ -1,4 +1,4 @@
-"""Following a forward along its plan: what is dropped, and what stands for it in the nodes that save it."""
+"""Following a forward along its plan: the storages it drops, and their substitutes in the nodes that save them."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from .replay_operations import (
 )
 
 Packed = Saved | tuple[Tensor, int]
-"""What stands for a saved tensor: its bytes, to be made again, or it itself with the version that it had."""
+"""The packed form of a saved tensor: a recomputable storage and a view of it, or the tensor itself and its version."""
 
 Function = Callable[..., Any]
-"""What a TorchFunctionMode is called with: `torch.nn.functional.linear`."""
+"""A function that a TorchFunctionMode intercepts, such as `torch.nn.functional.linear`."""
 
 
-class MirrorTally(ReplayTally):
-    """Counts what is dropped, too.
+class RecomputeTally(ReplayTally):
+    """Counts of dropped and recomputed storages.
 
     Attributes:
-        forwards: how many ran as planned.
-        dropped: how many storages that nodes save were let go of; dropped_bytes: their sizes.
-        notes: what did not go as planned, in sentences.
+        forwards: number of forwards that ran as planned.
+        dropped, dropped_bytes: number and size of the saved storages that were dropped.
+        notes: deviations from the plan, as sentences.
     """
 
     def __init__(self) -> None:
@@ -76,14 +76,14 @@ class MirrorTally(ReplayTally):
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call of a torch function in the planned forward: `torch.nn.functional.linear`.
+    """A call of a torch function in the planned forward, such as `torch.nn.functional.linear`.
 
     Attributes:
-        function: what is called.
-        begin, end: its operations' places in the plan.
-        drops: some of what they make is dropped, or they write into such.
-        saves: its nodes save something that is dropped.
-        writes: its operations may write into an argument.
+        function: the function.
+        begin, end: the range of its operations in the plan.
+        drops: whether one of them makes a dropped storage or writes to one.
+        saves: whether its nodes save a dropped storage.
+        writes: whether its operations may write to an argument.
     """
 
     function: Function
@@ -96,12 +96,12 @@ class PlannedCall:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCalls:
-    """The calls in which the planned forward runs its operations, or as much of it as is in the `with` block.
+    """The calls that run the operations of the planned forward, as far as it is inside the `with` block.
 
     Attributes:
-        calls: those of functions that run operations with gradients, in order.
-        others: the functions which it calls besides, such as those that read a shape.
-        saves_between: custom Functions save something that is dropped.
+        calls: calls of functions that run operations with gradients, in order.
+        others: all other functions that it calls, such as those that read a shape.
+        saves_between: whether custom Functions save a dropped storage outside of these calls.
     """
 
     calls: tuple[PlannedCall, ...]
@@ -110,16 +110,17 @@ class PlannedCalls:
 
 
 class PlanState:
-    """What is known of a plan besides what it says.
+    """What the forwards so far have shown about a plan, shared by all its `with` blocks.
 
     Attributes:
-        operators: what it expects to run.
-        drops: by place among them, what is let go of: (output, number of the storage).
-        unverified: the storages that were never made again.
-        banned: those that are kept all the same, with the reason.
-        matched: a forward has run as planned.
-        leaves: by address the storages of the parameters that it used.
-        calls: in which calls it ran; None: that is not known, or no way to follow it.
+        operators: the operators of the planned forward, in order.
+        drops: by position of the operator, the (output, storage number) pairs to drop.
+        unverified: storages that have not been recomputed and compared yet.
+        banned: storages that are kept although the plan drops them, with the reason.
+        matched: whether a forward has run as planned.
+        leaves: the storages of the parameters of that forward, by address.
+        calls: the calls that ran its operations; None if unknown or if calls cannot identify the operations.
+        names: the names of the operators.
     """
 
     def __init__(self, plan: RecomputePlan) -> None:
@@ -153,24 +154,24 @@ def state_of(plan: RecomputePlan) -> PlanState:
 
 
 class _NoBytesError(Exception):
-    """A tensor has no bytes of its own."""
+    """Raised for a tensor without a storage of its own, such as a sparse tensor."""
 
 
-class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
-    """Follows the forwards of one `with` block along their plan, operation by operation while it is open.
+class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
+    """Dispatch mode that follows the forwards of one `with` block along their plan, operation by operation.
 
     Attributes:
-        hooks: what stands for saved tensors while they are open, too.
-        place: of the next operation in the plan.
-        call: of the next call, where calls are followed.
-        differs: the forward is not the planned one; from there on all is kept.
-        between: one forward has run, and the next has not begun.
-        is_planned_model: whether the parameters seen in this forward are the plan's; None: none was seen.
-        drops, saves, writes: an operation dropped something or wrote into such; a dropped one was saved; an operation
-            may have written into an argument. For whoever sets them to False.
+        hooks: the saved-tensor hooks that replace dropped tensors.
+        place: the position of the next operation in the plan.
+        call: the position of the next call, if calls are followed.
+        differs: whether the forward has deviated from the plan; everything is kept from there on.
+        between: whether one forward has ended and the next one has not begun.
+        is_planned_model: whether this forward uses the parameters of the planned model; None if none was seen yet.
+        drops, saves, writes: whether, since the caller reset them, an operation dropped a storage or wrote to one, a
+            dropped storage was saved, or an operation may have written to an argument.
     """
 
-    def __init__(self, state: PlanState, tally: MirrorTally) -> None:
+    def __init__(self, state: PlanState, tally: RecomputeTally) -> None:
         super().__init__()
         self.place = 0
         self.call = 0
@@ -180,20 +181,22 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         self.drops = self.saves = self.writes = False
         self._state = state
         self._tally = tally
-        # By address, which can't become another's as long as the bytes are kept, or followed.
+        # By address. The allocator would reuse the address of a freed storage, and the new one would be taken for the
+        # old; so each entry holds its bytes, or a FollowedStorage, which reserves the address without the memory.
         self._known: dict[int, tuple[FollowedStorage | None, Bytes]] = {}
-        self._written: list[tuple[Bytes, Tensor | None]] = []  # by the operation before
-        self._originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]] = {}  # to compare with
-        self._others_leaves: dict[int, FollowedStorage] = {}  # by address, as those of the planned model
-        self._doubt: str | None = None  # how the forward differs, while it may be another model's
-        myself = weakref.ref(self)  # nodes keep the hooks, so these must keep nothing
+        self._written: list[tuple[Bytes, Tensor | None]] = []  # by the last operation; versions not noted yet
+        # Of unverified storages, to compare the recomputed bits with.
+        self._originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]] = {}
+        self._others_leaves: dict[int, FollowedStorage] = {}  # by address
+        self._doubt: str | None = None  # the deviation, until it is known whether this is another model
+        myself = weakref.ref(self)  # nodes hold the hooks, which must not hold the follower and its tensors
         self.hooks = saved_tensors_hooks(partial(_pack, myself), partial(_unpack, myself))
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._written:
             self.note_versions()
         state, drops = self._state, None
-        if torch.is_grad_enabled():  # else it is of a custom Function, or under no_grad: not planned
+        if torch.is_grad_enabled():  # else it runs in a custom Function or under no_grad, which plans do not contain
             if self.place == len(state.operators):
                 self.end()
             if not self.differs and state.operators and operator is state.operators[self.place]:
@@ -203,7 +206,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 self.place += 1
                 self.between = False
             elif not self.differs:
-                self._meet(operator, args)
+                self._deviate(operator, args)
             elif self._doubt is not None:
                 self.note_model(args)
         if traits_of(operator).may_write:
@@ -221,10 +224,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
     def _drop(
         self, drops: list[tuple[int, int]], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs an operation some of whose results are let go of."""
+        """Run an operation, some of whose outputs are dropped."""
         if self._state.banned:
             drops = [each for each in drops if each[1] not in self._state.banned]
-        early = not traits_of(operator).reads_nothing  # else what it is called with matters less than what it gives
+        early = not traits_of(operator).reads_nothing  # else its output says enough to recompute it
         call = self._call(operator, args, kwargs) if drops and early else None
         result = operator(*args, **kwargs)
         if drops and not early:
@@ -244,10 +247,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
     def _call(
         self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], into: Bytes | None = None
     ) -> FollowedCall | None:
-        """An operation as it may run again; None where it takes a tensor without bytes of its own, such as a sparse.
+        """Record a call so that it can run again; None if an argument has no storage of its own, such as a sparse one.
 
         Args:
-            into: what it writes into, if that was there before.
+            into: the existing storage that it writes to, if any.
         """
         try:
             return FollowedCall(operator, args, kwargs, partial(self._argument, into))
@@ -255,7 +258,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             return None
 
     def _argument(self, into: Bytes | None, tensor: Tensor) -> StorageView | Held:
-        """An argument of an operation that may run again. What is not dropped is held."""
+        """Return the recorded form of an argument. A tensor that is not dropped is held."""
         storage = bytes_below(tensor) if has_view(tensor) and not computes_itself(tensor) else None
         if storage is None:
             raise _NoBytesError
@@ -272,7 +275,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         return None if known is None else known[1]
 
     def knows_any(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether one of these tensors has bytes that are dropped, or that a replay reads."""
+        """Return whether one of these tensors is dropped or an input of recomputation."""
         for each in args:
             if isinstance(each, Tensor):
                 if self._find(each) is not None:
@@ -284,19 +287,19 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
     def _note_reader(self, reader: Bytes, call: FollowedCall) -> None:
         reference = weakref.ref(reader)
         for part in call.parts:
-            assert part.bytes is not None, "it is not what the call writes into"
+            assert part.bytes is not None, "parts exclude the storage that the call writes to"
             shown = part.view if isinstance(part, StorageView) else part.tensor
             part.bytes.readers.append((reference, shown))
 
     def _note_writes(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """What an operation is about to write into must not be missing later."""
+        """Prepare for an operation's writes: recompute or record now what could not be recomputed afterwards."""
         written = [args[0]] if traits_of(operator).writes_first else written_by(operator, args, kwargs)
         for tensor in written:
             found = self._find(tensor)
             if found is None:
                 continue
             self.drops = True
-            if found.is_behind(tensor):  # what replays make is what it was before
+            if found.is_behind(tensor):  # an unseen write came first: recomputation restores the older content
                 del self._known[tensor.untyped_storage()._cdata]
                 continue
             view = View.of(tensor)
@@ -304,9 +307,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
                 reader = reference()
                 if reader is None or reader.calls is None:
                     continue
-                # Two that are made of each other's parts could never be made again.
+                # The reader was computed from the old content, so it is recomputed while that is still there. It is so,
+                # too, if the written storage is itself dropped: each would need the other to be recomputed first.
                 if found.calls is not None or overlap(view_of(read), view, found.nbytes):
-                    bytes_of(reader)  # as long as what it is made of is there
+                    bytes_of(reader)
             if found.calls is not None:
                 again = torch.is_grad_enabled() and not self.differs and not moves_storage(operator)
                 call = self._call(operator, args, kwargs, found) if again and len(written) == 1 else None
@@ -320,27 +324,27 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             elif found.storage is not None and found.storage._cdata == tensor.untyped_storage()._cdata:
                 self._written.append((found, tensor))
                 found.note_write(view)
-            else:  # made again already: what is written is not those bytes any more
+            else:  # already recomputed: the tensor written to is no longer its storage
                 del self._known[tensor.untyped_storage()._cdata]
 
     def _forget_writes(self) -> None:
-        """The operation raised instead of writing."""
+        """Undo the records of the writes of an operation that raised."""
         for each, _ in self._written:
             each.writes.pop()
             if each.calls is not None:
                 each.calls.pop()
 
     def note_versions(self) -> None:
-        """What was written into is written."""
+        """Note the versions of the storages that the last operation wrote to."""
         for each, tensor in self._written:
             each.note_version(tensor)
         self._written.clear()
 
     def note_model(self, values: object) -> None:
-        """Whether the arguments of a call are parameters of the model that was planned for, or another's.
+        """Note whether the parameters among the arguments of a call belong to the planned model or to another.
 
         Raises:
-            ValueError: another's, in a forward that differs from the planned one.
+            ValueError: if this is the forward of another model and it deviates from the plan.
         """
         state = self._state
         leaves = _leaves(values)
@@ -355,43 +359,50 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             self._others_leaves.update(leaves)
         self._decide()
 
-    def _meet(self, operator: Operator, args: tuple[Any, ...]) -> None:
-        """The forward runs another operation than planned."""
+    def _deviate(self, operator: Operator, args: tuple[Any, ...]) -> None:
+        """Handle an operation other than the planned one; between forwards such operations are allowed."""
         if self.place == 0 and self.between:
             return
         if not self.is_planned_model:
             self.note_model(args)
-        self.differ(f"operation {self.place} is {operator}, planned was {self._state.names[self.place]}")
+        self.differ(f"operation {self.place} is {operator}, but the plan expects {self._state.names[self.place]}")
 
     def differ(self, how: str) -> None:
-        """From here on all is kept.
+        """Keep all saved tensors from here on.
+
+        Args:
+            how: how the forward deviates from the plan.
 
         Raises:
-            ValueError: it is another model's forward.
+            ValueError: if this is the forward of another model.
         """
         self.differs = True
-        self._doubt = f"the plan is for another forward: {how}"
+        self._doubt = f"the plan was made for a different forward: {how}"
         if not self._state.matched:
             self.is_planned_model = False
         self._decide()
 
     def _decide(self, last: bool = False) -> None:
-        """Refuses another model's forward, and warns of one that takes another way, as soon as it is known which."""
+        """Raise for a forward of another model, or warn that the planned model deviates, once either is certain.
+
+        Args:
+            last: whether the forward is over, so that no more parameters will be seen.
+        """
         if self._doubt is None or (self.is_planned_model is None and not last):
             return
         message, self._doubt = self._doubt, None
         if self.is_planned_model is False:
             raise ValueError(
-                f"{message}; plan again, with ts.plan_recompute, for this one. A trainer calls a model in a way of its "
-                "own: ts.recompute(budget=...) plans where it does"
+                f"{message}; plan again for this one with ts.plan_recompute. For a trainer, which calls the model in "
+                "its own way, use ts.recompute(budget=...)"
             )
-        note = f"From there on all is kept: {message}."
+        note = f"From there on all saved tensors are kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
-        warn(f"ts.recompute: {note} Plan again if it is to stay so")
+        warn(f"ts.recompute: {note} Plan again if the forward stays this way")
 
     def pack(self, tensor: Tensor) -> Packed:
-        """What is to stand for a tensor that a node saves."""
+        """Pack a tensor that a node saves."""
         found = self._find(tensor)
         if found is None or found.calls is None or found.is_behind(tensor) or not has_view(tensor):
             return at_hand(tensor), version_of(tensor)
@@ -406,19 +417,21 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
 
     @property
     def is_over(self) -> bool:
-        """Whether the forward has come to its end, as far as the plan knows."""
+        """Whether the forward has run all planned operations, or has deviated."""
         return self.differs or self.place == len(self._state.operators)
 
     def end(self) -> None:
-        """The forward is over: what was never made again is, once, and nothing more is expected of it."""
+        """End the forward: recompute unverified storages once, and expect the next forward."""
         self.note_versions()
         self._decide(last=True)
-        if not self.differs and self.place == len(self._state.operators):  # so the model may be another of its kind
+        # The forward ran as planned, so its parameters may be those of an equal model: accept them from now on.
+        if not self.differs and self.place == len(self._state.operators):
             self._state.leaves.update(self._others_leaves)
         self._others_leaves.clear()
         if not self.differs and self.place:
             self._state.matched = True
             self._tally.forwards += 1
+        # From here on only nodes hold dropped storages' records, so each is freed with the last node that needs it.
         self._known.clear()
         self.place, self.call, self.differs, self.between = 0, 0, False, True
         self.is_planned_model = None
@@ -426,7 +439,10 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         self._verify(originals)
 
     def _verify(self, originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]]) -> None:
-        """Makes bytes again of which the originals are there; those that come out the same are let go of."""
+        """Recompute storages whose originals are alive, drop those with equal bits, and ban the others.
+
+        Writes that PyTorch does not see (numpy, data_ptr) would silently give wrong gradients otherwise.
+        """
 
         def original_of(each: Bytes) -> torch.UntypedStorage | None:
             return originals[each][0] if each in originals else None
@@ -435,7 +451,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
         for each, (original, views) in originals.items():
             try:
                 made = made_again(each, original_of) if each.storage is None else each.storage
-                reason = None if _same(made, original, views) else "other bits came out"
+                reason = None if _same(made, original, views) else "the recomputed bits differ"
             except Exception as error:
                 reason = f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
             state.unverified.discard(each.number)
@@ -449,7 +465,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
             warn(f"ts.recompute: {banned_sentence(state.banned_storages(banned))}")
 
     def close(self, raised: bool) -> None:
-        """The `with` block was left."""
+        """Leave the `with` block."""
         try:
             if not raised:
                 self.end()
@@ -460,7 +476,7 @@ class MirrorWatch(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _leaves(values: object) -> dict[int, FollowedStorage]:
-    """The storages of the parameters among the arguments, by address, which is theirs as long as they are followed."""
+    """Return the storages of the parameters among the arguments, by address, which stays theirs while followed."""
     found = {}
     for tensor in tensors_of(values):
         if tensor.requires_grad and tensor.is_leaf and (storage := storage_of(tensor)) is not None:
@@ -469,7 +485,7 @@ def _leaves(values: object) -> dict[int, FollowedStorage]:
 
 
 def _same(made: torch.UntypedStorage, original: torch.UntypedStorage, views: Sequence[View]) -> bool:
-    """Whether these parts of the two are the same bits."""
+    """Return whether the given parts of two storages have equal bits."""
     if made._cdata == original._cdata:
         return True
     with unobserved():
@@ -481,32 +497,36 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def banned_sentence(banned: Sequence[tuple[PlannedStorage, str]]) -> str:
-    """`2 storages are kept though the plan drops them: ...`."""
+    """Return a sentence such as `2 storages are kept although the plan drops them: ...`, without its period."""
     storages = "1 storage is" if len(banned) == 1 else f"{len(banned):,} storages are"
     reasons = [f"{each.operation}{f' in {each.module}' if each.module else ''} ({why})" for each, why in banned]
     return (
-        f"{storages} kept though the plan drops {'it' if len(banned) == 1 else 'them'}, since running the operations "
-        f"again that made {'it' if len(banned) == 1 else 'them'} was no use: {joined(reasons)}"
+        f"{storages} kept although the plan drops {'it' if len(banned) == 1 else 'them'}, because recomputing "
+        f"{'it' if len(banned) == 1 else 'them'} failed: {joined(reasons)}"
     )
 
 
-def _pack(watching: weakref.ref[MirrorWatch], tensor: Tensor) -> Packed:
-    """The pack hook."""
+def _pack(watching: weakref.ref[ForwardFollower], tensor: Tensor) -> Packed:
+    """Pack a tensor; the pack hook."""
     watch = watching()
     return (at_hand(tensor), version_of(tensor)) if watch is None else watch.pack(tensor)
 
 
-def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
-    """The unpack hook."""
+def _unpack(watching: weakref.ref[ForwardFollower], packed: Packed) -> Tensor:
+    """Return the saved tensor, recomputed if it was dropped; the unpack hook."""
     watch = watching()
+    # The first unpack shows that the forward is over, also inside the `with` block. The engine runs one thread for each
+    # device (Engine::start_device_threads in torch/csrc/autograd/engine.cpp), hence the lock.
     if watch is not None and watch.is_over:
         with _lock:
             watch.end()
     if isinstance(packed, Saved):
         if packed.is_stale:
-            raise _modified(packed.view, "was written into after it was saved")
+            raise _modified(packed.view, "was written to after it was saved")
         return on_storage(bytes_of(packed.bytes), packed.view)
     tensor, version = packed
+    # Hooks turn off the version check of SavedVariable::unpack (torch/csrc/autograd/saved_variable.cpp), so it is done
+    # here.
     if version_of(tensor) != version:
         how = f"is at version {version_of(tensor)}; expected version {version} instead"
         raise _modified(View.of(tensor), how)
@@ -516,7 +536,7 @@ def _unpack(watching: weakref.ref[MirrorWatch], packed: Packed) -> Tensor:
 def _modified(view: View, how: str) -> RuntimeError:
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{described(view)} {how}. It was saved under ts.recompute; without it, PyTorch's message names its operation"
+        f"{described(view)} {how}. It was saved under ts.recompute; run without it and PyTorch names the operation"
     )
 
 

@@ -1,4 +1,4 @@
-"""A plan for mirroring as a table by module: what is let go of and newly kept there, what runs again, and how long."""
+"""A recompute plan as a table by module: memory dropped and newly kept, and operations recomputed, with their time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ...inspector.text.sizes_and_counts import size_text
 if TYPE_CHECKING:
     from .plan import PlannedStorage, RecomputePlan
 
-HEADINGS = ("module", "let go", "newly kept", "replays", "replay time", "operations")
-RIGHT = ("let go", "newly kept", "replays", "replay time")
-"""The headings of columns of numbers."""
+HEADINGS = ("module", "dropped", "newly kept", "recomputed", "recompute time", "operations")
+RIGHT = ("dropped", "newly kept", "recomputed", "recompute time")
+"""Headings of the right-aligned columns, which hold numbers."""
 
-_MOST_ROWS = 12  # the others are one
-_MOST_NAMES = 3  # of operations of one kind in a row
+_MOST_ROWS = 12  # all further modules share one row
+_MOST_NAMES = 3  # operation names of one kind in a row
 
 
 def module_cells(plan: RecomputePlan) -> list[list[str]]:
-    """The table as text, its headings first: by module, those that differ in a number in one row, and their sum.
+    """Return the table as text: headings, a row for each group of modules that differ only in a number, and the total.
 
-    What a step was measured to take longer for replays is told to the modules as their operations take time. There are
-    no rows where nothing is dropped.
+    The measured recompute time of a step is distributed over the modules in proportion to the times of their
+    operations. If nothing is dropped, there are only headings.
     """
     modules: dict[str, _Row] = {}
     for each in plan.storages:
@@ -35,10 +35,10 @@ def module_cells(plan: RecomputePlan) -> list[list[str]]:
         whole.merge(row)
     if not whole.replays:
         return [list(HEADINGS)]
-    scale = 1.0
+    scale = 1.0  # predicted time, which includes the cost of calls, over the sum of the operations' times
     if plan.predicted is not None and whole.seconds:
         scale = plan.predicted.replay_seconds / whole.seconds
-    shown = len(rows) if len(rows) == _MOST_ROWS + 1 else _MOST_ROWS  # "1 more" would take a row, too
+    shown = len(rows) if len(rows) == _MOST_ROWS + 1 else _MOST_ROWS  # a row "1 more" saves no space
     found = [row.cells(name or "outside any module", scale) for name, row in rows[:shown]]
     if rest := rows[shown:]:
         more = _Row()
@@ -46,44 +46,44 @@ def module_cells(plan: RecomputePlan) -> list[list[str]]:
             more.merge(row)
         found.append(more.cells(f"{len(rest)} more", scale))
     if len(rows) > 1:
-        found.append([*whole.cells("in all", scale)[:-1], ""])
+        found.append([*whole.cells("total", scale)[:-1], ""])
     return [list(HEADINGS), *found]
 
 
 def module_sentences(plan: RecomputePlan) -> list[str]:
-    """What words of the table mean, where they are in it."""
+    """Explain the terms that occur in the table."""
     saved = {each.made_by for each in plan.storages if each.fate == "dropped"}
     found = []
-    if any(each.fate == "dropped on the way" and each.made_by not in saved for each in plan.storages):
-        found.append("On the way: no node saves it, but a replay reads it, and so it is made again first.")
+    if any(each.fate == "intermediate" and each.made_by not in saved for each in plan.storages):
+        found.append("Intermediate: no node saves it, but it is recomputed as an input of others.")
     if plan.newly_kept_bytes:
-        found.append("Newly kept: no node saves it, but a replay reads it, and so it now outlives the forward.")
+        found.append("Newly kept: no node saves it, but it outlives the forward as an input of recomputation.")
     return found
 
 
 def operation_name(name: str) -> str:
-    """`mul` of `aten.mul.Tensor`."""
+    """Return `mul` for `aten.mul.Tensor`."""
     return name.split(".")[1] if "." in name else name
 
 
 def ms_text(seconds: float) -> str:
-    """`5.2 ms`, `0.04 ms`."""
+    """Format a time as `5.2 ms` or `0.04 ms`."""
     return f"{1e3 * seconds:.1f} ms" if seconds >= 1e-3 else f"{1e3 * seconds:.2g} ms"
 
 
 class _Row:
-    """What is dropped and kept of the modules of one pattern.
+    """The totals of the modules in one row.
 
     Attributes:
-        nbytes: of what nodes save, and is let go of.
-        kept_bytes: of what is newly kept.
-        replays: the operations that run again: one that makes several storages does so at once.
-        seconds: what they take by themselves.
+        nbytes: bytes of saved storages that are dropped.
+        kept_bytes: bytes of newly kept storages.
+        replays: number of operations that run again; an operation with several outputs counts once.
+        seconds: time of these operations alone.
     """
 
     def __init__(self) -> None:
         self.nbytes = self.kept_bytes = 0
-        self._again: dict[int, PlannedStorage] = {}  # by the operation that makes it
+        self._again: dict[int, PlannedStorage] = {}  # by operation
         self._seconds: dict[int, float] = {}
         self._kept: list[PlannedStorage] = []
 
@@ -96,7 +96,7 @@ class _Row:
         return sum(self._seconds.values())
 
     def add(self, storage: PlannedStorage) -> None:
-        """Counts a storage that is not simply kept."""
+        """Add a storage that is dropped, intermediate or newly kept."""
         if storage.fate == "newly kept":
             self.kept_bytes += storage.nbytes
             self._kept.append(storage)
@@ -109,7 +109,7 @@ class _Row:
         self._seconds[maker] = max(storage.seconds, self._seconds.get(maker, 0.0))
 
     def merge(self, other: _Row) -> None:
-        """Adds what another one has. An operation belongs to one module, so none is in both."""
+        """Add another row. An operation belongs to one module, so no operation is in both rows."""
         self.nbytes += other.nbytes
         self.kept_bytes += other.kept_bytes
         self._again |= other._again
@@ -117,10 +117,10 @@ class _Row:
         self._kept += other._kept
 
     def cells(self, module: str, scale: float) -> list[str]:
-        """The row as text. A number that says nothing is left out."""
+        """Return the row as text, with empty cells for zeros."""
         saved = [each for each in self._again.values() if each.fate == "dropped"]
-        on_the_way = [each for each in self._again.values() if each.fate != "dropped"]
-        kinds = {"": saved, "on the way: ": on_the_way, "newly kept: ": self._kept}
+        intermediate = [each for each in self._again.values() if each.fate != "dropped"]
+        kinds = {"": saved, "intermediate: ": intermediate, "newly kept: ": self._kept}
         return [
             module,
             size_text(self.nbytes) if saved else "",
@@ -132,7 +132,7 @@ class _Row:
 
 
 def _names(storages: list[PlannedStorage]) -> str:
-    """`mul ×5, gelu, …`."""
+    """Return the most frequent operations, such as `mul ×5, gelu, …`."""
     most = Counter(operation_name(each.operation) for each in storages).most_common()
     names = [name if count == 1 else f"{name} ×{count:,}" for name, count in most[:_MOST_NAMES]]
     return ", ".join([*names, "…"] if len(most) > _MOST_NAMES else names)

@@ -28,9 +28,9 @@ class GraphOrder:
     """An order of one graph's tasks.
 
     Attributes:
-        name: of the policy that planned it.
-        tasks: the ids of the tasks.
-        graph: `graph_digest` of the graph.
+        name: the name of the policy that planned it.
+        tasks: the ids of the tasks, in order.
+        graph: the `graph_digest` of the graph.
     """
 
     name: str
@@ -39,22 +39,22 @@ class GraphOrder:
 
     @property
     def policy(self) -> Policy:
-        """What runs a backward in this order. It raises ValueError on another graph."""
-        return Policy(f"planned {self.name}", f"{self.name}, for a mirrored forward", plan=self._plan)
+        """The policy that runs a backward in this order. It raises ValueError on another graph."""
+        return Policy(f"planned {self.name}", f"{self.name}, planned with recomputation", plan=self._plan)
 
     def _plan(self, problem: Problem, ran: Sequence[int]) -> list[int]:
         graph = problem.graph
         if graph_digest(graph) != self.graph:
-            why = f"of {len(self.tasks):,} tasks, where this one has {len(graph):,}"
+            why = f"it has {len(self.tasks):,} tasks, this graph has {len(graph):,}"
             if len(self.tasks) == len(graph):
-                why = "whose tasks, edges or sizes are others"
-            raise ValueError(f"this order was planned for another graph, {why}; plan again, with ts.plan_recompute")
+                why = "its tasks, edges or sizes differ"
+            raise ValueError(f"this order was planned for a different graph: {why}; plan again with ts.plan_recompute")
         gone, runs = set(ran), set(problem.tasks)
         return [*ran, *(task for task in self.tasks if task in runs and task not in gone)]
 
 
 def graph_digest(graph: Graph) -> str:
-    """Equal for the graphs of equal forwards: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits that are equal for graphs with equal tasks, edges and roots."""
     found = hashlib.sha256()
     for task in graph.tasks:
         found.update(f"{task.name} {task.inputs}\n".encode())
@@ -67,30 +67,34 @@ def graph_digest(graph: Graph) -> str:
 FORMAT = "tapescope.mirror"
 VERSION = 2
 
-_MOST = 2**53
+_MOST = 2**53  # integers up to here are exact in every JSON reader
 _LARGEST = 2**28  # bytes of a file
 
-Fate = Literal["dropped", "dropped on the way", "kept", "newly kept"]
+# Files store a fate by its place here: keep the order.
+Fate = Literal["dropped", "intermediate", "kept", "newly kept"]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStorage:
-    """What a plan does with a storage of the forward.
+    """A storage of the forward, and what the plan does with it.
 
     Attributes:
-        number: the storage's, in the program that was planned for.
+        number: its number in the recorded program.
         nbytes: its size.
-        fate: "dropped": nodes save it; the plan lets go of it, and it is made again as the first of them runs. "dropped
-            on the way": none does, and it is made again on the way to others. "kept": nodes save it and go on doing so.
-            "newly kept": none does, but others are made of it, so that it now outlives the forward.
-        made_by: the place of the operation that made it among those of the plan; -1 if it is none of them.
-        output: which of its outputs it came with, as in `ForwardStorage`.
-        operation: that operation's name, "aten.mul.Tensor".
+        fate: one of
+
+            - "dropped": saved by nodes; the plan drops it, and it is recomputed when the first of them runs;
+            - "intermediate": not saved by a node, but recomputed as an input of others;
+            - "kept": saved by nodes and kept;
+            - "newly kept": not saved by a node, but kept after the forward as an input of recomputation.
+        made_by: the index of the operation that made it among the plan's operations; -1 if it is not one of them.
+        output: the output of that operation it came from, as in `ForwardStorage`.
+        operation: the name of that operation, such as "aten.mul.Tensor".
         module: the path of the module that made it.
         saved_by: the (task, slot) pairs that save it.
-        inputs: the storages that its replay reads and that the forward made, too.
-        seconds: what its replay takes, without that of its inputs.
-        obstacle: why it can't be dropped, as in `ForwardStorage`.
+        inputs: numbers of the storages made by the forward that its recomputation reads.
+        seconds: time of its recomputation, without that of its inputs.
+        obstacle: the reason why it cannot be dropped, as in `ForwardStorage`.
     """
 
     number: int
@@ -107,19 +111,20 @@ class PlannedStorage:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the plan lets go of it."""
-        return self.fate in ("dropped", "dropped on the way")
+        """Whether the plan drops it, and recomputes it."""
+        return self.fate in ("dropped", "intermediate")
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorPrediction:
-    """What a plan should come to.
+class PlanPrediction:
+    """The predicted memory and time of a step under a plan.
 
     Attributes:
-        plain_levels, levels: the highest memory by place of the backward's order, bytes, without and with the plan.
-        plain_seconds: what a step takes without it, forward and backward.
-        replay_seconds: what the replays take of a step.
-        recording_seconds: what recording the forward takes of a step, so that it can be replayed.
+        plain_levels, levels: highest memory in bytes at each position of the backward's order, without and with the
+            plan.
+        plain_seconds: time of a step without the plan, forward and backward.
+        replay_seconds: time of recomputation in a step.
+        recording_seconds: time that recording operations adds to the forward.
     """
 
     plain_levels: tuple[int, ...]
@@ -130,57 +135,59 @@ class MirrorPrediction:
 
     @property
     def plain_peak_bytes(self) -> int:
-        """The highest level of the backward without the plan."""
+        """The peak of the backward without the plan."""
         return max(self.plain_levels, default=0)
 
     @property
     def peak_bytes(self) -> int:
-        """The same with it."""
+        """The peak of the backward with the plan."""
         return max(self.levels, default=0)
 
     @property
     def seconds(self) -> float:
-        """What a step takes with the plan, replays and recording included."""
+        """The time of a step with the plan, including recomputation and recording."""
         return self.plain_seconds + self.replay_seconds + self.recording_seconds
 
 
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False)
 class RecomputePlan:
-    """Which storages a mirrored forward lets go of: `with ts.recompute(plan): loss = model(x)`.
+    """The storages that a forward drops and recomputes: `with ts.recompute(plan): loss = model(x)`.
 
     Attributes:
-        fingerprint: of the forward that was planned for, as in `ForwardProgram`.
-        operations: the names of that forward's operations, without those of custom Functions and under no_grad.
-        storages: all that nodes save of what the forward made, and what else is dropped or newly kept, by number.
-        predicted: what it should come to, where that was worked out.
-        planned_order: the order of the backward for which it is predicted; None: PyTorch's own.
+        fingerprint: the fingerprint of the planned forward, as in `ForwardProgram`.
+        operations: the names of its operations, except those in custom Functions and under no_grad.
+        storages: the storages made by the forward that are saved, dropped or newly kept, by number.
+        predicted: the predicted memory and time, if known.
+        planned_order: the order of the backward that the prediction is for; None for PyTorch's own.
     """
 
     fingerprint: str
     operations: tuple[str, ...]
     storages: tuple[PlannedStorage, ...]
-    predicted: MirrorPrediction | None = None
+    predicted: PlanPrediction | None = None
     planned_order: GraphOrder | None = None
 
     @staticmethod
-    def of(program: ForwardProgram, drop: Collection[int], predicted: MirrorPrediction | None = None) -> RecomputePlan:
-        """The plan that drops these storages.
+    def of(program: ForwardProgram, drop: Collection[int], predicted: PlanPrediction | None = None) -> RecomputePlan:
+        """Return the plan that drops the given storages.
 
-        What their replays read is kept unless it is dropped as well. What is to be dropped although no node saves it,
-        and nothing that is dropped needs it, is left out.
+        The inputs of their recomputation are kept unless they are dropped, too. A storage is ignored if no node saves
+        it and no dropped storage is recomputed from it.
 
         Args:
+            program: the recorded forward.
             drop: numbers of storages of the program.
+            predicted: the prediction to store in the plan.
 
         Raises:
-            ValueError: one of them can't be made again; says why.
+            ValueError: if a storage cannot be recomputed; the message says why.
         """
         for number in drop:
             if not 0 <= number < len(program.storages):
-                raise ValueError(f"there is no storage {number}: the forward has {len(program.storages)}")
+                raise ValueError(f"unknown storage {number}; expected a number from 0 to {len(program.storages) - 1}")
             if (obstacle := program.storages[number].obstacle) is not None:
-                raise ValueError(f"{_described(program, number)} can't be made again, since {obstacle}; keep it")
+                raise ValueError(f"{_described(program, number)} cannot be recomputed, since {obstacle}; keep it")
         dropped = _needed(program, drop)
         planned = [each for each in program.operations if each.with_gradients]
         places = {each.number: place for place, each in enumerate(planned)}
@@ -209,7 +216,7 @@ class RecomputePlan:
         return RecomputePlan(program.fingerprint, tuple(each.name for each in planned), tuple(storages), predicted)
 
     def misfit(self, graph: Graph) -> str | None:
-        """Why its figures are not for this graph; None: nothing says so."""
+        """Return why the prediction does not apply to this graph; None if it does, or if that is unknown."""
         return None
 
     def __repr__(self) -> str:
@@ -226,53 +233,53 @@ class RecomputePlan:
         )
         if self.predicted is not None:
             before, after = self.predicted.plain_peak_bytes, self.predicted.peak_bytes
-            said += f"; predicted peak {size_text(after)}, of {size_text(before)} without"
+            said += f"; predicted peak {size_text(after)} instead of {size_text(before)}"
         if self.planned_order is not None:
-            said += f", in the order of {self.planned_order.name}: ts.backward(loss, policy=plan.policy)"
+            said += f"; for the order of {self.planned_order.name}: ts.backward(loss, policy=plan.policy)"
         return said
 
     @property
     def policy(self) -> str | Policy:
-        """What the backward is to run under: `ts.backward(loss, policy=plan.policy)`; "heap": by `loss.backward()`."""
+        """The policy for `ts.backward(loss, policy=plan.policy)`; "heap" if plain `loss.backward()` will do."""
         return "heap" if self.planned_order is None else self.planned_order.policy
 
     @cached_property
     def dropped(self) -> frozenset[int]:
-        """The numbers of the storages that are let go of."""
+        """The numbers of the storages that are dropped, intermediate ones included."""
         return frozenset(each.number for each in self.storages if each.is_dropped)
 
     @property
     def dropped_bytes(self) -> int:
-        """Bytes of saved storages that are let go of."""
+        """Bytes of saved storages that are dropped."""
         return sum(each.nbytes for each in self.storages if each.fate == "dropped")
 
     @property
     def newly_kept_bytes(self) -> int:
-        """Bytes of storages that only replays need."""
+        """Bytes of storages that are kept only for recomputation."""
         return sum(each.nbytes for each in self.storages if each.fate == "newly kept")
 
     @property
     def replay_seconds(self) -> float:
-        """What the replays take in a step, if each storage is made again once."""
+        """Time of recomputation in a step, if each dropped storage is recomputed once."""
         return sum(each.seconds for each in self.storages if each.is_dropped)
 
     def fits(self, program: ForwardProgram) -> bool:
-        """Whether it was made for such a forward, of equal operations on equal sizes."""
+        """Return whether the plan was made for this forward: equal operations on equal sizes."""
         return self.fingerprint == program.fingerprint
 
     def save(self, path: str | Path) -> Path:
-        """Writes it as JSON, for `RecomputePlan.load`. What was at `path` before is replaced when all is written."""
+        """Write the plan as JSON for `RecomputePlan.load`. An existing file is replaced once everything is written."""
         with atomic_write(path) as file:
             _write(ColumnWriter(lambda text: file.write(text.encode("ascii"))), self)
         return Path(path)
 
     @staticmethod
     def load(path: str | Path) -> RecomputePlan:
-        """Reads a plan that `save` wrote. Nothing of the file is executed.
+        """Read a plan that `save` wrote. Loading executes no code from the file.
 
         Raises:
-            ValueError: the file is no saved plan, is cut off, was written by a newer tapescope, or contradicts itself.
-            OSError: it can't be read.
+            ValueError: if the file is not a saved plan, is truncated or inconsistent, or is from a newer tapescope.
+            OSError: if it cannot be read.
         """
         path = path_of(path, "RecomputePlan.load")
         return load_file(path, "a plan", _LARGEST, lambda content: _read(read_section(content)))
@@ -280,15 +287,15 @@ class RecomputePlan:
 
 _FATES: dict[tuple[bool, bool], Fate] = {
     (True, True): "dropped",
-    (True, False): "dropped on the way",
+    (True, False): "intermediate",
     (False, True): "kept",
     (False, False): "newly kept",
 }
-"""By whether it is dropped, and whether a node saves it."""
+"""The fate of a storage, by whether it is dropped and whether a node saves it."""
 
 
 def filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperation:
-    """The operation whose result a storage is known by: a dropout's mask not by the `empty_like` that allocates it."""
+    """Return the operation that fills a storage: for a dropout mask `bernoulli_`, not the `empty_like` before it."""
     operations = [program.operations[number] for number in storage.program]
     return next((each for each in operations if not allocates_only(each.name)), operations[0])
 
@@ -298,7 +305,7 @@ def _is_made(storage: ForwardStorage) -> bool:
 
 
 def _described(program: ForwardProgram, number: int) -> str:
-    """`storage 12 (8.0 MiB of aten.mul.Tensor, layers.0, model.py:12)`."""
+    """Return `storage 12 (8.0 MiB of aten.mul.Tensor, layers.0, model.py:12)`."""
     storage = program.storages[number]
     if storage.made_by is None:
         return f"storage {number} ({size_text(storage.nbytes)})"
@@ -308,9 +315,10 @@ def _described(program: ForwardProgram, number: int) -> str:
 
 
 def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
-    """Those which nodes save, and those on the way to them."""
+    """Return the storages to drop that nodes save, and those needed to recompute these."""
     wanted = set(drop)
     found: set[int] = set()
+    # Only nodes start a recomputation: a dropped storage that none of theirs needs would never be recomputed.
     ahead = [number for number in wanted if program.storages[number].saved_by]
     while ahead:
         number = ahead.pop()
@@ -321,15 +329,15 @@ def _needed(program: ForwardProgram, drop: Iterable[int]) -> set[int]:
 
 
 def _write(writer: ColumnWriter, plan: RecomputePlan) -> None:
-    """Writes `format`, `version`, `fingerprint`, and:
+    """Write a plan as one JSON object with `format`, `version`, `fingerprint`, and:
 
-    - `names`; `operations`: indices into them. `modules`.
-    - By storage: `operation` (an index into `names`), `number`, `nbytes`, `fate` (see Fate, by place), `made_by`,
+    - `names` of operations; `operations`: indices into `names`; `modules`: paths.
+    - For each storage: `operation` (an index into `names`), `number`, `nbytes`, `fate` (an index into Fate), `made_by`,
       `output`, `module` (an index or -1), `seconds`, `obstacle` ("" for none).
-    - By saved slot: `saved_storage` (a place among the storages), `saved_task`, `saved_slot`.
-    - By input of a replay: `input_of` (a place), `input`.
-    - `predicted`: null, or an object with the fields of `MirrorPrediction`.
-    - `order`: null, or an object with the fields of `GraphOrder`. Files of version 1 have none.
+    - For each saved slot: `saved_storage` (an index into the storages), `saved_task`, `saved_slot`.
+    - For each input of a recomputation: `input_of` (an index into the storages), `input`.
+    - `predicted`: null, or an object with the fields of `PlanPrediction`.
+    - `order`: null, or an object with the fields of `GraphOrder`. Files of version 1 have no order.
     """
     names, modules = Table[str](), Table[str]()
     storages = plan.storages
@@ -419,11 +427,13 @@ def _read(section: Section) -> RecomputePlan:
     )
     for each in storages:
         if each.is_dropped and (each.obstacle is not None or each.made_by < 0):
-            raise section.wrong("fate", f"drops storage {each.number}, which can't be made again")
+            raise section.wrong("fate", f"drops storage {each.number}, which cannot be recomputed")
     predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
     order = _read_order(section.section("order")) if "order" in section else None
     if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
-        raise section.wrong("order", f"has {len(order.tasks)} tasks, but {len(predicted.levels)} levels are predicted")
+        raise section.wrong(
+            "order", f"has {len(order.tasks)} tasks, but the prediction has {len(predicted.levels)} levels"
+        )
     return RecomputePlan(section.text("fingerprint"), operations, storages, predicted, order)
 
 
@@ -432,9 +442,9 @@ def _read_order(section: Section) -> GraphOrder:
     return GraphOrder(section.text("name"), tuple(tasks), section.text("graph"))
 
 
-def _read_prediction(section: Section) -> MirrorPrediction:
+def _read_prediction(section: Section) -> PlanPrediction:
     levels = section.integers("levels", _MOST, code="q")
-    return MirrorPrediction(
+    return PlanPrediction(
         tuple(section.integers("plain_levels", _MOST, length=len(levels), code="q")),
         tuple(levels),
         *(section.floats(name, 1)[0] for name in ("plain_seconds", "replay_seconds", "recording_seconds")),

@@ -1,4 +1,4 @@
-"""What a plan means for each task: what it drops, recomputes and keeps, and how long the replays took."""
+"""A recompute plan by task: the tensors each task drops, recomputes and keeps, and the measured recompute times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...inspector.drawing.annotations import AGAIN, KEPT, LET_GO, Sign
+from ...inspector.drawing.annotations import DROPPED, KEPT, RECOMPUTED, Sign
 from ...inspector.graph.graph import Graph, TensorMeta
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import counted, size_text
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MirroredSave:
-    """A saved tensor that is made again when its task runs.
+class DroppedSave:
+    """A dropped saved tensor, which is recomputed when its task runs.
 
     Attributes:
-        task, slot: which node saves it, and under what name.
-        storage: numbers storages within one graph; number: the storage's in the plan; nbytes: its size.
-        meta: shape, type and device of the tensor; None: not known.
-        made_by: what makes it again, with what has to be made for that: `gelu`, `gelu and addmm`.
+        task, slot: the task whose node saves it, and the name it is saved under.
+        storage: a number for its storage within the graph.
+        number: the number of its storage in the plan.
+        nbytes: the size of the storage.
+        meta: shape, type and device of the tensor; None if unknown.
+        made_by: the operations that recompute it, such as `gelu and addmm`.
     """
 
     task: int
@@ -39,26 +41,27 @@ class MirroredSave:
     made_by: str
 
 
-def mirrored_saves(graph: Graph) -> list[MirroredSave]:
-    """What was let go of and is not there again, in order of task. Empty where the forward was not mirrored."""
+def dropped_saves(graph: Graph) -> list[DroppedSave]:
+    """Return the dropped tensors that have not been recomputed yet, ordered by task; empty without a plan."""
     from .replay_operations import Saved
 
     numbers: dict[Bytes, int] = {}
     found = []
     for task, node in enumerate(graph.nodes):
         for slot, packed in packed_slots(node):
+            # The first recomputation sets the storage: from then on the tensor is not dropped any more.
             if not isinstance(packed, Saved) or packed.bytes.storage is not None:
                 continue
             meta = TensorMeta(packed.view.shape, packed.view.dtype, graph.tasks[task].device)
             number = numbers.setdefault(packed.bytes, len(numbers))
             found.append(
-                MirroredSave(task, slot, number, packed.bytes.number, packed.bytes.nbytes, meta, _made_by(packed.bytes))
+                DroppedSave(task, slot, number, packed.bytes.number, packed.bytes.nbytes, meta, _made_by(packed.bytes))
             )
     return found
 
 
 def _made_by(wanted: Bytes) -> str:
-    """The operations, each once, the last one first."""
+    """Join the names of the operations that recompute a storage, each once, the last operation first."""
     names: dict[str, None] = {}
     seen, ahead = {wanted}, [wanted]
     while ahead:
@@ -73,10 +76,10 @@ def _made_by(wanted: Bytes) -> str:
 
 
 class ReplayClock:
-    """Tells what the tasks of a mirrored backward made again, and in what time, as they run one after the other.
+    """Measures what each task of a backward recomputes, while the tasks run one after the other.
 
     Args:
-        graph: nothing of it has run yet.
+        graph: the graph, before any of it has run.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -91,7 +94,7 @@ class ReplayClock:
         self._last = self._now()
 
     def lap(self) -> tuple[int, float] | None:
-        """How many storages were made again since the last time, and the seconds that took; None: none was."""
+        """Return the number of storages recomputed since the last call and the time in seconds, or None if none."""
         if not self._tallies:
             return None
         (storages, seconds), self._last = self._last, self._now()
@@ -104,14 +107,14 @@ class ReplayClock:
 
 @dataclass(frozen=True, slots=True)
 class PlannedReplay:
-    """What a task makes again as the first that needs it.
+    """The recomputation of one storage, in the first task that needs it.
 
     Attributes:
-        task: its id.
+        task: the id of the task.
         storage: the number of the storage that its node saves.
-        made: all that is made for that, in order, what is only on the way included.
-        kept: what these read and no node saves, so that it is kept for them alone.
-        seconds: what that should take.
+        made: all storages recomputed for it, in order, intermediate ones included.
+        kept: newly kept storages that the recomputation reads.
+        seconds: the predicted time.
     """
 
     task: int
@@ -122,10 +125,9 @@ class PlannedReplay:
 
 
 def planned_replays(plan: RecomputePlan, order: Iterable[int]) -> list[PlannedReplay]:
-    """The replays of a backward in this order, in theirs.
+    """Return the recomputations of a backward in the given order of tasks.
 
-    Operations took their time one by one. If the plan says what a step takes longer for all of them, each has its share
-    in that.
+    If the plan predicts the recompute time of a step, it is distributed in proportion to the times of the operations.
     """
     planned = _Planned(plan)
     share = 1.0
@@ -135,7 +137,7 @@ def planned_replays(plan: RecomputePlan, order: Iterable[int]) -> list[PlannedRe
 
 
 class _Planned:
-    """The storages of a plan, and which of them were made again so far."""
+    """The storages of a plan, and the ones recomputed so far."""
 
     def __init__(self, plan: RecomputePlan) -> None:
         self._storages = {each.number: each for each in plan.storages}
@@ -151,11 +153,11 @@ class _Planned:
 
     @property
     def seconds(self) -> float:
-        """What all replays take, each operation by itself. One that makes several storages runs once."""
+        """The time of all recomputed operations; an operation with several outputs runs once."""
         return sum(max(each.seconds for each in made) for made in self._made_by.values())
 
     def run(self, task: int) -> Iterator[PlannedReplay]:
-        """A task runs."""
+        """Run a task: yield the recomputations it triggers."""
         for number in self._saved.get(task, ()):
             made, seconds = self._make(number)
             if made:
@@ -164,8 +166,9 @@ class _Planned:
                 yield PlannedReplay(task, number, tuple(made), tuple(kept), seconds)
 
     def _make(self, wanted: int) -> tuple[list[PlannedStorage], float]:
-        """What has to be made for a storage, itself after what it needs, and the time."""
+        """Return the storages to recompute for one storage, inputs first, and the total time."""
         made: list[PlannedStorage] = []
+        # A stack instead of recursion, because chains of dropped storages can be thousands long.
         seconds, ahead = 0.0, [wanted]
         while ahead:
             each = self._storages[ahead[-1]]
@@ -188,7 +191,7 @@ class _Planned:
                 yield need
 
     def _with(self, storage: PlannedStorage) -> list[PlannedStorage]:
-        """What one call gives besides: its other results. Those which take longer are written into afterwards."""
+        """Return the other outputs of the same call. One with a larger time is also written to by later operations."""
         return [
             other
             for other in self._made_by[storage.made_by]
@@ -196,51 +199,53 @@ class _Planned:
         ]
 
 
-def mirror_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
-    """What the tasks have in a picture of the graph, in this order of the backward."""
-    let_go: dict[int, list[PlannedStorage]] = {}
+def recompute_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:
+    """Return the signs at the tasks in a picture of the graph, for a backward in this order."""
+    dropped: dict[int, list[PlannedStorage]] = {}
     for each in plan.storages:
         if each.fate == "dropped":
             for task in dict.fromkeys(task for task, _ in each.saved_by):
-                let_go.setdefault(task, []).append(each)
+                dropped.setdefault(task, []).append(each)
     replays: dict[int, list[PlannedReplay]] = {}
     for replay in planned_replays(plan, order):
         replays.setdefault(replay.task, []).append(replay)
     found = []
-    for task, storages in sorted(let_go.items()):
-        kinds, lines = [LET_GO], [f"lets go of {_many(storages, 'saved tensor')}"]
+    for task, storages in sorted(dropped.items()):
+        kinds, lines = [DROPPED], [f"drops {_many(storages, 'saved tensor')}"]
         if again := replays.get(task):
             made = [each for replay in again for each in replay.made]
             kept = list({each.number: each for replay in again for each in replay.kept}.values())
             seconds = sum(replay.seconds for replay in again)
-            kinds = [AGAIN, KEPT] if kept else [AGAIN]
-            lines.append(f"makes {_many(made, 'tensor')} again first, {ms_text(seconds)} planned")
+            kinds = [RECOMPUTED, KEPT] if kept else [RECOMPUTED]
+            lines.append(f"recomputes {_many(made, 'tensor')} first, in {ms_text(seconds)} as planned")
             lines += [f"newly keeps {_many(kept, 'tensor')} for that"] if kept else []
         found.append(Sign(task, tuple(kinds), "\n".join(lines)))
     return found
 
 
 def _many(storages: Sequence[PlannedStorage], what: str) -> str:
-    """`2 tensors, 1.0 MiB`."""
+    """Return count and size, such as `2 tensors, 1.0 MiB`."""
     return f"{counted(len(storages), what)}, {size_text(sum(each.nbytes for each in storages))}"
 
 
-def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[MirroredSave]) -> None:
-    """That a plan is that of the forward which left this graph.
+def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[DroppedSave]) -> None:
+    """Check that the forward that built this graph ran under the plan.
 
     Args:
-        saves: what the graph's nodes were found to have let go of; none are known of a graph without nodes.
+        plan: the plan.
+        graph: the graph.
+        saves: the dropped tensors found in its nodes; empty for a graph without nodes.
 
     Raises:
-        TypeError: it is no plan.
-        ValueError: it is another forward's, or this one was not mirrored.
+        TypeError: if it is not a plan.
+        ValueError: if the plan is for a different forward, or the forward did not run under it.
     """
     from .plan import RecomputePlan
 
     if not isinstance(plan, RecomputePlan):
-        raise TypeError(f"recompute is a plan, such as ts.plan_recompute makes, not {a_kind(plan)}")
+        raise TypeError(f"recompute must be a plan from ts.plan_recompute, got {a_kind(plan)}")
     if (other := plan.misfit(graph)) is not None:
-        raise ValueError(f"recompute: the plan's figures are not for this graph: {other}; plan again for this forward")
+        raise ValueError(f"recompute: the plan is for a different graph: {other}; plan again for this forward")
     dropped = [each for each in plan.storages if each.fate == "dropped"]
     planned = {(each.number, task, slot): each.nbytes for each in dropped for task, slot in each.saved_by}
     if any(task >= len(graph) for _, task, _ in planned):
@@ -254,11 +259,12 @@ def check_fits(plan: RecomputePlan, graph: Graph, saves: Iterable[MirroredSave])
     if unplanned := there.items() - planned.items():
         (_, task, slot), _ = min(unplanned)
         raise ValueError(
-            f"recompute: {graph.describe(task)} has let go of what it saved as {slot}, which this plan does not, or "
-            "in another size: the forward ran by another plan, or on other data"
+            f"recompute: {graph.describe(task)} has dropped `{slot}`, which this plan keeps or has in another size: "
+            "the forward ran under a different plan or on different data"
         )
+    # Without nodes nothing can be read from the graph; after the backward everything has been recomputed.
     if graph.nodes and plan.dropped and not there:
         raise ValueError(
-            "recompute: nothing that this graph saved was let go of. Run its forward in `with ts.recompute(plan):`, "
-            "and look at it before its backward"
+            "recompute: this graph has dropped no saved tensors. Run its forward in `with ts.recompute(plan):`, and "
+            "open it before its backward"
         )

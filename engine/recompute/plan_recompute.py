@@ -1,4 +1,4 @@
-"""`ts.plan_recompute`: chooses which saved tensors to drop, judged by the peak of the whole backward."""
+"""`ts.plan_recompute`: choosing the saved tensors to drop by the peak of the whole backward."""
 
 from __future__ import annotations
 
@@ -27,37 +27,41 @@ from ..schedule.ddp_buckets import nothing_reduced
 from ..schedule.policy import Choice, Policy, is_dynamic, policy_name
 from .budget import Budget, Wanted, expect_seconds
 from .no_plan_reasons import WORTH_IT, LeftAloneBecause, fused_kernels, mostly_fused, not_worth_it
-from .plan import GraphOrder, MirrorPrediction, RecomputePlan, graph_digest
+from .plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
 from .planned_recompute import PlannedRecompute
-from .predicted_memory import INSIDE, MirroredMemory, mirrored_footprints
+from .predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
 from .solvers import SOLVERS, FoundDrops, Goal
 from .trial_runs import Extra, FakeRuns, Runs
 
 Progress = Callable[[FoundDrops], object]
-_AFTER_S = 0.5  # what takes no longer needs no line
+_AFTER_S = 0.5  # a shorter search shows no progress line
 
 
 @contextmanager
-def progress_shown(asked: Progress | bool | None) -> Iterator[Progress | None]:
-    """Whom to tell: who was asked for, or a line on stderr; None: only on a terminal or in a notebook."""
-    if callable(asked) or asked is False:
-        with quiet():  # what it calls are verbs with lines of their own
-            yield asked or None
+def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None]:
+    """Yield the progress callback: the caller's, or one that updates a line on stderr; None for no progress.
+
+    Args:
+        progress: a callback; True for a line, False for none; None for a line only on a terminal or in a notebook.
+    """
+    if callable(progress) or progress is False:
+        with quiet():  # the functions called inside would show progress lines, too
+            yield progress or None
     else:
-        with line_shown(_AFTER_S, always=bool(asked)) as line:
+        with line_shown(_AFTER_S, always=bool(progress)) as line:
             yield None if line is None else (lambda found: _tell(line, found))
 
 
 def _tell(line: ToldLine, found: FoundDrops) -> None:
-    peak = size_text(found.mirrored.peak_bytes)
-    line(f"planning a mirror: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
+    peak = size_text(found.levels.peak_bytes)
+    line(f"planning recomputation: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
 
 
-_CORRECTIONS = 3  # how often a plan is made again as it was measured to take too much time, or much less
-_FULL = 0.9  # of the time that is allowed: a plan that takes more is not made again
-_A_LITTLE_LESS = 0.97
-_MOST_LIMITS = 3  # that are said
-_BETTER = 0.005  # of the peak: what another order, or products, have to save on top
+_CORRECTIONS = 3  # further plans if the measured time is above the limit, or far below it
+_FULL = 0.9  # of the allowed time: a plan that uses more of it is not improved further
+_A_LITTLE_LESS = 0.97  # of the allowed time, for the next plan
+_MOST_LIMITS = 3  # limits of the prediction that are listed
+_BETTER = 0.005  # of the peak: the least that another order, or recomputing products, has to save
 
 
 def plan_recompute(
@@ -72,68 +76,72 @@ def plan_recompute(
     progress: Progress | bool | None = None,
     model: nn.Module | None = None,
 ) -> PlannedRecompute:
-    """Plans which saved tensors a forward lets go of, to make them again in the backward: `with ts.recompute(plan):`.
+    """Plan which saved tensors a forward drops and the backward recomputes: `with ts.recompute(plan):`.
 
-    The forward is recorded and timed operation by operation, its backward measured once, and each choice judged by the
-    peak of the whole backward that it would have, newly kept inputs and replays included. Matrix products and
-    convolutions are made again only where the rest does not reach what is asked for, or leaves a higher peak. What does
-    not come out the same to the bit when it is made again is not dropped. What `make_loss` and its backward change
-    is put back: gradients, the tensors that they write, random numbers (see `AsFound`).
+    The forward is recorded and timed operation by operation, and its backward is measured once. Each choice is judged
+    by the predicted peak of the whole backward, which includes newly kept inputs and recomputation. Matrix products and
+    convolutions are recomputed only if the budget cannot be reached without them, or if they lower the peak further.
+    Tensors whose recomputed bits differ are not dropped. All side effects of `make_loss` and its backward are undone:
+    gradients, written tensors, random numbers (see `AsFound`).
 
-    On fake tensors (FakeTensorMode) of the CPU a plan is made without the memory: peaks are those of a dry run, times
-    sums of those of single operators, each run alone on real tensors of its shapes, and `estimates` says so. The real
-    model, mirrored by such a plan, tries it at its first forward as any.
+    On fake CPU tensors (FakeTensorMode) a plan needs no memory. Peaks then come from a dry run, and times are sums over
+    single operators, each run alone on real tensors of its shapes; `estimates` lists this. Such a plan is verified in
+    the first forward of the real model, like any plan.
 
-    The prediction is for a backward as it is after `zero_grad()`, which sets each .grad to None, in the mode (train or
-    eval) and with the sizes that `make_loss` has. Where gradients are there already, what is added to them is freed at
-    once, and the peak is lower by that: plain and mirrored.
+    The prediction is for a backward after `zero_grad()`, which sets each .grad to None, and for the mode (train or
+    eval) and the sizes of `make_loss`. If gradients exist already, new ones are freed as soon as they are added, and
+    the peak is lower with and without the plan.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element. It is called some twenty times, and has to run
-            the same operations on the same sizes each time: with one batch, not with the next of a loader. What it
-            keeps in Python from call to call (attributes, closures, lists) is put back after each.
-        budget: the peak that is wanted, at the lowest price: bytes, as a number or as "8GiB" (2³⁰) or "8GB" (10⁹), or
-            a share of the peak without mirroring, 0.5 for half. None: the lowest peak that `overhead` pays for.
-        overhead: how much longer a step may take, replays and recording, as a share: 0.06 for 6 %. None: 6 % without a
-            budget, any time with one.
-        solver: "greedy" chooses by the bytes that each choice keeps, as Echo does. "search" starts from its result and
-            lowers the simulated peak.
-        seconds: how long the solver may take. Interrupted, it gives the best so far.
-        policy: in whose order the backward runs. "auto": the schedules are searched again for the mirrored backward,
-            and `plan.policy` runs the best, if that is better than PyTorch's own.
-        repetitions: how often forward and step are timed; the shortest times count.
-        progress: is told now and then what has been found. True: a line on stderr says so; None: only where that is a
-            terminal or a notebook's; False: nothing does.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
+        make_loss: runs the forward and returns the loss, a tensor with one element. It is called some twenty times and
+            must run the same operations on the same sizes each time: on one batch, not on the next batch of a loader.
+            Python state that it changes (attributes, closures, lists) is restored after each call.
+        budget: the peak to reach at the lowest cost: bytes, as a number or a size such as "8GiB" (2³⁰) or "8GB" (10⁹),
+            or a share of the peak without recomputation, such as 0.5. None for the lowest peak within `overhead`.
+        overhead: share by which a step may take longer, for recomputation and recording: 0.06 for 6 %. None for 6 %
+            without a budget, and for no limit with one.
+        solver: "greedy" chooses by the bytes kept, as Echo does. "search" starts from the greedy result and lowers the
+            predicted peak.
+        seconds: time limit of the solver. If interrupted, it returns the best choice so far.
+        policy: the order of the backward. "auto" also searches for the best schedule with recomputation; `plan.policy`
+            runs it if it is better than PyTorch's own order.
+        repetitions: number of timings of the forward and of the step; the shortest times count.
+        progress: a callback that is called with the best choice from time to time. True for a line on stderr, None for
+            a line only on a terminal or in a notebook, False for no progress.
+        model: the module to name modules and parameters after, if the forward calls parts of it but never the module
+            itself; for several use `nn.ModuleDict({"G": generator, "D": critic})`. None names them after each outermost
+            module that is called.
 
     Raises:
-        TypeError, ValueError: make_loss is no function, or gave no loss; a number is out of range; the solver is
-            unknown; or the policy decides while the backward runs.
-        NotImplementedError: the forward calls what torch.compile has compiled, or disables saved_tensors_hooks, as
-            torch.func.grad does; or it runs on fake tensors of an accelerator.
-        RuntimeError: the forward carries on what can't be put back, such as an iterator that it advances; and what
-            forward and backward raise.
+        TypeError, ValueError: if make_loss is not a function or returns no loss, a number is out of range, the solver
+            is unknown, or the policy decides while the backward runs.
+        NotImplementedError: if the forward calls compiled code, disables saved_tensors_hooks (as torch.func.grad does),
+            or runs on fake tensors of an accelerator.
+        RuntimeError: if the forward changes state that cannot be restored, such as an iterator that it advances. Errors
+            of the forward and backward pass through.
     """
     expect_make_loss(make_loss, "ts.plan_recompute")
     expect_model(model)
-    asked = Wanted.of(budget, overhead)
+    wanted = Wanted.of(budget, overhead)
     expect_choice(solver, tuple(SOLVERS), "solver")
     if progress is not None and not isinstance(progress, bool):
-        expect_callable(progress, 1, "progress", "a function that is told what has been found, True, False or None")
+        expect_callable(
+            progress, 1, "progress", "a function that is called with the best choice so far, True, False or None"
+        )
     expect_seconds(seconds)
     chosen = None if policy == "auto" else find_policy(policy)
     if chosen is not None and is_dynamic(chosen):
-        raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs, so nothing is known of it yet")
+        raise ValueError(
+            f"policy {policy_name(chosen)} decides while the backward runs, so its order cannot be planned for"
+        )
     world = AsFound(make_loss, "ts.plan_recompute", refuses=True)
-    with nothing_reduced(), nothing_sharded("ts.plan_recompute"), progress_shown(progress) as told, world:
+    with nothing_reduced(), nothing_sharded("ts.plan_recompute"), progress_shown(progress) as callback, world:
         made = world.watch()
         if isinstance(made, Tensor) and is_fake(made):
-            return _planned(FakeRuns(world, model), asked, solver, float(seconds), chosen, told)
+            return _planned(FakeRuns(world, model), wanted, solver, float(seconds), chosen, callback)
         runs = Runs(repetitions, world, model)
         try:
-            return _planned(runs, asked, solver, float(seconds), chosen, told)
+            return _planned(runs, wanted, solver, float(seconds), chosen, callback)
         finally:
             runs.put_back()
 
@@ -147,7 +155,7 @@ _AnyRuns = Runs | FakeRuns
 
 def _planned(
     runs: _AnyRuns,
-    asked: Wanted,
+    wanted: Wanted,
     solver: str,
     seconds: float,
     policy: Policy | Choice | None,
@@ -156,69 +164,71 @@ def _planned(
     footprints = runs.footprints
     order = schedule(footprints.graph, policy or "heap", footprints=footprints)
     order_name = "heap" if policy is None else policy_name(policy)
-    memory = MirroredMemory(runs.storages, simulate(footprints.graph, order, footprints))
+    memory = RecomputedMemory(runs.storages, simulate(footprints.graph, order, footprints))
     plain = memory.plain_peak_bytes
-    goal = Goal(asked.extra_ns(runs.plain_ns), asked.peak_bytes(plain))
-    nothing = _Tried(FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0), Extra(0.0, 0.0), True)
+    goal = Goal(wanted.extra_ns(runs.plain_ns), wanted.peak_bytes(plain))
+    nothing = _Tried(FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0), Extra(0.0, 0.0), True)
     left_alone: str | None
     because: LeftAloneBecause | None
     if goal.peak_bytes is not None and plain <= goal.peak_bytes:
         tried = nothing
         because = "within budget"
-        left_alone = f"Left alone: the peak is {size_text(plain)}, within the budget of {both_units(goal.peak_bytes)}."
+        left_alone = (
+            f"Nothing is dropped: the peak of {size_text(plain)} is within the budget of {both_units(goal.peak_bytes)}."
+        )
     else:
-        tried = _tried(runs, memory, asked, goal, solver, seconds, progress)
+        tried = _tried(runs, memory, wanted, goal, solver, seconds, progress)
         because = left_alone = None
         if not tried.gains(plain):
             blamed = runs.checkpoints is not None or mostly_fused(runs.program)
-            because, left_alone = not_worth_it(asked, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
+            because, left_alone = not_worth_it(wanted, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
     if left_alone is not None:
         gone = replace(nothing.found, interrupted=tried.found.interrupted)
         tried = replace(nothing, found=gone, ratio=tried.ratio)
     found = tried.found
     if left_alone is None and policy is None:
         memory, order_name = _in_best_order(memory, found.dropped, footprints)
-        found = replace(found, mirrored=memory.mirrored(found.dropped))
-    met = tried.met and (goal.peak_bytes is None or found.mirrored.peak_bytes <= goal.peak_bytes)
+        found = replace(found, levels=memory.levels_if_dropped(found.dropped))
+    met = tried.met and (goal.peak_bytes is None or found.levels.peak_bytes <= goal.peak_bytes)
     tried = replace(tried, found=found, met=met)
-    return _result(runs, asked, goal, memory, tried, left_alone, because, order_name, solver)
+    return _result(runs, wanted, goal, memory, tried, left_alone, because, order_name, solver)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What a solver found, what it takes by what was measured, and whether that is no more than is allowed."""
+    """A choice of a solver, its measured extra time, and whether that is within the limit."""
 
     found: FoundDrops
     extra: Extra
     met: bool
-    ratio: float = 1.0  # of what was measured to what was reckoned with
+    ratio: float = 1.0  # measured time divided by estimated time
 
-    def if_it_takes(self, ns: float, allowed: float) -> _Tried:
-        """The same, where forward and backward take this much longer."""
+    def with_extra_time(self, ns: float, allowed: float) -> _Tried:
+        """Return the same choice with `ns` of extra time for forward and backward."""
         share = ns / self.extra.ns
         extra = Extra(share * self.extra.recording_ns, share * self.extra.replay_ns)
-        return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.mirrored.replay_ns)
+        return replace(self, extra=extra, met=ns <= allowed, ratio=ns / self.found.levels.replay_ns)
 
     def gains(self, plain: int) -> bool:
-        return self.found.mirrored.peak_bytes <= (1 - WORTH_IT) * plain
+        return self.found.levels.peak_bytes <= (1 - WORTH_IT) * plain
 
 
 def _tried(
     runs: _AnyRuns,
-    memory: MirroredMemory,
-    asked: Wanted,
+    memory: RecomputedMemory,
+    wanted: Wanted,
     goal: Goal,
     solver: str,
     seconds: float,
     progress: _Progress,
 ) -> _Tried:
-    """The best plan that takes no more time than is allowed; if none does, the last.
+    """Return the best choice within the allowed time, or the last one if none is.
 
-    Where one takes more, or much less, the solver is asked again for as much more or less as it reckons with. How far
-    that is off is averaged over all plans that were measured: one measurement is off by as much as a percent of a step.
+    If the measured time of a choice is above the limit or far below it, the solver runs again with a corrected limit.
+    The correction is averaged over all measured choices, because one measurement is off by up to a percent of a step.
     """
     tries: list[_Tried] = []
-    ratios: list[float] = []  # of what was measured to what was reckoned with
+    ratios: list[float] = []  # measured time divided by estimated time
     found = _solved(memory, goal, solver, seconds, None, progress)
     while True:
         tried = _Tried(found, Extra(0.0, 0.0), True)
@@ -226,12 +236,12 @@ def _tried(
             best = _best(goal, [*tries, tried])
             return replace(best, ratio=fmean(ratios)) if ratios else best
         extra = runs.extra(RecomputePlan.of(runs.program, found.dropped))
-        ratios.append(extra.ns / found.mirrored.replay_ns)
-        ratio, allowed = fmean(ratios), asked.extra_ns(runs.plain_ns)
+        ratios.append(extra.ns / found.levels.replay_ns)
+        ratio, allowed = fmean(ratios), wanted.extra_ns(runs.plain_ns)
         tries.append(_Tried(found, extra, True))
-        tries = [each.if_it_takes(ratio * each.found.mirrored.replay_ns, allowed) for each in tries]
+        tries = [each.with_extra_time(ratio * each.found.levels.replay_ns, allowed) for each in tries]
         tried = tries[-1]
-        reached = goal.peak_bytes is not None and found.mirrored.peak_bytes <= goal.peak_bytes
+        reached = goal.peak_bytes is not None and found.levels.peak_bytes <= goal.peak_bytes
         full = allowed == math.inf or tried.extra.ns >= _FULL * allowed
         if found.interrupted or len(tries) > _CORRECTIONS or (tried.met and (reached or full)):
             return _best(goal, tries)
@@ -240,24 +250,25 @@ def _tried(
 
 
 def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
-    """Of those that take no more time than is allowed the best; if none does, the last."""
+    """Return the best choice within the allowed time, or the last one if none is."""
     return min(
-        (each for each in tries if each.met), key=lambda each: goal.rank(each.found.mirrored)[1:], default=tries[-1]
+        (each for each in tries if each.met), key=lambda each: goal.rank(each.found.levels)[1:], default=tries[-1]
     )
 
 
 def _solved(
-    memory: MirroredMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
+    memory: RecomputedMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
 ) -> FoundDrops:
-    """Without products made again, if that reaches what is wanted, or comes as near."""
+    """Return a choice without recomputed products if it reaches the goal or comes about as near, else one with them."""
     solve = SOLVERS[solver]
+    # Products take most of the time, so the search first tries to do without them.
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)
-    if without.interrupted or (goal.peak_bytes is not None and goal.met(without.mirrored)):
+    if without.interrupted or (goal.peak_bytes is not None and goal.met(without.levels)):
         return without
     known = [each for each in (start, without.dropped) if each is not None]
-    first = min(known, key=lambda each: goal.rank(memory.mirrored(each)))
+    first = min(known, key=lambda each: goal.rank(memory.levels_if_dropped(each)))
     products = solve(memory, goal, 0.6 * seconds, first, progress)
-    less = without.mirrored.peak_bytes - products.mirrored.peak_bytes
+    less = without.levels.peak_bytes - products.levels.peak_bytes
     better = products if less > _BETTER * memory.plain_peak_bytes else without
     return replace(
         better,
@@ -268,16 +279,17 @@ def _solved(
 
 
 def _in_best_order(
-    memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints
-) -> tuple[MirroredMemory, str]:
-    """The orders of the portfolio, planned for the mirrored backward: the one with the lowest peak, and its name."""
-    least = memory.mirrored(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
+    memory: RecomputedMemory, dropped: Iterable[int], footprints: Footprints
+) -> tuple[RecomputedMemory, str]:
+    """Return the memory in the portfolio's best order for the backward with recomputation, and the order's name."""
+    # Another order needs ts.backward instead of loss.backward(), so it has to save enough to be worth that.
+    least = memory.levels_if_dropped(dropped).peak_bytes - _BETTER * memory.plain_peak_bytes
     best, name = memory, "heap"
-    mirrored = mirrored_footprints(memory, dropped, footprints)
+    recomputed = recomputed_footprints(memory, dropped, footprints)
     for each in PORTFOLIO:
-        order = schedule(footprints.graph, each, footprints=mirrored)
-        other = MirroredMemory(memory.storages, simulate(footprints.graph, order, footprints))
-        peak = other.mirrored(dropped).peak_bytes
+        order = schedule(footprints.graph, each, footprints=recomputed)
+        other = RecomputedMemory(memory.storages, simulate(footprints.graph, order, footprints))
+        peak = other.levels_if_dropped(dropped).peak_bytes
         if peak < least:
             best, name, least = other, each, float(peak)
     return best, name
@@ -285,9 +297,9 @@ def _in_best_order(
 
 def _result(
     runs: _AnyRuns,
-    asked: Wanted,
+    wanted: Wanted,
     goal: Goal,
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     tried: _Tried,
     left_alone: str | None,
     because: LeftAloneBecause | None,
@@ -296,14 +308,14 @@ def _result(
 ) -> PlannedRecompute:
     found, extra = tried.found, tried.extra
     timeline = memory.timeline(found.dropped)
-    notes = list(_notes(runs, asked, goal, found, left_alone))
+    notes = list(_notes(runs, wanted, goal, found, left_alone))
     if INSIDE in timeline.estimates:
-        notes.append(f"An estimate: {INSIDE}.")
+        notes.append(f"The peak is an estimate: {INSIDE}.")
     if not found.dropped:
         extra = Extra(0.0, 0.0)
-    predicted = MirrorPrediction(
+    predicted = PlanPrediction(
         tuple(memory.plain.task_peaks),
-        tuple(found.mirrored.peaks),
+        tuple(found.levels.peaks),
         runs.plain_ns / 1e9,
         extra.replay_ns / 1e9,
         extra.recording_ns / 1e9,
@@ -330,20 +342,20 @@ def _result(
         recording_ns=runs.recording_ns,
         ratio=tried.ratio,
         banned=runs.reasons,
-        wanted=asked,
+        wanted=wanted,
         estimates=runs.estimates,
     )
 
 
-def _notes(runs: _AnyRuns, asked: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
-    peak = found.mirrored.peak_bytes
+def _notes(runs: _AnyRuns, wanted: Wanted, goal: Goal, found: FoundDrops, left_alone: str | None) -> Iterator[str]:
+    peak = found.levels.peak_bytes
     if goal.peak_bytes is not None and peak > goal.peak_bytes:
-        lowest = "; this is the lowest peak that was found" if left_alone is None else ""
-        if lowest and asked.overhead < math.inf:
-            lowest += f" for {percent_text(asked.overhead)} of a step's time"
+        lowest = "; this is the lowest peak found" if left_alone is None else ""
+        if lowest and wanted.overhead < math.inf:
+            lowest += f" within {percent_text(wanted.overhead)} of a step's time"
         yield f"The budget of {both_units(goal.peak_bytes)} is not reached{lowest}."
     if found.interrupted:
-        yield f"The search was interrupted after {found.seconds:.1f} s; this is the best until then."
+        yield f"The search was interrupted after {found.seconds:.1f} s; this is the best plan until then."
     if runs.estimates:
         yield estimate_sentence(runs.estimates)
     if runs.banned is not None:
@@ -359,8 +371,8 @@ def _notes(runs: _AnyRuns, asked: Wanted, goal: Goal, found: FoundDrops, left_al
     if left_alone is None and obstacles and not fused:
         reason, most = obstacles.most_common(1)[0]
         yield (
-            f"Kept, since it can't be made again: {size_text(obstacles.total())} of what nodes save, "
-            f"{size_text(most)} of it because {reason}."
+            f"{size_text(obstacles.total())} of the saved tensors are kept because they cannot be recomputed, "
+            f"{size_text(most)} of it since {reason}."
         )
     yield from runs.program.notes
-    yield from (f"An estimate: {limit}." for limit in runs.footprints.limits[:_MOST_LIMITS])
+    yield from (f"The peak is an estimate: {limit}." for limit in runs.footprints.limits[:_MOST_LIMITS])

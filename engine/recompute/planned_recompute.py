@@ -1,4 +1,4 @@
-"""The result of `ts.plan_recompute`: a plan with its predicted memory and time, and what other budgets would buy."""
+"""The result of `ts.plan_recompute`: a plan with predicted memory and time, and plans for other budgets."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..memory.estimates import estimate_sentence
 from ..memory.simulation import difference
 from ..memory.timeline import Timeline
 from .budget import Budget, Wanted, budget_bytes, budget_of, expect_seconds
-from .explain import Decided, MirrorReasons, reasons
+from .explain import Decided, RecomputeReasons, reasons
 from .module_table import RIGHT, module_cells, module_sentences, ms_text
 from .no_plan_reasons import LeftAloneBecause
-from .plan import MirrorPrediction, RecomputePlan
-from .plan_by_task import mirror_signs
-from .predicted_memory import MirroredMemory
+from .plan import PlanPrediction, RecomputePlan
+from .plan_by_task import recompute_signs
+from .predicted_memory import RecomputedMemory
 from .solvers import FoundDrops, Goal, search
 
 if TYPE_CHECKING:
@@ -33,37 +33,41 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-# Shares of the time that replaying everything would take, for which the lowest peak is searched.
+# Shares of the time of recomputing everything, for each of which the lowest peak is searched.
 _LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
-_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))  # of the plain peak, for which the price is searched
-_FOR_BUDGETS = 0.4  # of the time of the search
-_WORTH_IT = 0.005  # of the plain peak, by which a plan is lower than one that takes less time
+_BUDGETS = tuple(
+    share / 100 for share in range(95, 0, -5)
+)  # of the plain peak, for each of which the lowest time is searched
+_FOR_BUDGETS = 0.4  # share of the search time spent on _BUDGETS
+_WORTH_IT = 0.005  # of the plain peak: the least by which a slower plan has to be lower
 
 
 @verbs_end_where_called
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PlannedRecompute(RecomputePlan):
-    """A plan for mirroring with what it was made from. In a notebook the table shows itself.
+    """A recompute plan with its predictions and the data they come from, displayed as a table in a notebook.
 
-    `save` writes what `ts.recompute` needs, the prediction and the order; the timelines are not in the file.
+    `save` writes what `ts.recompute` needs, the prediction and the order, but not the timelines.
 
     Attributes:
-        plain, timeline: the memory of the backward without and with it, predicted.
-        left_alone: why nothing is dropped, as a sentence; None: something is.
-        left_alone_because: the same as a word: "within budget": the peak fits the budget without a plan. "too small":
-            recording and calling the operations takes longer than they do. "time": recomputation takes longer than
-            `overhead` allows. "no lower peak": no choice lowers the peak. None: something is dropped.
-        notes: what else is to be known, in sentences.
-        order: the ids of the tasks of the backward that it was planned for; `policy` is what runs it, and `order_name`
-            what that order is called.
-        met: whether what was asked for is reached.
-        solver: what found it; `evaluations`: among how many choices; `seconds`: in what time.
-        program, memory: what it was judged by.
-        recording_ns: nanoseconds that the forward takes longer for each operation that is noted, to run again.
-        ratio: what replays and recording were measured to take, over what was reckoned with.
-        banned: by number the storages that did not come out the same when they were made again, and how.
-        wanted: what was asked for; None: it is one of the plans of `explore`.
-        estimates: why its figures are estimates, as in `Timeline.estimates`; none where forward and backward were run.
+        plain, timeline: predicted memory of the backward without and with the plan.
+        left_alone: a sentence that says why nothing is dropped; None if something is.
+        left_alone_because: the reason in one word. "within budget": the peak fits the budget without a plan. "too
+            small": recording and calling the operations takes longer than the operations. "time": recomputation takes
+            longer than `overhead` allows. "no lower peak": no choice lowers the peak. None if something is dropped.
+        notes: further notes, as sentences.
+        order: the ids of the backward's tasks in the order that was planned for; `policy` runs them in this order.
+        order_name: the name of that order.
+        met: whether the budget and the overhead are met.
+        solver: the solver that found the plan.
+        evaluations: number of choices that it evaluated.
+        seconds: time that it took.
+        program, memory: the recorded forward and its predicted memory.
+        recording_ns: time in nanoseconds that recording an operation adds to the forward.
+        ratio: measured time of recomputation and recording, divided by the estimated time.
+        banned: numbers of the storages whose recomputed bits differed, each with the difference.
+        wanted: the requested budget and overhead; None for a plan of `explore`.
+        estimates: reasons why its figures are estimates, as in `Timeline.estimates`; empty if they were measured.
     """
 
     plain: Timeline
@@ -77,7 +81,7 @@ class PlannedRecompute(RecomputePlan):
     evaluations: int
     seconds: float
     program: ForwardProgram
-    memory: MirroredMemory
+    memory: RecomputedMemory
     recording_ns: float
     ratio: float = 1.0
     banned: Mapping[int, str] = field(default_factory=dict)
@@ -87,59 +91,59 @@ class PlannedRecompute(RecomputePlan):
 
     @property
     def peak_bytes(self) -> int:
-        """The highest level of the backward with the plan, predicted, in bytes."""
+        """The predicted peak of the backward with the plan, in bytes."""
         return self.timeline.peak_bytes
 
     @property
     def plain_peak_bytes(self) -> int:
-        """The same without."""
+        """The predicted peak of the backward without the plan, in bytes."""
         return self.plain.peak_bytes
 
     def misfit(self, graph: Graph) -> str | None:
-        """Why its figures are not for this graph; None: it is one of the forward that was planned for."""
+        """Return how this graph differs from the planned forward's graph; None if it does not."""
         return difference(graph, self.plain.graph)
 
-    def why(self, which: str | int) -> MirrorReasons:
-        """Why an operation is mirrored or not, with the bytes and milliseconds that decide.
+    def why(self, which: str | int) -> RecomputeReasons:
+        """Explain why an operation is recomputed or not, with the bytes and times that decide.
 
-        plan.why("attn.softmax")    # a module's path and an operation, as torch or the kernel calls it
-        plan.why("blocks.0")        # all operations of a module and of those in it
-        plan.why(12)                # by number, as answers tell it
+        plan.why("attn.softmax")    # a module's path and an operation, by torch's or the kernel's name
+        plan.why("blocks.0")        # all operations of a module and its submodules
+        plan.why(12)                # an operation's number, as printed by why()
 
         Args:
-            which: an operation's name; a module's path, of which the front may be left out, or a pattern
-                ("blocks.*.attn"); both; or a number.
+            which: an operation's name; a module's path, without its front if you like, or a pattern
+                ("blocks.*.attn"); path and name; or a number.
 
         Raises:
-            ValueError: there is none by that name; it has the nearest ones.
-            TypeError: it is neither a text nor a number.
+            ValueError: if no operation matches; the message lists similar names.
+            TypeError: if `which` is neither a string nor a number.
         """
         plain = prediction_of(self).plain_seconds
         decided = Decided(self.program, self.memory, self.dropped, self.ratio, self.banned, self.wanted, plain)
         return reasons(decided, which)
 
-    def explore(self, seconds: float = 5.0) -> MirrorFrontier:
-        """What other budgets would buy: plans from the plain peak to the lowest, with a slider through them.
+    def explore(self, seconds: float = 5.0) -> PlanFrontier:
+        """Search plans for all budgets, from the plain peak to the lowest, and return them with a slider.
 
         The forward does not run again.
 
         Args:
-            seconds: how long to search.
+            seconds: time limit of the search.
 
         Raises:
-            ValueError: that is no time.
+            ValueError: if `seconds` is not a number of at least 0.
         """
         return explored(self, seconds)
 
     def reckoned(self, dropped: Iterable[int], replay_ns: float) -> tuple[float, float]:
-        """Seconds that recording and replays take of a step, as they were reckoned with before any was measured."""
+        """Return the estimated seconds for recording and for recomputation in a step, before any measurement."""
         operations = {operation for number in dropped for operation in self.program.storages[number].program}
         recording = len(operations) * self.recording_ns
         return recording / 1e9, max(0.0, replay_ns - recording) / 1e9
 
     @property
     def within_reach_bytes(self) -> int:
-        """What plans may let go of, of that which is there at the peak without any."""
+        """Bytes of the plain peak that are saved tensors and can be recomputed."""
         memory, peak = self.memory, self.plain.peak_place
         return sum(
             each.nbytes
@@ -149,41 +153,40 @@ class PlannedRecompute(RecomputePlan):
 
     @property
     def sentences(self) -> list[str]:
-        """What the table says."""
+        """The sentences below the table."""
         notes = list(self.notes)
         if not self.met:
             notes.append(
-                f"Of the peak without a plan, {size_text(self.plain_peak_bytes)}, "
-                f"{size_text(self.within_reach_bytes)} are saved tensors that can be made again; no plan lets go of "
-                "the rest, such as gradients."
+                f"{size_text(self.within_reach_bytes)} of the peak without a plan, {size_text(self.plain_peak_bytes)}, "
+                "are saved tensors that can be recomputed; no plan drops the rest, such as gradients."
             )
         if self.left_alone is not None:
             return [self.left_alone, *notes]
         predicted, before, after = self.predicted, self.plain_peak_bytes, self.peak_bytes
-        where = "" if self.order_name == "heap" else f", in the order of {self.order_name}"
+        where = "" if self.order_name == "heap" else f" in the order of {self.order_name}"
         found = [
-            f"The backward's peak falls from {size_text(before)} to {size_text(after)}, by "
-            f"{share_text(before - after, before)}{where}. Predicted."
+            f"The predicted peak of the backward{where} falls from {size_text(before)} to {size_text(after)}, by "
+            f"{share_text(before - after, before)}."
         ]
         if predicted is not None:
             more = predicted.seconds / predicted.plain_seconds - 1
             found.append(
-                f"A step takes {percent_text(more)} longer than {ms_text(predicted.plain_seconds)}: "
-                f"{ms_text(predicted.replay_seconds)} for replays, {ms_text(predicted.recording_seconds)} for "
+                f"A step of {ms_text(predicted.plain_seconds)} takes {percent_text(more)} longer: "
+                f"{ms_text(predicted.replay_seconds)} for recomputation, {ms_text(predicted.recording_seconds)} for "
                 "recording the forward."
             )
         if self.order_name != "heap":
-            found.append(f"It is for the order of {self.order_name}: ts.backward(loss, policy=plan.policy).")
+            found.append(f"Run the backward in the order of {self.order_name}: ts.backward(loss, policy=plan.policy).")
         return [*found, *module_sentences(self), *notes]
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first: see `module_cells`."""
+        """The table as text, headings first; see `module_cells`."""
         return module_cells(self)
 
     @property
     def table(self) -> Table:
-        """The rows as a table of rich."""
+        """The table, as a rich Table."""
         return cells_table(self.cells, RIGHT, bold=())
 
     def __rich__(self) -> Table:
@@ -197,7 +200,7 @@ class PlannedRecompute(RecomputePlan):
 
     def __repr__(self) -> str:
         if self.left_alone is not None:
-            return "<PlannedRecompute: left alone>"
+            return "<PlannedRecompute: nothing dropped>"
         count = sum(each.fate == "dropped" for each in self.storages)
         return (
             f"<PlannedRecompute: {count:,} dropped, {size_text(self.plain_peak_bytes)} to {size_text(self.peak_bytes)}>"
@@ -207,31 +210,36 @@ class PlannedRecompute(RecomputePlan):
         return text_of("findings as HTML", self.cells if self.left_alone is None else [[]], self.sentences, RIGHT)
 
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
-        """The graph with signs at tasks whose saved tensors are let go of, that make them again first, and that newly
-        keep others for that. See `Graph.save_svg` for `fold` and `theme`."""
-        return text_of("graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=mirror_signs(self, self.order))
+        """Return the graph as SVG, with signs at tasks that drop, recompute or newly keep tensors.
+
+        Args:
+            fold, theme: as in `Graph.save_svg`.
+        """
+        return text_of(
+            "graph as SVG", self.plain.graph, fold=fold, theme=theme, signs=recompute_signs(self, self.order)
+        )
 
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
-        """Writes `to_svg()` to a file."""
+        """Write `to_svg()` to a file and return its path."""
         return write_file(path, self.to_svg(fold=fold, theme=theme))
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the tasks without and with the plan, the peaks marked. Needs plotly."""
-        return drawn("levels as a figure", {"without": self.plain, "mirrored": self.timeline}, theme)
+        """Return a plotly figure of the predicted memory over the tasks, without and with the plan."""
+        return drawn("levels as a figure", {"without": self.plain, "recomputed": self.timeline}, theme)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MirrorFrontier:
-    """Plans of one forward: none is lower than another and takes less time, too. In a notebook it shows itself.
+class PlanFrontier:
+    """Plans of one forward, none of which is better than another in both peak and time.
 
-    There a slider goes from plan to plan, and predicted curve, table and storages follow at once: nothing is computed
-    any more, so it works in a saved notebook and in a saved page.
+    In a notebook it displays a slider over the plans, with the predicted curve, the table and the storages. It needs no
+    kernel, so it also works in a saved notebook and in a saved page.
 
     Attributes:
-        explored: the plan that it was explored from; it is among `plans`, unless another one is better.
-        plans: by the time of a step, ascending, so by peak descending. The first one drops nothing. Each
-            can be handed to `ts.recompute`.
-        seconds: how long it was searched.
+        explored: the plan whose `explore` returned this; it is among `plans` unless another plan is better.
+        plans: the plans by time of a step, ascending, and so by peak, descending. The first drops nothing. Each can
+            be passed to `ts.recompute`.
+        seconds: time of the search.
     """
 
     explored: PlannedRecompute
@@ -240,16 +248,16 @@ class MirrorFrontier:
 
     def __repr__(self) -> str:
         low, high = self.plans[-1].peak_bytes, self.plans[0].peak_bytes
-        return f"<MirrorFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
+        return f"<PlanFrontier of {len(self.plans):,} plans, {size_text(high)} to {size_text(low)}>"
 
     def within(self, budget: Budget) -> PlannedRecompute:
-        """The cheapest plan that stays within a budget.
+        """Return the fastest plan whose peak is within a budget.
 
         Args:
-            budget: bytes, as a number or as "8GiB" or "8GB", or a share of the peak without mirroring, 0.5 for half.
+            budget: bytes, as a number or such as "8GiB"; or a share of the peak without recomputation, such as 0.5.
 
         Raises:
-            TypeError, ValueError: it is none; none of the plans stays within it.
+            TypeError, ValueError: if the budget is not valid, or no plan is within it.
         """
         plain = self.plans[0].peak_bytes
         limit = budget_bytes(budget_of(budget), plain)
@@ -258,38 +266,38 @@ class MirrorFrontier:
                 return plan
         lowest = self.plans[-1].peak_bytes
         raise ValueError(
-            f"no plan has a peak within {both_units(limit)}: the lowest one has {size_text(lowest)}, "
-            f"{share_text(lowest, plain)} of the plain one"
+            f"no plan has a peak within {both_units(limit)}; the lowest is {size_text(lowest)}, "
+            f"{share_text(lowest, plain)} of the peak without a plan"
         )
 
     @property
     def place(self) -> int:
-        """The place among `plans` of the cheapest whose peak is no higher than that of the plan that was explored."""
+        """The index in `plans` of the fastest plan whose peak is at most that of the explored plan."""
         return self.plans.index(self.within(self.explored.peak_bytes))
 
     @property
     def asked(self) -> int | None:
-        """The place of the plan that was explored; None: it is not among them."""
+        """The index in `plans` of the explored plan; None if it is not among them."""
         return next((place for place, plan in enumerate(self.plans) if plan is self.explored), None)
 
     @property
     def sentences(self) -> list[str]:
-        """Where the times are from."""
+        """Sentences about the origin of the times."""
         if len(self.plans) == 1:
             return []
         if not self.explored.dropped:
-            return ["Times are reckoned from those of single operations: no plan was measured that drops anything."]
+            return [
+                "Times are estimated from those of single operations, because no plan that drops anything was measured."
+            ]
         if self.explored.estimates:
             return [estimate_sentence(self.explored.estimates, "Each figure of time")]
         place = "" if self.asked is None else f" (plan {self.asked} here)"
-        return [
-            f"The times of the plan that was explored{place} were measured; those of the others are reckoned from it."
-        ]
+        return [f"The times of the explored plan{place} were measured; those of the others are estimated from them."]
 
     @property
     def cells(self) -> list[list[str]]:
         """The plans as text, headings first."""
-        found = [["plan", "peak", "of the plain one", "let go", "replays", "recording", "step"]]
+        found = [["plan", "peak", "of plain peak", "dropped", "recompute time", "recording", "step"]]
         plain = self.plans[0].peak_bytes
         for place, plan in enumerate(self.plans):
             predicted = prediction_of(plan)
@@ -316,36 +324,36 @@ class MirrorFrontier:
         return text_of("frontier as HTML", self)
 
     def save_html(
-        self, path: str | Path, title: str = "A plan for mirroring", measured: Mapping[str, Timeline] | None = None
+        self, path: str | Path, title: str = "A recompute plan", measured: Mapping[str, Timeline] | None = None
     ) -> Path:
-        """Writes one HTML page that needs neither a kernel nor a network.
+        """Write one HTML page that needs neither a kernel nor a network, and return its path.
 
         Args:
-            path: where to.
-            title: its heading.
-            measured: curves of backwards that ran, by name, `ts.profile(make_loss).timeline`, drawn beside the
-                predicted ones.
+            path: the file to write.
+            title: the heading of the page.
+            measured: measured memory curves by name, from `ts.profile(make_loss).timeline`, drawn beside the predicted
+                ones.
 
         Raises:
-            ValueError: one of them is of another graph.
+            ValueError: if a measured curve belongs to a different graph.
         """
         return saved_page("frontier as a page", path, self, title, measured or {})
 
 
-def prediction_of(plan: RecomputePlan) -> MirrorPrediction:
-    """What a plan of `ts.plan_recompute` should come to."""
+def prediction_of(plan: RecomputePlan) -> PlanPrediction:
+    """Return the prediction of a plan of `ts.plan_recompute`, which always has one."""
     assert plan.predicted is not None, "ts.plan_recompute predicts"
     return plan.predicted
 
 
-def explored(plan: PlannedRecompute, seconds: float) -> MirrorFrontier:
-    """See `PlannedRecompute.explore`."""
+def explored(plan: PlannedRecompute, seconds: float) -> PlanFrontier:
+    """Search plans for all budgets; see `PlannedRecompute.explore`."""
     expect_seconds(seconds)
     began = perf_counter()
     memory = plan.memory
-    nothing = FoundDrops(frozenset(), memory.mirrored(()), 0, 0.0)
-    asked = FoundDrops(plan.dropped, memory.mirrored(plan.dropped), 0, 0.0)
-    found = [nothing, asked]
+    nothing = FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0)
+    current = FoundDrops(plan.dropped, memory.levels_if_dropped(plan.dropped), 0, 0.0)
+    found = [nothing, current]
     whole = sum(each.replay_ns for each in memory.storages if each.droppable)
     lowest = {}
     for products in (False, True):
@@ -354,25 +362,25 @@ def explored(plan: PlannedRecompute, seconds: float) -> MirrorFrontier:
             goal = Goal(whole * share, None, products)
             last = search(memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS)))
             found.append(last)
-        lowest[products] = last.mirrored.peak_bytes
+        lowest[products] = last.levels.peak_bytes
     for share in _BUDGETS:
         limit = int(share * memory.plain_peak_bytes)
         for products in (False, True):
             if lowest[products] <= limit:
-                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.mirrored))
+                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.levels))
                 goal = Goal(peak_bytes=limit, products=products)
                 each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
                 found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
     distinct = {each.dropped: each for each in reversed(found)}
     plans = _frontier([_planned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
-    return MirrorFrontier(plan, tuple(plans), perf_counter() - began)
+    return PlanFrontier(plan, tuple(plans), perf_counter() - began)
 
 
 def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, plain: int) -> list[PlannedRecompute]:
-    """Those than which none is lower and takes less time.
+    """Return the plans that no other plan beats in both peak and time.
 
-    A plan that is lower by next to nothing is left out, but for the one that was explored, and such as meet a budget
-    that the one before does not.
+    A plan that is only slightly lower than a faster one is left out, unless it is the explored plan or meets a budget
+    that the faster one does not.
     """
 
     def budgets(plan: PlannedRecompute) -> int:
@@ -389,24 +397,24 @@ def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, pla
 
 
 def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
-    """The plan that drops this instead. What that takes is reckoned from what was measured of the given plan."""
+    """Return a plan that drops another choice, with times estimated from those measured of the given plan."""
     if found.dropped == plan.dropped:
         return plan
-    predicted, mirrored = prediction_of(plan), found.mirrored
+    predicted, recomputed = prediction_of(plan), found.levels
     chosen = RecomputePlan.of(plan.program, found.dropped)
-    recording, replays = plan.reckoned(chosen.dropped, mirrored.replay_ns)
+    recording, replays = plan.reckoned(chosen.dropped, recomputed.replay_ns)
     if plan.dropped:
-        before = plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
-        if predicted.recording_seconds and before[0]:  # at 0 it was too short to be measured
+        before = plan.reckoned(plan.dropped, plan.memory.levels_if_dropped(plan.dropped).replay_ns)
+        if predicted.recording_seconds and before[0]:  # 0 if it was too short to be measured
             recording *= predicted.recording_seconds / before[0]
         if predicted.replay_seconds and before[1]:
             replays *= predicted.replay_seconds / before[1]
     return replace(
         plan,
         storages=chosen.storages,
-        predicted=MirrorPrediction(
+        predicted=PlanPrediction(
             predicted.plain_levels,
-            tuple(mirrored.peaks),
+            tuple(recomputed.peaks),
             predicted.plain_seconds,
             replays,
             recording if found.dropped else 0.0,

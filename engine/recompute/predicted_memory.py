@@ -1,4 +1,4 @@
-"""The memory of a mirrored backward, predicted: a plain one, some of whose storages are dropped and made again."""
+"""The predicted memory of a backward with recomputation, derived from the backward without it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from enum import Enum
 from ..memory.lifetimes import Category
 from ..memory.task_memory import Footprint, Footprints, StartStorage
 from ..memory.timeline import Timeline
-from .droppable_storages import FOR_REPLAY, MirrorStorage
+from .droppable_storages import FOR_RECOMPUTATION, RecomputeStorage
 
 
 @dataclass(frozen=True, slots=True)
-class Mirrored:
-    """What dropping some storages comes to.
+class RecomputedLevels:
+    """The memory levels and the recompute time of a backward, for one choice of dropped storages.
 
     Attributes:
         peak_bytes: the highest level of the backward.
-        start_bytes: the level as it starts.
-        replay_ns: what all replays take.
-        peaks: by place the highest level while the task ran, its replays included.
+        start_bytes: the level when it starts.
+        replay_ns: time of all recomputation.
+        peaks: the highest level during each task, including its recomputation, by position in the order.
     """
 
     peak_bytes: int
@@ -32,24 +32,24 @@ class Mirrored:
 
     @property
     def peak_place(self) -> int:
-        """The place of the task in which the peak is reached; -1: the backward starts with it."""
+        """The position of the task in which the peak is reached; -1 if the backward starts at the peak."""
         return -1 if self.start_bytes == self.peak_bytes else self.peaks.index(self.peak_bytes)
 
 
-class MirroredMemory:
-    """The levels of one backward, in one order, for any choice of dropped storages.
+class RecomputedMemory:
+    """The memory levels of one backward in one order, for any choice of dropped storages.
 
-    Dropping leaves what tasks allocate for themselves as it was, so the plain backward is shifted: by what is not
-    there, what is kept for replays alone, and what replays have made. A task replays what its node kept before it
-    allocates anything. What a replay made lives until the last node that kept it, or the last replay that reads it, is
-    done; and so does what is kept for replays. A replay frees what only it still needed as soon as it has run.
+    The tasks' own allocations do not depend on the choice. So the levels of the plain backward are shifted by the
+    dropped storages, the newly kept ones, and the recomputed ones. A task recomputes the tensors its node saved before
+    it allocates anything. A recomputed or newly kept storage stays alive until the last node that saved it, and the
+    last recomputation that reads it, are done. A recomputation frees inputs that nothing else needs as soon as it ends.
 
     Args:
-        storages: of the forward.
-        plain: the backward without mirroring, simulated in the order that is asked for.
+        storages: the storages of the forward.
+        plain: the backward without recomputation, simulated in the requested order.
     """
 
-    def __init__(self, storages: Sequence[MirrorStorage], plain: Timeline) -> None:
+    def __init__(self, storages: Sequence[RecomputeStorage], plain: Timeline) -> None:
         self.storages = storages
         self.plain = plain
         place_of = plain.places
@@ -60,18 +60,18 @@ class MirroredMemory:
         freed = {~number: event for event, number in enumerate(plain.events) if number < 0 and event >= first}
         self._freed_at = [freed.get(each.start, -1) if each.start >= 0 else -1 for each in storages]
         self._place_freed = [plain.place_of(event) if event >= 0 else -1 for event in self._freed_at]
-        # What something else holds, too, is there all the time: replaying it makes a second one.
+        # A storage that something else also holds is never freed: dropping it saves nothing.
         self.held = [each.start >= 0 and event < 0 for each, event in zip(storages, self._freed_at, strict=True)]
         self._plain_peaks = list(plain.task_peaks)
         self._end = max(self._levels[plain.starts[-1] :])
 
     @property
     def plain_peak_bytes(self) -> int:
-        """The highest level of the plain backward."""
+        """The peak of the plain backward."""
         return self.plain.peak_bytes
 
     def reached(self, dropped: Iterable[int]) -> set[int]:
-        """Of these, what nodes keep, and what is replayed for that."""
+        """Return the storages of `dropped` that nodes save, and those needed to recompute these."""
         chosen = dropped if isinstance(dropped, set | frozenset) else set(dropped)
         storages = self.storages
         found: set[int] = set()
@@ -84,7 +84,11 @@ class MirroredMemory:
         return found
 
     def newly_kept(self, dropped: Collection[int]) -> set[int]:
-        """What replays need, and neither is dropped nor alive in the plain backward. `dropped` is as `reached` says."""
+        """Return the inputs of recomputation that are neither dropped nor alive in the plain backward.
+
+        Args:
+            dropped: a result of `reached`.
+        """
         storages = self.storages
         return {
             each
@@ -94,13 +98,17 @@ class MirroredMemory:
         }
 
     def kept_bytes(self, dropped: Collection[int]) -> int:
-        """What nodes keep, and what replays need besides. `dropped` is as `reached` says."""
+        """Return the bytes of saved storages that are kept, and of newly kept ones.
+
+        Args:
+            dropped: a result of `reached`.
+        """
         storages = self.storages
         kept = sum(each.nbytes for number, each in enumerate(storages) if self.places[number] and number not in dropped)
         return kept + sum(storages[number].nbytes for number in self.newly_kept(dropped))
 
     def without(self, numbers: Iterable[int]) -> int:
-        """The peak if these storages had never been: lower than any that dropping some of them comes to."""
+        """Return the peak if these storages never existed: a lower bound for dropping any of them."""
         gone: dict[int, int] = {}  # by the place that frees them
         for number in numbers:
             if self._freed_at[number] >= 0:
@@ -112,13 +120,14 @@ class MirroredMemory:
             highest = max(highest, self._plain_peaks[place] - below)
         return max(highest, self._levels[self.plain.starts[0]] - sum(gone.values()))
 
-    def mirrored(self, dropped: Iterable[int]) -> Mirrored:
-        """What the backward is like if these are dropped. O(tasks + what is dropped, with what its replays need)."""
+    def levels_if_dropped(self, dropped: Iterable[int]) -> RecomputedLevels:
+        """Return the levels of the backward if these storages are dropped, in O(tasks + recomputed storages)."""
         run = _Run(self, self.reached(dropped))
         levels, starts, peaks = self._levels, self.plain.starts, self._plain_peaks
         found: list[int] = []
         after = 0
         for place, transient, shift, retained in run.places():
+            # Tasks between two positions with changes are all shifted by the same bytes.
             if run.shift_before:
                 found.extend([peak + run.shift_before for peak in peaks[after:place]])
             else:
@@ -127,6 +136,7 @@ class MirroredMemory:
             if not retained:
                 highest = max(highest, peaks[place] + shift)
             else:
+                # The plain backward frees these within the task; from each such event on the level is higher here.
                 begin = starts[place]
                 for event, nbytes in sorted((self._freed_at[number], nbytes) for number, nbytes in retained):
                     highest = max(highest, max(levels[begin : event + 1]) + shift)
@@ -137,24 +147,24 @@ class MirroredMemory:
             after = place + 1
         found.extend([peak + run.shift for peak in peaks[after:]])
         start = levels[starts[0]] + run.start_shift
-        return Mirrored(max(start, self._end + run.shift, *found), start, run.replay_ns, found)
+        return RecomputedLevels(max(start, self._end + run.shift, *found), start, run.replay_ns, found)
 
     def timeline(self, dropped: Iterable[int]) -> Timeline:
-        """The same, event by event."""
+        """Return the timeline of the backward, event by event, if these storages are dropped."""
         reached = self.reached(dropped)
-        found = _mirrored_timeline(self, reached)
+        found = _recomputed_timeline(self, reached)
         if any(self.storages[number].allocates_inside for number in reached):
             found = replace(found, estimates=(*found.estimates, INSIDE))
         return found
 
 
-INSIDE = "what attention, or a product in half precision, allocates inside as it is made again is not known"
-"""Why the memory of a plan is an estimate."""
+INSIDE = "the workspace of recomputed attention or half-precision matrix products is not known"
+"""The reason why the memory of a plan is an estimate."""
 
 
 class _Event(Enum):
-    """What a replay does: makes a storage; takes bytes that live in its call alone; lets go of the state of a random
-    generator; lets go of a storage."""
+    """An event of a recomputation: a storage is allocated; memory used only during the call; the state of a random
+    generator is freed; a storage is freed."""
 
     MADE = 0
     EXTRA = 1
@@ -162,23 +172,26 @@ class _Event(Enum):
     GONE = 3
 
 
-def state_bytes(storages: Sequence[MirrorStorage], dropped: Collection[int], number: int) -> int:
-    """What a storage keeps of random generators. What one call makes, as the outputs of attention, keeps it once."""
+def state_bytes(storages: Sequence[RecomputeStorage], dropped: Collection[int], number: int) -> int:
+    """Return the bytes of generator state kept for a storage; the outputs of one call share one state."""
     each = storages[number]
     return 0 if any(sibling < number and sibling in dropped for sibling in each.siblings) else each.state_bytes
 
 
 class _Run:
-    """Who holds what, place by place: the reference counts of the records from which storages are replayed.
+    """A simulation of the reference counts that keep storages alive, one position of the order after the other.
 
     Attributes:
-        shift: bytes by which the level is now above the plain one; `shift_before`: it was before the present place.
-        start_shift: the same as the backward starts.
-        replay_ns: what the replays took so far.
-        log: what replays do: (place, what, number of the storage, bytes).
+        dropped: the dropped storages.
+        needed: the kept storages that recomputation reads.
+        shift: bytes by which the level is above that of the plain backward.
+        shift_before: the same, before the current position.
+        start_shift: the same, at the start of the backward.
+        replay_ns: time of the recomputation so far.
+        log: the events of recomputation: (position, event, number of the storage, bytes).
     """
 
-    def __init__(self, memory: MirroredMemory, dropped: set[int]) -> None:
+    def __init__(self, memory: RecomputedMemory, dropped: set[int]) -> None:
         self._memory = memory
         self._storages = storages = memory.storages
         self.dropped = dropped
@@ -188,6 +201,7 @@ class _Run:
         for number in dropped:
             each = storages[number]
             shift += state_bytes(storages, dropped, number)
+            # A storage that something else holds stays alive, so dropping it frees nothing.
             if each.start >= 0 and not memory.held[number]:
                 shift -= each.nbytes
             for need in each.needs:
@@ -205,9 +219,10 @@ class _Run:
         self._place = 0
 
     def places(self) -> Iterator[tuple[int, int, int, list[tuple[int, int]]]]:
-        """The places where something changes: (place, highest shift in its replays, shift after them, retained).
+        """Yield the positions with changes: (position, highest shift while recomputing, shift afterwards, retained).
 
-        Retained is what the plain backward frees there and a replay still needs: (number, bytes).
+        `retained` lists the storages that the plain backward frees there but recomputation still needs, as pairs of
+        number and bytes.
         """
         memory, storages, holders = self._memory, self._storages, self._holders
         by_place: dict[int, list[int]] = {}
@@ -218,9 +233,13 @@ class _Run:
             numbers = by_place[place]
             self._place = place
             self.shift_before = self._highest = self.shift
+            # A node unpacks its saved tensors before it computes (the generated apply() functions, Functions.cpp), so
+            # recomputation comes before the task's own allocations.
             for number in numbers:
                 if number in self.dropped and number not in self._made:
                     self._replay(number)
+            # The engine releases saved tensors after the node has run (Engine::evaluate_function in engine.cpp calls
+            # release_variables()), so what was recomputed is alive until the last task that saved it has run.
             retained = []
             after = self.shift
             for number in numbers:
@@ -233,7 +252,7 @@ class _Run:
         self.shift_before = self.shift
 
     def _replay(self, wanted: int) -> None:
-        """Replays a storage, and before it what it needs and is not there."""
+        """Recompute a storage, after the dropped storages it is computed from."""
         storages, dropped, made = self._storages, self.dropped, self._made
         stack = [wanted]
         while stack:
@@ -256,7 +275,7 @@ class _Run:
         for sibling in each.siblings:
             if sibling in self.dropped and sibling not in made and holders[sibling]:
                 born.append(sibling)
-            else:
+            else:  # an output that nothing needs is freed as soon as the call returns
                 extra += storages[sibling].nbytes
         self.replay_ns += each.replay_ns
         for one in born:
@@ -271,10 +290,10 @@ class _Run:
                 self.shift -= state
                 self.log.append((self._place, _Event.STATE_GONE, one, state))
             for need in storages[one].needs:
-                self._let_go(need)
+                self._release(need)
 
-    def _let_go(self, number: int) -> None:
-        """A replay that needed it has run."""
+    def _release(self, number: int) -> None:
+        """Release a storage after a recomputation that reads it."""
         self._holders[number] -= 1
         if not self._holders[number] and not self._memory.held[number]:
             nbytes = self._storages[number].nbytes
@@ -282,10 +301,10 @@ class _Run:
             self.log.append((self._place, _Event.GONE, number, nbytes))
 
 
-def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
+def _recomputed_timeline(memory: RecomputedMemory, dropped: set[int]) -> Timeline:
     plain, storages = memory.plain, memory.storages
     run = _Run(memory, dropped)
-    retained: set[int] = set()  # the plain backward frees them; here a replay does
+    retained: set[int] = set()  # freed by a recomputation, not by the plain backward's event
     for _, _, _, kept in run.places():
         retained.update(number for number, _ in kept)
     by_place: dict[int, list[tuple[_Event, int, int]]] = {}
@@ -305,19 +324,22 @@ def _mirrored_timeline(memory: MirroredMemory, dropped: set[int]) -> Timeline:
     return writer.timeline()
 
 
-def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
-    """The footprints of the mirrored backward, for planners of orders: `ts.simulate` and `ts.plan_order` take them.
+def recomputed_footprints(memory: RecomputedMemory, dropped: Iterable[int], footprints: Footprints) -> Footprints:
+    """Return footprints of the backward with recomputation, for `ts.simulate` and `ts.plan_order`.
 
-    In another order than the memory's, other tasks would be the first to replay: `MirroredMemory` in that order says
-    what it comes to. Here what is kept for replays goes at the end of the task that replays, not before it runs.
+    They are exact up to one difference: a storage kept for recomputation is freed at the end of the task that reads it,
+    not before the task runs. In a different order different tasks would recompute first; use `RecomputedMemory` in that
+    order.
 
     Args:
-        footprints: of the plain backward.
+        memory: the predicted memory in one order.
+        dropped: numbers of the dropped storages.
+        footprints: the footprints of the plain backward.
     """
     storages, order = memory.storages, memory.plain.order
     run = _Run(memory, memory.reached(dropped))
     retained = [number for _, _, _, kept in run.places() for number, _ in kept]
-    frees: dict[int, int] = {}  # by storage the place of the replay that lets go of it
+    frees: dict[int, int] = {}  # by storage, the position of the recomputation that frees it
     for place, event, number, _ in run.log:
         if event is _Event.GONE:
             frees[number] = place
@@ -325,14 +347,16 @@ def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprin
     keepers = {number: list(start.keepers) for number, start in enumerate(footprints.start)}
     for number in retained:
         if number not in run.dropped:
-            keepers[storages[number].start].append((order[frees[number]], FOR_REPLAY))
+            keepers[storages[number].start].append((order[frees[number]], FOR_RECOMPUTATION))
     start = [
         replace(each, keepers=tuple(keepers[number]))
         for number, each in enumerate(footprints.start)
         if number not in gone
     ]
     start += [
-        StartStorage(storages[number].nbytes, ((order[frees[number]], FOR_REPLAY),), False, storages[number].made_by)
+        StartStorage(
+            storages[number].nbytes, ((order[frees[number]], FOR_RECOMPUTATION),), False, storages[number].made_by
+        )
         for number in sorted(run.needed)
         if storages[number].start < 0 and number in frees
     ]
@@ -353,7 +377,7 @@ def mirrored_footprints(memory: MirroredMemory, dropped: Iterable[int], footprin
 def _with_replays(
     footprint: Footprint | None, events: Iterable[tuple[_Event, int, int]], until: dict[int, int], task: int
 ) -> Footprint | None:
-    """What a task allocates, its replays first."""
+    """Return the footprint of a task with its recomputation in front."""
     if footprint is None:
         return None
     blocks: list[int] = []
@@ -385,9 +409,9 @@ def _with_replays(
 
 
 class _Writer:
-    """Writes the events of a mirrored backward, and numbers its storages by birth."""
+    """Writes the timeline of a backward with recomputation; storages are numbered in order of allocation."""
 
-    def __init__(self, memory: MirroredMemory, dropped: set[int], newly_kept: Sequence[int]) -> None:
+    def __init__(self, memory: RecomputedMemory, dropped: set[int], newly_kept: Sequence[int]) -> None:
         plain, storages = memory.plain, memory.storages
         self._plain = plain
         self._storages = storages
@@ -400,9 +424,9 @@ class _Writer:
         self._saved = {
             self._number_of[number]: keepers for number, keepers in plain.saved.items() if number in self._number_of
         }
-        self._mirror_number_of: dict[int, int] = {}  # by number in `storages`
+        self._number_by_storage: dict[int, int] = {}  # by number in `storages`
         for number in newly_kept:
-            self._mirror_number_of[number] = len(self._nbytes)
+            self._number_by_storage[number] = len(self._nbytes)
             self._makers.append(storages[number].made_by)
             self._append(storages[number].nbytes, Category.SAVED)
         self._state_of: dict[int, int] = {}
@@ -414,10 +438,10 @@ class _Writer:
         self._before = len(self._nbytes)
         for number, each in enumerate(storages):
             if each.start in self._number_of:
-                self._mirror_number_of[number] = self._number_of[each.start]
+                self._number_by_storage[number] = self._number_of[each.start]
         self._events: list[int] = []
         self._starts: list[int] = []
-        self._index_of: list[int] = []  # by event of the plain backward the index here
+        self._index_of: list[int] = []  # by event of the plain backward
 
     def begin_place(self) -> None:
         self._starts.append(len(self._events))
@@ -428,7 +452,7 @@ class _Writer:
         return len(self._nbytes) - 1
 
     def replay(self, place: int, event: _Event, number: int, nbytes: int) -> None:
-        """What a replay of this place does."""
+        """Write an event of a recomputation."""
         each = self._storages[number]
         if event is _Event.EXTRA:
             born = self._append(nbytes, Category.WORKSPACE)
@@ -436,18 +460,18 @@ class _Writer:
         elif event is _Event.MADE:
             born = self._append(nbytes, Category.SAVED if each.keepers else Category.WORKSPACE)
             self._events.append(born)
-            self._mirror_number_of[number] = born
-            if each.start >= 0:  # the plain backward's event frees it, where no replay does
+            self._number_by_storage[number] = born
+            if each.start >= 0:  # freed by the plain backward's event unless a recomputation frees it
                 self._number_of[each.start] = born
                 self._saved[born] = self._plain.saved.get(each.start, ())
         else:
-            dies = (self._mirror_number_of if event is _Event.GONE else self._state_of)[number]
+            dies = (self._number_by_storage if event is _Event.GONE else self._state_of)[number]
             self._events.append(~dies)
             if dies < self._before and dies not in self._saved:
-                self._saved[dies] = ((self._plain.order[place], FOR_REPLAY),)
+                self._saved[dies] = ((self._plain.order[place], FOR_RECOMPUTATION),)
 
     def copy(self, index: int, skipped: bool) -> None:
-        """An event of the plain backward."""
+        """Copy an event of the plain backward."""
         self._index_of.append(len(self._events))
         number = self._plain.events[index]
         if skipped:
@@ -459,9 +483,9 @@ class _Writer:
             self._events.append(~here)
 
     def _index(self, index: int) -> int:
-        """The index here of the event of the plain backward before which something changed.
+        """Return the new index of an event of the plain backward.
 
-        What changed before the first event of a place did so before the replays of that place.
+        Changes of category before the first event of a task come before its recomputation.
         """
         place = bisect_left(self._plain.starts, index)
         if place < len(self._starts) and self._plain.starts[place] == index:

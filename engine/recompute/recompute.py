@@ -60,29 +60,29 @@ class recompute:
             that it drops are recomputed with their own operations. If the first forward runs other operations than the
             plan's, it is refused. If a later one does, it keeps all saved tensors from there on, with a warning. With a
             plan that drops nothing the block does nothing and takes no time.
-        budget, overhead, seconds, model: as in `ts.plan_recompute`, for the plan of the first call (some twenty
-            forwards and backwards, after which all is as before, but for what they log). Where gradients are off, as in
-            an evaluation, a call just calls the function.
+        budget, overhead, seconds, model: as in `ts.plan_recompute`, for the plan of the first call. Planning runs some
+            twenty forwards and backwards and restores everything they change, except their logs. If gradients are off,
+            as in an evaluation, a call just runs the function.
 
     Attributes:
         plan: the plan; None before the first call.
 
     Raises:
-        TypeError: `plan` is not a plan; or an argument is none that `ts.plan_recompute` takes.
-        ValueError: a plan is given together with what it would be made from; or an argument is none that
-            `ts.plan_recompute` takes. In the forward: it is not the one that was planned for.
-        RuntimeError: a `with` block without a plan.
-        NotImplementedError: in the forward: it calls what torch.compile has compiled, or disables saved_tensors_hooks.
+        TypeError: if `plan` is not a plan, or `ts.plan_recompute` would refuse an argument.
+        ValueError: if both a plan and arguments for planning are passed, or `ts.plan_recompute` would refuse one. In
+            the forward: if it is not the planned one.
+        RuntimeError: if a `with` block is entered without a plan.
+        NotImplementedError: in the forward, if it calls compiled code or disables saved_tensors_hooks.
 
-    The first forward under a plan is followed operation by operation; later blocks look into those calls alone in which
-    the plan has something to do. So open a block for each forward: more than one in a block take longer.
+    The first forward under a plan is followed operation by operation. Later blocks follow only the calls that drop or
+    save something. Open one block for each forward: several forwards in one block take longer.
 
-    Known limitations: only the thread that opens the block recomputes. torch.func.grad and its like, which disable
-    `saved_tensors_hooks`, are refused by name; hooks which the user opens around the block pack nothing of it. An
-    nn.MultiheadAttention or nn.TransformerEncoder that would take its fast path, in eval mode and without gradients,
-    takes the other one, as under any TorchFunctionMode: what it gives differs by rounding. What PyTorch does not count
-    as modified is not noticed between forward and backward: tensors changed through .data, running statistics of a
-    batch-norm that ran in eval mode and then trains; nor are other settings for the precision of products.
+    Known limitations: saved tensors are dropped only in the thread that opens the block. Functions that disable
+    `saved_tensors_hooks`, such as torch.func.grad, are refused. Saved-tensor hooks that the user opens around the block
+    do not see its tensors. An nn.MultiheadAttention or nn.TransformerEncoder in eval mode without gradients does not
+    use its fast path, as under any TorchFunctionMode, and its result differs by rounding. Changes that PyTorch does not
+    count as modifications go unnoticed between forward and backward: writes through .data, running statistics of a
+    batch-norm that ran in eval mode and then trains, and settings for the precision of matrix products.
     """
 
     def __init__(
@@ -96,31 +96,31 @@ class recompute:
     ) -> None:
         if not isinstance(plan, RecomputePlan | None):
             raise TypeError(
-                f"ts.recompute takes a plan, such as ts.plan_recompute makes, not {a_kind(plan)}; a budget is given by "
-                "its name: ts.recompute(budget=0.5)"
+                f"ts.recompute expects a plan from ts.plan_recompute, got {a_kind(plan)}; pass a budget by name: "
+                "ts.recompute(budget=0.5)"
             )
         wanted: dict[str, Any] = {"budget": budget, "overhead": overhead, "seconds": seconds, "model": model}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        if plan is not None and given:
+        options = {name: value for name, value in wanted.items() if value is not None}
+        if plan is not None and options:
             raise ValueError(
-                f"ts.recompute takes a plan, or {', '.join(given)} to make one from, not both: give those to "
-                "ts.plan_recompute"
+                f"ts.recompute expects either a plan or {', '.join(options)}, not both; pass {', '.join(options)} to "
+                "ts.plan_recompute instead"
             )
-        Wanted.of(budget, overhead)
+        Wanted.of(budget, overhead)  # raises for invalid arguments here, not at the first call
         if seconds is not None:
             expect_seconds(seconds)
         expect_model(model)
-        self._plan_for: Callable[[MakeLoss], RecomputePlan] = partial(plan_recompute, **given)
+        self._plan_for: Callable[[MakeLoss], RecomputePlan] = partial(plan_recompute, **options)
         self.plan = plan
         self._block = None if plan is None else apply_plan(plan)
 
     def __repr__(self) -> str:
-        return f"<recompute: {'nothing is planned yet' if self.plan is None else repr(self.plan)}>"
+        return f"<recompute: {'no plan yet' if self.plan is None else repr(self.plan)}>"
 
     def __enter__(self) -> recompute:
         if self._block is None:
             raise RuntimeError(
-                "ts.recompute has no plan yet, which its first call makes; for a with block: "
+                "ts.recompute has no plan before its first call; for a with block, use "
                 "ts.recompute(ts.plan_recompute(make_loss, budget))"
             )
         self._block.__enter__()
@@ -129,34 +129,36 @@ class recompute:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._block is not None, "it was not entered"
+        assert self._block is not None, "the block was not entered"
         self._block.__exit__(kind, error, traceback)
 
     @property
     def report(self) -> RecomputeReport:
-        """What was dropped and recomputed so far, also in backwards after the `with` block; of calls, by the newest."""
+        """The counts so far, including recomputation after the `with` block; for calls, those of the newest call."""
         if self._block is None:
             return RecomputeReport(0, 0, 0, 0, 0, 0, 0.0, (), ())
         return self._block.report
 
     def __call__(self, function: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
-        """Runs a trainer's function by the plan, which the first call makes, and returns its result: the loss, alone or
-        with others.
+        """Run a trainer's function under the plan, which the first call makes, and return its result.
 
         Args:
-            function: runs the forward: `super().compute_loss`. Of a tuple the first is the loss, of a dict or an output
-                of transformers' that which is called so.
-            args, kwargs: what it is called with.
+            function: the function that runs the forward, such as `super().compute_loss`. The loss is its result, the
+                first element of a tuple, or the "loss" entry of a dict or of a transformers output.
+            args, kwargs: the arguments of the function.
 
         Raises:
-            TypeError, ValueError: there is no loss in the result; and what `ts.plan_recompute` raises.
+            TypeError, ValueError: if the result has no loss. Errors of `ts.plan_recompute` pass through.
         """
         if not callable(function):
-            expect_callable(function, len(args), "function", "what runs the forward, such as super().compute_loss")
+            expect_callable(
+                function, len(args), "function", "a function that runs the forward, such as super().compute_loss"
+            )
         if not torch.is_grad_enabled():
             return function(*args, **kwargs)
         if self.plan is None:
             refuse_transforms("ts.recompute")
+            # Planning calls the function some twenty times; the call that counts follows below, under the plan.
             _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plan_for(lambda: _loss_in(_called(function, args, kwargs)))
         self._block = apply_plan(self.plan)
@@ -165,8 +167,10 @@ class recompute:
 
 
 def _make_once(make_loss: MakeLoss) -> None:
-    """Make the tensors that the first forward makes and keeps (a mask) before it runs: all forwards run alike then, as
-    the plan expects."""
+    """Create the tensors that only the first forward creates and keeps, such as a mask.
+
+    All forwards then run the same operations, as a plan needs.
+    """
     world = AsFound(make_loss, "ts.recompute", refuses=True)
     with world, nothing_reduced():
         world.watch(backward=False)
@@ -177,16 +181,16 @@ def _make_once(make_loss: MakeLoss) -> None:
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A call on batches of its own: some trainers take the labels out of theirs."""
-    return function(*map(_own, args), **{name: _own(each) for name, each in kwargs.items()})
+    """Call the function with copies of the batches, because some trainers pop the labels from them."""
+    return function(*map(_copied, args), **{name: _copied(each) for name, each in kwargs.items()})
 
 
-def _own(given: Any) -> Any:
-    return copy(given) if isinstance(given, Mapping | UserDict) else given
+def _copied(value: Any) -> Any:
+    return copy(value) if isinstance(value, Mapping | UserDict) else value
 
 
 def _loss_in(made: Any) -> Any:
-    """The loss among what a trainer's function gives."""
+    """Return the loss in the result of a trainer's function."""
     if isinstance(made, Mapping | UserDict):
         return made.get("loss")
     if isinstance(made, tuple | list) and made:

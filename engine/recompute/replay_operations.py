@@ -1,7 +1,7 @@
-"""Bytes that are let go of and made again: by running the operations that made them, on what they were called with.
+"""Dropped storages, and their recomputation by running the operations that made them on the same arguments.
 
-Who holds what decides how long it lives: a saved tensor its `Bytes`, these the calls that make them, a call the `Bytes`
-of its arguments. Nothing else holds any of them, so they go as the last node that could ask for them does.
+Ownership decides lifetimes: a saved tensor holds its `Bytes`, `Bytes` hold the calls that make them, and a call holds
+the `Bytes` of its arguments. Nothing else holds any of these, so they are freed with the last node that needs them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ...inspector.torch_private.random_states import generator_of
 from ...inspector.torch_private.tensors import View, computes_itself, detached, on_storage, version_of
 from ...inspector.torch_private.thread_state import autocast_devices
 
-_replaying = RLock()  # a backward on several devices has a thread for each
+_replaying = RLock()  # PyTorch's engine runs a thread for each device; two must not recompute one storage
 
 
 @dataclass(slots=True)
 class ReplayTally:
-    """What replays came to.
+    """Counts of recomputation.
 
     Attributes:
-        storages: how many were made again; nbytes: their sizes.
-        operations: how many operations that took; seconds: how long, on the host.
+        storages, nbytes: number and size of the storages that were recomputed.
+        operations, seconds: number of operations run for that, and the time on the host.
     """
 
     storages: int = 0
@@ -45,10 +45,10 @@ class ReplayTally:
 
 
 class StorageView(NamedTuple):
-    """A tensor: its bytes, and what it shows of them.
+    """A tensor, as a view of bytes.
 
-    Without bytes: those that the call writes into. It belongs to them, and were it to hold them, too, none of them
-    would go before the collector comes.
+    `bytes` is None for the storage that the call writes to. That storage holds the call, so holding it here would be a
+    reference cycle, which is only freed when Python's garbage collector runs.
     """
 
     bytes: Bytes | None
@@ -56,12 +56,12 @@ class StorageView(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Stands for a tensor that a node saves, while its bytes are to be made again.
+    """The packed form of a saved tensor whose storage is dropped.
 
     Attributes:
-        bytes: the tensor's.
-        view: what it shows of them.
-        writes: how often they had been written into when it was saved.
+        bytes: the bytes of the tensor's storage.
+        view: the part of them that it shows.
+        writes: number of writes to the storage before the tensor was saved.
     """
 
     bytes: Bytes
@@ -70,30 +70,30 @@ class Saved(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether what it shows was written into since it was saved. PyTorch would not have it, either."""
+        """Whether the tensor was modified in place after it was saved, which PyTorch refuses, too."""
         later = self.bytes.writes[self.writes :]
         return any(overlap(self.view, written, self.bytes.nbytes) for written in later)
 
 
 class Held(NamedTuple):
-    """A tensor whose bytes are at hand."""
+    """A tensor whose bytes are kept."""
 
     bytes: Bytes
     tensor: Tensor
 
 
 class Bytes:
-    """The bytes of a storage: at hand, or to be made again.
+    """The bytes of a storage, either present or recomputable.
 
     Attributes:
-        storage: the bytes, where they are at hand.
-        calls: what makes them: the first call, and then those which write into what that gave. None: they are at hand.
-        nbytes: how many.
-        number: the storage's in the plan; -1 if that does not drop it.
-        readers: who is made of them, and of which part.
-        saved: a node keeps a part of them.
-        tally: counts what making them takes.
-        writes: what was written into, one view for each operation that was seen to do so.
+        storage: the storage, if it is present.
+        calls: the calls that recompute it: the one that creates it, then those that write to it; None if it is present.
+        nbytes: its size.
+        number: its number in the plan; -1 if the plan does not drop it.
+        readers: weak references to the `Bytes` computed from it, each with the part that was read.
+        saved: whether a node saves a part of it.
+        tally: the counts to update when it is recomputed.
+        writes: the part written by each in-place operation.
     """
 
     __slots__ = (
@@ -119,63 +119,65 @@ class Bytes:
         self.storage = storage if call is None else None
         self._counter = at_hand(tensor) if call is None else None
         self._version = version_of(tensor)
-        self._fresh = True  # what was written into it last was seen to be
+        self._fresh = True  # whether _version includes all writes seen so far
 
     def hold(self, tensor: Tensor) -> None:
-        """From here on the bytes are at hand: those of this tensor."""
+        """Keep the storage of this tensor from here on, instead of recomputing it."""
         self.storage, self.calls = tensor.untyped_storage(), None
         self._counter, self._version = at_hand(tensor), version_of(tensor)
 
     def note_write(self, view: View) -> None:
-        """An operation is writing into this part of it. The version goes up when that is done."""
+        """Note that an operation is about to write to this part. Its version increases afterwards."""
         self.writes.append(view)
         self._fresh = False
 
     def note_version(self, written: Tensor | None = None) -> None:
-        """What was writing into it is done. `written` shows it, where it is not at hand."""
+        """Note the version after a write. `written` is a tensor on the storage, needed if that is not present."""
         counter = written if self._counter is None else self._counter
         if not self._fresh and counter is not None:
             self._version, self._fresh = version_of(counter), True
 
     def is_behind(self, tensor: Tensor) -> bool:
-        """Whether somebody who was not seen has written into it meanwhile. `tensor` shows it."""
+        """Return whether the storage of `tensor` has been written to by an operation that was not seen."""
         return self._fresh and version_of(tensor) > self._version
 
     def first_argument(self) -> Held:
-        """The tensor that they were found at hand by."""
-        assert self._counter is not None, "they are at hand"
+        """Return the tensor that this was created from, as an argument."""
+        assert self._counter is not None, "the storage is present"
         return Held(self, self._counter)
 
     def argument(self, tensor: Tensor) -> StorageView | Held:
-        """A tensor that shows them."""
+        """Return a tensor on this storage as an argument."""
         return StorageView(self, View.of(tensor)) if self._counter is None else Held(self, at_hand(tensor))
 
     def check(self, reader: Operator, shown: View | Tensor) -> None:
-        """That nobody has written into it.
+        """Raise RuntimeError if the storage was modified since the forward.
 
-        Raises:
-            RuntimeError: somebody has.
+        Args:
+            reader: the operator that reads it.
+            shown: the argument, for the message.
         """
         self.note_version()
         if self._counter is not None and version_of(self._counter) != self._version:
             raise RuntimeError(
-                f"ts.recompute can't run {reader} again: its argument {described(shown)} has been modified by an "
+                f"ts.recompute cannot run {reader} again: its argument {described(shown)} has been modified by an "
                 f"inplace operation since the forward; it is at version {version_of(self._counter)}, expected version "
-                f"{self._version}. Modify it after the backward, or plan without this"
+                f"{self._version}. Modify it after the backward instead, or run this forward without ts.recompute"
             )
 
 
 class FollowedCall:
-    """An operation as it was called in the forward.
+    """A recorded call of an operator in the forward.
 
     Attributes:
-        args, kwargs: with a `StorageView` or `Held` in each tensor's place.
-        parts: those of other bytes than what it writes into.
-        outputs: which of its outputs are the beginning of which bytes.
+        args, kwargs: the arguments, with a `StorageView` or `Held` in place of each tensor.
+        parts: these, except views of the storage that the call writes to.
+        outputs: pairs of an output and the `Bytes` that it creates.
 
     Args:
-        part_of: gives what stands for a tensor.
-        result: what an operator gave that reads nothing: that is all it takes to have it again.
+        part_of: returns the `StorageView` or `Held` for a tensor.
+        result: the result of an operator that reads nothing, such as `zeros_like`; its shape and device are enough to
+            run it again.
     """
 
     __slots__ = ("_generator", "_like", "_state", "args", "kwargs", "operator", "outputs", "parts")
@@ -194,6 +196,8 @@ class FollowedCall:
         if self._like is not None:
             args, kwargs = (), {}
         traits = traits_of(operator)
+        # native_batch_norm in training mode updates the running statistics, which its schema does not declare. Without
+        # them it computes the same bits, and the statistics are updated once.
         if traits.is_batch_norm:
             args = replayed_arguments(operator, args)
         self.args = [_replaced(each, part_of, self.parts) for each in args]
@@ -203,7 +207,7 @@ class FollowedCall:
         self._state = None if self._generator is None else self._generator.get_state()
 
     def run(self, tensor_of: Callable[[StorageView | Held], Tensor]) -> Any:
-        """Calls it again. Random numbers are what they were, and go on afterwards as if nobody had drawn any."""
+        """Run the call again with the same random numbers, and leave the generator as it was."""
         args = [_restored(each, tensor_of) for each in self.args]
         kwargs = {name: _restored(each, tensor_of) for name, each in self.kwargs.items()}
         if self._like is not None:
@@ -219,20 +223,21 @@ class FollowedCall:
 
 
 def at_hand(tensor: Tensor) -> Tensor:
-    """A tensor that shows the same and may be kept: it holds no graph, and has its version."""
-    # A leaf without gradients may yet become part of a graph, by a write, and then hold what holds it.
+    """Return a tensor on the same storage that can be kept: it holds no graph and shares the version counter."""
+    # A leaf without gradients may become part of a graph by an in-place write, and would then hold the graph.
     is_parameter = tensor.requires_grad and tensor.is_leaf
     return tensor if is_parameter and not computes_itself(tensor) else detached(tensor)
 
 
 def bytes_of(wanted: Bytes) -> torch.UntypedStorage:
-    """The bytes; made again if they are not at hand, with all that this takes.
+    """Return the storage, recomputed first, with all its dropped inputs, if it is not present.
 
     Raises:
-        RuntimeError: what they are made of has been modified; and what the operations raise.
+        RuntimeError: if an input of the recomputation has been modified. Errors of the operations pass through.
     """
     if wanted.storage is None:
         with _replaying, _undisturbed():
+            # An explicit stack, not recursion: chains of dropped operations can be thousands long.
             ahead = [wanted]
             while ahead:
                 each = ahead[-1]
@@ -248,10 +253,10 @@ def bytes_of(wanted: Bytes) -> torch.UntypedStorage:
 
 
 def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage | None]) -> torch.UntypedStorage:
-    """The bytes made again for once, nothing of it kept.
+    """Return a recomputed copy of the storage without keeping any of it in the records.
 
     Args:
-        originals: gives bytes that are there though they are to be let go of.
+        originals: returns the original of a storage that is still alive although it will be dropped.
     """
     made: dict[Bytes, torch.UntypedStorage] = {}
 
@@ -278,10 +283,10 @@ def made_again(wanted: Bytes, originals: Callable[[Bytes], torch.UntypedStorage 
 
 
 def _arguments(each: Bytes) -> Iterator[Bytes]:
-    """What its calls read besides itself."""
+    """Yield the storages that its calls read, except itself."""
     for call in each.calls or ():
         for part in call.parts:
-            assert part.bytes is not None, "it is not what the call writes into"
+            assert part.bytes is not None, "parts exclude the storage that the call writes to"
             yield part.bytes
 
 
@@ -290,13 +295,14 @@ def _missing(each: Bytes) -> list[Bytes]:
 
 
 def _make(each: Bytes) -> None:
-    """Runs its calls, all of whose arguments are at hand, and lets go of them."""
+    """Recompute a storage whose inputs are all present, and release its calls."""
     began = perf_counter()
     calls = each.calls
     assert calls is not None
     storage = None
     for call in calls:
         storage = _called(call, each, storage, _storage, others=True)
+    # Without its calls it holds its inputs no longer, so intermediates that no other node needs are freed at once.
     each.storage, each.calls = storage, None
     tally = each.tally
     tally.storages += 1
@@ -316,11 +322,14 @@ def _called(
     there: Callable[[Bytes], torch.UntypedStorage | None],
     others: bool = False,
 ) -> torch.UntypedStorage:
-    """Runs one of the calls that make these bytes, and gives the storage.
+    """Run one of the calls that recompute a storage, and return the storage.
 
     Args:
-        storage: what the calls before gave; None for the first.
-        others: what else it gives goes to those whose bytes it is.
+        call: the call.
+        of: the bytes to recompute.
+        storage: the storage created by the earlier calls; None for the first call.
+        there: returns the storage of an argument.
+        others: whether to also store the other outputs of the call where they are needed.
     """
 
     def tensor_of(argument: StorageView | Held) -> Tensor:
@@ -352,18 +361,18 @@ def _called(
 
 
 def view_of(shown: View | Tensor) -> View:
-    """Of what an argument shows."""
+    """Return the view of an argument."""
     return View.of(shown) if isinstance(shown, Tensor) else shown
 
 
 def described(shown: View | Tensor) -> str:
-    """`(6×4 torch.float32)`."""
+    """Return the shape and type of an argument, such as `(6×4 torch.float32)`."""
     return f"({shape_text(shown.shape)} {shown.dtype})"
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Without gradients, and without autocast: its casts were recorded as operations of their own."""
+    """Turn off gradients and autocast, whose casts were recorded as separate operations."""
     casting = [device for device in autocast_devices() if torch.is_autocast_enabled(device)]
     for device in casting:
         torch.set_autocast_enabled(device, False)
@@ -376,17 +385,17 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _generator_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Generator:
-    """Where an operator takes its random numbers from: the generator it is given, else that of its device."""
-    given = kwargs.get("generator")
-    if isinstance(given, torch.Generator):
-        return given
+    """Return the generator an operator draws from: its `generator` argument, or that of its device."""
+    generator = kwargs.get("generator")
+    if isinstance(generator, torch.Generator):
+        return generator
     tensor = next(tensors_of((args, kwargs)), None)
     device = tensor.device if tensor is not None else torch.device(kwargs.get("device") or "cpu")
     return generator_of(device)
 
 
 def _replaced(value: Any, part_of: Callable[[Tensor], StorageView | Held], parts: list[StorageView | Held]) -> Any:
-    """An argument with a `StorageView` or `Held` in the place of each tensor. Those with bytes are added to `parts`."""
+    """Return an argument with `StorageView` or `Held` for its tensors; those with bytes are added to `parts`."""
     if isinstance(value, Tensor):
         part = part_of(value)
         if part.bytes is not None:

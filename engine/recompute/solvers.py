@@ -1,4 +1,4 @@
-"""The search for a plan: which storages to drop, greedily or by local search."""
+"""The solvers, which choose the storages to drop: a greedy one and a local search."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from ...inspector.garbage_collector import collector_paused
-from .predicted_memory import Mirrored, MirroredMemory
+from .predicted_memory import RecomputedLevels, RecomputedMemory
 
 
 class PeakAndTime(Protocol):
-    """What a choice comes to, as far as a goal is concerned."""
+    """The peak and the time of a choice, which a goal compares."""
 
     @property
     def peak_bytes(self) -> int: ...
@@ -26,12 +26,12 @@ class PeakAndTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted of a plan.
+    """The limits and the objective of a search.
 
     Attributes:
-        replay_ns: what all replays may take.
-        peak_bytes: the peak that is enough, for as little time as possible; None: as low as it gets.
-        products: whether matrix products and convolutions may be replayed.
+        replay_ns: upper limit of the recompute time.
+        peak_bytes: the peak to reach in as little time as possible; None for the lowest peak.
+        products: whether matrix products and convolutions may be recomputed.
     """
 
     replay_ns: float = inf
@@ -39,45 +39,45 @@ class Goal:
     products: bool = True
 
     def rank(self, found: PeakAndTime) -> tuple[float, float, float]:
-        """The lower, the better: too much time, too high a peak, and then what is wanted least of."""
+        """Return a sort key; lower is better: time above the limit, peak above the goal, then the objective."""
         late = max(0.0, found.replay_ns - self.replay_ns)
         if self.peak_bytes is None:
             return late, found.peak_bytes, found.replay_ns
         return late, max(0, found.peak_bytes - self.peak_bytes), found.replay_ns
 
     def met(self, found: PeakAndTime) -> bool:
-        """Whether it takes no more time, and no more memory, than is allowed."""
+        """Return whether a choice is within the time limit and the peak."""
         return found.replay_ns <= self.replay_ns and (self.peak_bytes is None or found.peak_bytes <= self.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDrops:
-    """What a planner found.
+    """The result of a solver.
 
     Attributes:
-        dropped: the numbers of the storages.
-        mirrored: what the backward is like then.
-        evaluations: how many choices were judged.
-        seconds: how long it took.
-        interrupted: the user stopped it (KeyboardInterrupt); this is the best until then.
+        dropped: numbers of the storages to drop.
+        levels: the predicted levels of the backward.
+        evaluations: number of choices that were simulated.
+        seconds: time of the search.
+        interrupted: whether the user stopped it (KeyboardInterrupt); this is the best choice until then.
     """
 
     dropped: frozenset[int]
-    mirrored: Mirrored
+    levels: RecomputedLevels
     evaluations: int
     seconds: float
     interrupted: bool = False
 
 
 class Candidates:
-    """What may be dropped, and what else has to be so that no replay needs anything that is not there.
+    """The storages that may be dropped, and those to drop together with them.
 
     Args:
-        memory: the backward.
-        products: whether matrix products and convolutions may be replayed.
+        memory: the predicted memory of the backward.
+        products: whether matrix products and convolutions may be recomputed.
     """
 
-    def __init__(self, memory: MirroredMemory, products: bool = True) -> None:
+    def __init__(self, memory: RecomputedMemory, products: bool = True) -> None:
         self.memory = memory
         self._storages = memory.storages
         self.may_drop = [
@@ -86,17 +86,17 @@ class Candidates:
         ]
 
     def kept(self) -> list[int]:
-        """Those that nodes keep."""
+        """Return the storages that may be dropped and that nodes save."""
         return [number for number, may in enumerate(self.may_drop) if may and self.memory.places[number]]
 
     def lowest_peak_bytes(self) -> int:
-        """No choice has a lower peak: as if all that may be dropped were never there, and nothing replayed."""
+        """Return a lower bound of the peak: all storages that may be dropped never exist, and nothing is recomputed."""
         return self.memory.without([number for number, may in enumerate(self.may_drop) if may])
 
     def with_makers(self, number: int, dropped: Collection[int] = (), stop_at_products: bool = False) -> set[int]:
-        """A storage, with all that its replay needs, is not kept by a node, and can be replayed, too.
+        """Return a storage together with those inputs of its recomputation that no node saves and that may be dropped.
 
-        With `stop_at_products` the outputs of products are kept for the replay instead.
+        With `stop_at_products`, outputs of matrix products are newly kept instead.
         """
         storages, places, may_drop = self._storages, self.memory.places, self.may_drop
         found = {number}
@@ -113,63 +113,63 @@ class Candidates:
 
 
 _GREEDY_LIMITS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
-"""Shares of the time that replays may take, with each of which the greedy planner is tried: what it keeps falls with
-more time, the peak need not."""
+"""Shares of the time limit that the greedy solver tries. With more time it keeps fewer bytes, but the peak may rise."""
 
-# What the search by moves goes by. The choices were made by hand: there is no theory for them, and none is critical.
+# Parameters of the local search. They were chosen by hand, without theory, and no value is critical.
 
 _LEAST_SHARE = 1 / 4096
-"""Of the peak: a smaller storage is never a move of its own. A hundred of them together are 2 % of it."""
+"""Share of the peak. Smaller storages are not moved: a hundred of them together are 2 % of the peak."""
 
 _PEAK_WIDTH = 0.004
-"""Of the plain peak: how far below the highest level another one counts 1/e as much as that in the soft peak."""
+"""Share of the plain peak. A level this far below the highest counts 1/e as much in the soft peak."""
 
 _WIDTHS_COUNTED = 12
-"""So many of these widths below the highest level the sum stops: what is left out counts under e^-12 each, 0.0006 %."""
+"""Levels more than this many widths below the highest are left out; each would count less than e^-12, 0.0006 %."""
 
 _ALIKE_SHARE = 0.25
-"""Of the moves: all storages that are made in one way go together, such as the same activation of each layer."""
+"""Share of moves that move all storages of one kind together, such as the same activation of each layer."""
 
 _REPAIRED_SHARE = 0.8
-"""Of the moves whose replays take too much time: something else is kept again until they fit. The others stay, at a
-price, or two storages would never change places."""
+"""Share of moves above the time limit that are repaired by keeping other storages. The others are only penalised, so
+that two storages can change places."""
 
 _FASTER = 0.97
-"""Once the wanted peak is reached: the share of the best choice's time that the next one may take."""
+"""Once the goal is reached, the time limit of the next choice as a share of the best choice's time."""
 
 _LEAST_LIMIT = 0.001
-"""Of the time that replaying everything takes: where less is allowed, too much is measured against this, not by 0."""
+"""Share of the time of recomputing everything; the smallest limit that an excess of time is divided by."""
 
 _TIME_PRICE = 5.0
-"""What it costs to take twice the time that is allowed, in plain peaks. Such a choice is only a way."""
+"""The penalty for twice the allowed time, in plain peaks. Such choices only lead to others."""
 
 _FIRST_ROUND, _LONGER = 500, 1.3
-"""Moves until the search starts again from the best, and by what factor each round is longer than the last: short
-rounds find what is near, long ones what is not."""
+"""Moves in the first round, and the factor by which each round is longer than the one before. Each round starts from
+the best choice; short rounds search near it, long ones farther away."""
 
 _NEW_SHARE = 0.02
-"""Of a round's moves: where fewer lead to a choice that was not judged before, all that is near has been looked at."""
+"""Share of a round's moves. If fewer lead to new choices, the neighbourhood has been searched and the search ends."""
 
 _BARREN_ROUNDS = 3
-"""So many rounds in a row that better nothing end the search: the last alone is longer than the first two."""
+"""Number of rounds in a row without improvement that end the search."""
 
 _LOWER = 0.0005
-"""Of the plain peak: by so much less a round betters it."""
+"""Share of the plain peak by which a round has to lower the best peak to count as an improvement."""
 
 _MOST_KNOWN = 100_000
-"""Choices that are known again: some 30 MB of a graph with a hundred storages that may be dropped."""
+"""Number of simulated choices that are remembered: about 30 MB for a graph with a hundred droppable storages."""
 
 _WARMEST, _COLDEST = 0.02, 0.0005
-"""The temperatures of a round's start and end, in plain peaks: a choice worse by so much is taken with probability 1/e
-(Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing, 1983). In between it falls geometrically."""
+"""Temperatures at the start and end of a round, in plain peaks; in between they fall geometrically. A choice worse by
+the temperature is accepted with probability 1/e (Kirkpatrick, Gelatt and Vecchi, Optimization by Simulated Annealing,
+1983)."""
 
 
-def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
-    """Drops what saves most bytes per nanosecond, as long as what is kept falls (Zheng et al., Echo, ISCA 2020).
+def greedy(memory: RecomputedMemory, goal: Goal) -> FoundDrops:
+    """Drop the storages that save the most bytes per nanosecond while fewer bytes are kept (Echo, Zheng et al., 2020).
 
-    What a replay would newly keep alive counts against what it drops, over the whole graph. Where several replays would
-    newly keep the same storage, they are one candidate, too: attention scores, none of which pays alone. What is kept
-    is not the peak, so it is tried with several limits on the time, and the best peak is taken.
+    Storages that recomputation would newly keep count against the dropped ones, over the whole graph. Storages whose
+    recomputation would newly keep the same input are also one candidate together: attention scores do not pay off
+    alone. Bytes kept are not the peak, so several time limits are tried and the choice with the best peak is returned.
     """
     began = perf_counter()
     candidates = Candidates(memory, goal.products)
@@ -178,13 +178,13 @@ def greedy(memory: MirroredMemory, goal: Goal) -> FoundDrops:
     if limit == inf:
         limit = sum(each.replay_ns for each, may in zip(memory.storages, candidates.may_drop, strict=True) if may)
     chosen = [frozenset[int](), *(_greedy(memory, units, limit * share) for share in _GREEDY_LIMITS)]
-    judged = [(memory.mirrored(each), each) for each in dict.fromkeys(chosen)]
+    judged = [(memory.levels_if_dropped(each), each) for each in dict.fromkeys(chosen)]
     found, dropped = min(judged, key=lambda pair: goal.rank(pair[0]))
     return FoundDrops(dropped, found, len(judged), perf_counter() - began)
 
 
 def _units(candidates: Candidates) -> Iterator[frozenset[int]]:
-    """What is dropped together."""
+    """Yield the groups of storages that are dropped together."""
     memory = candidates.memory
     alone = dict.fromkeys(
         frozenset(candidates.with_makers(number, stop_at_products=stop))
@@ -203,8 +203,8 @@ def _units(candidates: Candidates) -> Iterator[frozenset[int]]:
             yield frozenset(together)
 
 
-def _greedy(memory: MirroredMemory, units: list[frozenset[int]], limit_ns: float) -> frozenset[int]:
-    """Takes units by bytes per nanosecond; what a unit is worth is looked at again when its turn has come."""
+def _greedy(memory: RecomputedMemory, units: list[frozenset[int]], limit_ns: float) -> frozenset[int]:
+    """Drop groups in order of bytes per nanosecond; a group is valued again when it is taken from the queue."""
     storages = memory.storages
     dropped: set[int] = set()
     needed: dict[int, int] = {}  # by storage how many dropped ones need it
@@ -231,12 +231,13 @@ def _greedy(memory: MirroredMemory, units: list[frozenset[int]], limit_ns: float
 
     queue = [(rank(unit), place) for place, unit in enumerate(units)]
     heapify(queue)
-    looks = 20 * len(units)
+    looks = 20 * len(units)  # limit of revaluations
     while queue:
         _, place = heappop(queue)
         saved, ns = worth(units[place])
         if saved <= 0 or spent + ns > limit_ns:
             continue
+        # A group's value changes as others are dropped: take it only if it is still the best in the queue.
         now = -saved / (ns + 1.0)
         looks -= 1
         if queue and now > queue[0][0] and looks > 0:
@@ -251,7 +252,7 @@ def _greedy(memory: MirroredMemory, units: list[frozenset[int]], limit_ns: float
 
 
 def search(
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     goal: Goal,
     *,
     start: Iterable[int] | None = None,
@@ -260,39 +261,39 @@ def search(
     progress: Callable[[FoundDrops], object] | None = None,
     seed: int = 0,
 ) -> FoundDrops:
-    """Drops a storage more or one less, and simulates what the levels near the peak become. Never worse than greedy.
+    """Improve the greedy choice by moves that drop or keep storages, judged by the predicted levels near the peak.
 
-    A move is of one storage, with what has to be replayed for it, or of all that are made in the same way (the layers
-    of a stack); if it takes too much time, others are kept again. Where a peak is wanted, each choice that reaches it
-    has to take less time than the one before. A choice is simulated once, however often moves lead to it. It ends early
-    where no choice at all could lower the peak, where a whole round finds next to none that is new, or several rounds
-    in a row none that is better. Ctrl-C ends it with the best choice so far.
+    A move drops or keeps one storage, with the inputs to recompute for it, or all storages of one kind (the layers of a
+    stack). If it takes too much time, other storages are kept. Once the goal's peak is reached, each further choice has
+    to take less time. A choice is simulated once, however often moves lead to it. The search ends early if no choice
+    can lower the peak, if a round finds hardly any new choices, or if several rounds in a row find no better one.
+    Ctrl-C ends it with the best choice so far. The result is never worse than the greedy one.
 
     Args:
-        memory: the backward.
-        goal: what is wanted.
-        start: what to begin with if it is better than what `greedy` finds.
-        seconds: how long at most.
-        evaluations: how many moves at most; what is found then depends on `seed` alone, given enough seconds.
-        progress: is told what has been found, now and then.
-        seed: of the random numbers.
+        memory: the predicted memory of the backward.
+        goal: the limits and the objective.
+        start: a choice to start from if it is better than the greedy one.
+        seconds: time limit.
+        evaluations: limit of moves; the result then depends only on `seed`, if there is enough time.
+        progress: a callback that is called with the best choice from time to time.
+        seed: the seed of the random numbers.
     """
-    began = told = perf_counter()
+    began = reported = perf_counter()
     first = greedy(memory, goal)
-    if start is not None and goal.rank(memory.mirrored(start)) < goal.rank(first.mirrored):
+    if start is not None and goal.rank(memory.levels_if_dropped(start)) < goal.rank(first.levels):
         first = replace(first, dropped=frozenset(start))
     searching = _Search(memory, goal, random.Random(seed), first.dropped)
     interrupted = False
     try:
-        with collector_paused():
+        with collector_paused():  # choices are many small objects without reference cycles
             while not searching.done and (evaluations is None or searching.tried < evaluations):
                 searching.try_move()
-                if not searching.tried & 15:
+                if not searching.tried & 15:  # read the clock every 16 moves
                     now = perf_counter()
                     if now - began >= seconds:
                         break
-                    if progress is not None and now - told >= 0.1:
-                        told = now
+                    if progress is not None and now - reported >= 0.1:
+                        reported = now
                         progress(searching.found(now - began))
     except KeyboardInterrupt:
         interrupted = True
@@ -300,7 +301,7 @@ def search(
 
 
 class _Known(NamedTuple):
-    """What the search goes by of a choice that it has simulated."""
+    """The figures of a simulated choice that the search uses."""
 
     soft_peak: float
     peak_bytes: int
@@ -309,10 +310,12 @@ class _Known(NamedTuple):
 
 
 class _Search:
-    """Simulated annealing in rounds that each start from the best, on a soft peak: all levels near the highest count,
-    so that of two equal peaks one can be lowered after the other."""
+    """Simulated annealing on a soft peak, in rounds that each start from the best choice.
 
-    def __init__(self, memory: MirroredMemory, goal: Goal, draw: random.Random, start: Iterable[int]) -> None:
+    All levels near the highest count in the soft peak. So of two equal peaks one can be lowered after the other.
+    """
+
+    def __init__(self, memory: RecomputedMemory, goal: Goal, draw: random.Random, start: Iterable[int]) -> None:
         self._memory = memory
         self._goal = goal
         self._draw = draw
@@ -329,13 +332,13 @@ class _Search:
             self._alike.setdefault(storages[number].kind, []).append(number)
         self._every_ns = sum(storages[number].replay_ns for number in self.moves)
         self.tried = 0
-        self._judged = 0  # choices that were simulated
+        self._judged = 0  # number of simulated choices
         self._known: dict[frozenset[int], _Known] = {}
         self._best = frozenset(memory.reached(start))
-        self._best_is = memory.mirrored(self._best)
+        self._best_is = memory.levels_if_dropped(self._best)
         self.done = not self.moves or (not self._best and self._best_is.peak_bytes <= candidates.lowest_peak_bytes())
         self._barren = 0
-        self._worth_it = self._best_is.peak_bytes  # as a round last bettered it
+        self._worth_it = self._best_is.peak_bytes  # the best peak after the last round that improved it
         self._round: float = _FIRST_ROUND
         self._new_round()
 
@@ -354,7 +357,10 @@ class _Search:
         self._round *= _LONGER
 
     def _is_exhausted(self) -> bool:
-        """After a round. Where a peak is wanted, long rounds still find choices that take less time."""
+        """Return whether to end the search after a round.
+
+        With a peak to reach it goes on while new choices are found: long rounds still find faster ones.
+        """
         best = self._best_is.peak_bytes
         if self._worth_it - best > _LOWER * self._memory.plain_peak_bytes or self._goal.peak_bytes is not None:
             self._barren, self._worth_it = 0, best
@@ -363,8 +369,8 @@ class _Search:
         new = self._judged - self._judged_before
         return self._barren >= _BARREN_ROUNDS or new < _NEW_SHARE * (self._round_ends - self._round_starts)
 
-    def _judge(self, found: Mirrored) -> _Known:
-        """What a choice costs but for its time: its soft peak as a share of the plain one."""
+    def _judge(self, found: RecomputedLevels) -> _Known:
+        """Return the figures of a choice, with its soft peak as a share of the plain peak."""
         plain = self._memory.plain_peak_bytes
         peak, width = found.peak_bytes, plain * _PEAK_WIDTH
         if self._goal.peak_bytes is not None and peak <= self._goal.peak_bytes:
@@ -375,7 +381,7 @@ class _Search:
         return _Known(soft / plain, peak, found.replay_ns, found.peak_place)
 
     def _energy_of(self, known: _Known) -> float:
-        """With the price of time that is too much."""
+        """Return the soft peak plus the penalty for time above the limit."""
         late = known.replay_ns - self._limit_ns
         if late <= 0:
             return known.soft_peak
@@ -395,18 +401,19 @@ class _Search:
         known = self._known.get(dropped)
         if known is None:
             self._judged += 1
-            found = self._memory.mirrored(dropped)
+            found = self._memory.levels_if_dropped(dropped)
             known = self._judge(found)
             if len(self._known) < _MOST_KNOWN:
                 self._known[dropped] = known
         energy = self._energy_of(known)
         share = (self.tried - self._round_starts) / (self._round_ends - self._round_starts)
         warmth = _WARMEST * (_COLDEST / _WARMEST) ** share
+        # A worse choice is accepted with a probability that falls with the temperature (Metropolis criterion).
         if energy > self._energy and self._draw.random() >= exp((self._energy - energy) / warmth):
             return
         self._dropped, self._now, self._energy = dropped, known, energy
         if self._goal.rank(known) < self._goal.rank(self._best_is):
-            found = found or self._memory.mirrored(dropped)
+            found = found or self._memory.levels_if_dropped(dropped)
             self._best, self._best_is = dropped, found
             if self._goal.peak_bytes is not None and self._goal.met(found):
                 self._new_round()
@@ -433,7 +440,7 @@ class _Search:
         return dropped
 
     def _shorten(self, dropped: set[int], peak: int) -> None:
-        """Keeps again some of what is dropped, first what is gone by the peak, until the replays fit the time."""
+        """Keep dropped storages until the time fits, first those that the plain backward frees before the peak."""
         storages, draw = self._memory.storages, self._draw
         spent = sum(storages[number].replay_ns for number in dropped)
         if spent <= self._limit_ns:
@@ -446,18 +453,18 @@ class _Search:
 
 
 Solver = Callable[
-    [MirroredMemory, Goal, float, Iterable[int] | None, Callable[[FoundDrops], object] | None],
+    [RecomputedMemory, Goal, float, Iterable[int] | None, Callable[[FoundDrops], object] | None],
     FoundDrops,
 ]
-"""Takes the backward, what is wanted, for how many seconds, what to begin with, and whom to tell."""
+"""A solver: called with the memory, the goal, a time limit, a choice to start from and a progress callback."""
 
 
-def _by_greedy(memory: MirroredMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
+def _by_greedy(memory: RecomputedMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
     return greedy(memory, goal)
 
 
 def _by_search(
-    memory: MirroredMemory,
+    memory: RecomputedMemory,
     goal: Goal,
     seconds: float,
     start: Iterable[int] | None,
@@ -467,4 +474,4 @@ def _by_search(
 
 
 SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy}
-"""By name."""
+"""The solvers, by name."""

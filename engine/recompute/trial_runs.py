@@ -1,4 +1,4 @@
-"""Trial runs of the program a plan is made for: recorded, measured and timed, or on fake tensors."""
+"""Trial runs of the program that is planned: recorded, measured and timed, or simulated on fake tensors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from ..memory.dry_run import dry_run
 from ..memory.operator_times import OperatorTimes
 from ..memory.task_memory import Footprints
 from .apply_plan import apply_plan
-from .droppable_storages import footprints_for, mirror_storages
+from .droppable_storages import footprints_for, recompute_storages
 from .no_plan_reasons import checkpoint_sentence
 from .plan import RecomputePlan
 
-# What it may take to note an operation in the forward, and to run it again besides the operation itself: from where
-# everything is in the caches to where a large kernel has just emptied them.
+# Plausible times to record an operation in the forward, and to call it again besides running it: from warm CPU caches
+# to caches that a large kernel has just emptied.
 _NOTING_NS = 10_000.0, 500_000.0
 _CALLING_NS = 10_000.0, 500_000.0
-_FASTER, _SLOWER = 0.8, 2.0  # how much the operation itself may differ from what was measured of it in the forward
+_FASTER, _SLOWER = 0.8, 2.0  # plausible ratio of an operation's time in the backward to that in the forward
 
 
 class Extra(NamedTuple):
-    """What a step takes longer under a plan: its forward, and its backward."""
+    """The time a plan adds to the forward (recording) and to the backward (recomputation)."""
 
     recording_ns: float
     replay_ns: float
@@ -51,18 +51,18 @@ class Extra(NamedTuple):
 
 
 class Runs:
-    """Forwards and backwards of one program, each of which finds what the first found.
+    """Forwards and backwards of one program, each run from the same state.
 
     Attributes:
-        program, footprints: what was recorded and measured.
-        storages: the program's, for planning: those that came out otherwise when made again are not droppable.
+        program, footprints: the recorded forward and the measured footprints.
+        storages: the storages for planning; those whose recomputed bits differ are not droppable.
         plain_ns: the shortest time of a step, forward and backward.
-        recording_ns: what it takes in the forward to note an operation that may run again.
-        call_ns: what it takes besides the operation to note it and to run it again.
-        banned: what did not come out the same, and why, as a sentence; None: nothing.
-        reasons: the same by number of the storage.
-        estimates: why its figures are estimates; measured ones are none.
-        checkpoints: that regions are under torch.utils.checkpoint, as a sentence; None: none is.
+        recording_ns: time to record an operation in the forward so that it can run again.
+        call_ns: time to record an operation and to call it again, without the operation itself.
+        banned: a sentence about storages whose recomputed bits differ; None if there are none.
+        reasons: the differences, by number of the storage.
+        estimates: reasons why its figures are estimates; empty, because they are measured.
+        checkpoints: a note about regions under torch.utils.checkpoint; None if there are none.
     """
 
     estimates: tuple[str, ...] = ()
@@ -73,13 +73,13 @@ class Runs:
         self._world = world
         self.program = recorded_in(world, repetitions, model)
         names = capture(model, every_call=True)
-        self._recorder = ForwardRecorder(names)  # what the forward writes is known from here on
+        self._recorder = ForwardRecorder(names)  # it also records which tensors the forward writes
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(self._make_loss())
         drawn = read_graph(loss)
         self._leaves = list(drawn.leaves.values())
         grads = (leaf.grad for leaf in self._leaves)
-        # A forward that sets gradients to zero has other operations where there are none.
+        # A forward that calls zero_grad() runs other operations if there are no gradients yet.
         self._zeroed = not any(self._recorder.wrote(grad) for grad in grads if grad is not None)
         self.checkpoints = checkpoint_sentence(drawn, world.modules)
         del loss, drawn
@@ -89,23 +89,23 @@ class Runs:
         assert measured is not None, "ts.profile measures"
         self.footprints = footprints_for(self.program, measured)
         self.plain_ns = math.inf
-        self.storages = mirror_storages(self.program, self.footprints)
+        self.storages = recompute_storages(self.program, self.footprints)
         self.reasons: dict[int, str] = {}
         self.banned = self._ban()
         self.recording_ns, self.call_ns = self._prices()
-        priced = mirror_storages(self.program, self.footprints, self.call_ns)
+        priced = recompute_storages(self.program, self.footprints, self.call_ns)
         self.storages = [
             replace(storage, droppable=before.droppable) for storage, before in zip(priced, self.storages, strict=True)
         ]
 
     def _prices(self) -> tuple[float, float]:
-        """What an operation costs besides itself, as an average over all that may be cheap to make again."""
+        """Measure the mean times to record and to call an operation, over all droppable storages but products."""
         trial = RecomputePlan.of(
             self.program,
             [number for number, each in enumerate(self.storages) if each.droppable and not each.product],
         )
         operations = self._replayed(trial)
-        extra = self.extra(trial)  # and how long a step takes
+        extra = self.extra(trial)  # this also measures plain_ns
         if not operations:
             return _NOTING_NS[0], _NOTING_NS[0] + _CALLING_NS[0]
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
@@ -124,14 +124,14 @@ class Runs:
         self.put_back()
 
     def _ban(self) -> str | None:
-        """Makes everything again that could be dropped, once."""
+        """Recompute every droppable storage once, and exclude those whose bits differ."""
         every = [number for number, each in enumerate(self.storages) if each.droppable and each.keepers]
         plan = RecomputePlan.of(self.program, every)
         with warnings.catch_warnings(), self._fresh():
-            warnings.simplefilter("ignore")  # it warns of what is banned, which the plan is going to say
-            with apply_plan(plan) as mirrored:
+            warnings.simplefilter("ignore")  # the plan's notes report what is banned
+            with apply_plan(plan) as recomputed:
                 self._make_loss()
-        found = mirrored.report.banned
+        found = recomputed.report.banned
         for each, reason in found:
             self.storages[each.number] = replace(self.storages[each.number], droppable=False)
             self.reasons[each.number] = reason
@@ -139,36 +139,36 @@ class Runs:
             return None
         reasons = Counter(f"{each.operation}: {reason}" for each, reason in found)
         named = joined([f"{reason}" if count == 1 else f"{reason} (×{count})" for reason, count in reasons.items()])
-        return f"Kept, as making it again was tried and is no use: {named}."
+        return f"Some saved tensors are kept because recomputing them failed: {named}."
 
     def extra(self, plan: RecomputePlan) -> Extra:
-        """What forward and backward take longer under a plan: the shortest times with it and without, taken in turns.
+        """Measure the time that a plan adds to forward and backward: shortest runs with and without it, in turns.
 
-        Python takes several times as long between large kernels as by itself, so nothing but a step tells. On the CPU
-        it is the time of this thread that counts, so that other programs do not.
+        Whole steps are timed, because Python runs several times slower between large kernels than alone. On the CPU
+        the thread's CPU time is used, which other programs do not affect.
         """
         best = {False: (math.inf, math.inf), True: (math.inf, math.inf)}
         clock = clock_of(self._recorder.accelerated)
-        for round_ in turns((False, True), self._repetitions + 1):  # the first forward under a plan verifies it
-            for is_mirrored in round_:
+        for round_ in turns((False, True), self._repetitions + 1):  # plus one: the first forward verifies the plan
+            for is_recomputed in round_:
                 with self._fresh():
                     self._wait()
                     began = clock()
-                    with apply_plan(plan) if is_mirrored else nullcontext():
+                    with apply_plan(plan) if is_recomputed else nullcontext():
                         loss = self._make_loss()
                     self._wait()
                     middle = clock()
                     loss.backward()  # type: ignore[no-untyped-call]
                     self._wait()
-                    forward, backward = best[is_mirrored]
-                    best[is_mirrored] = min(forward, middle - began), min(backward, clock() - middle)
+                    forward, backward = best[is_recomputed]
+                    best[is_recomputed] = min(forward, middle - began), min(backward, clock() - middle)
                     del loss
         self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
         forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
         return self._plausible(plan, Extra(forward, backward))
 
     def _plausible(self, plan: RecomputePlan, extra: Extra) -> Extra:
-        """What was measured of a plan, as far as it can be: on a busy machine steps differ by more than that takes."""
+        """Clip measured times to plausible ones; on a busy machine steps vary by more than a plan adds."""
         operations = self._replayed(plan)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         noting, calling = _NOTING_NS, _CALLING_NS
@@ -181,7 +181,7 @@ class Runs:
         )
 
     def _replayed(self, plan: RecomputePlan) -> set[int]:
-        """The operations that run again: one that makes several storages does so once."""
+        """Return the operations that run again, each once."""
         return {number for each in plan.dropped for number in self.program.storages[each].program}
 
     def _wait(self) -> None:
@@ -189,40 +189,42 @@ class Runs:
             torch.accelerator.synchronize()
 
 
-# What it takes to note an operation in the forward, and as much to call it again: 13 to 46 µs on one CPU where kernels
-# are small, 295 µs between those of a ResNet-50 of 1 ms each, which empty the caches; in between a share of the latter.
+# Time to record an operation in the forward; calling it again takes as much. Measured on one CPU: 13 to 46 µs with
+# small kernels, 295 µs between the 1 ms kernels of a ResNet-50, which empty the caches. In between, a share of the mean
+# time of a kernel.
 _FAKE_NOTING_NS = 30_000.0, 300_000.0
 _OF_A_KERNEL = 0.25
 
 _SUMS = (
-    "it was planned on fake tensors, so its times are sums of those of single operators, each run alone on real "
-    "tensors of its shapes"
+    "the plan was made on fake tensors, so times are sums over single operators, each run alone on real tensors of "
+    "its shapes"
 )
 _NOT_TRIED = (
-    "no storage was made again to see whether that gives the same bits: the first forward under ts.recompute does, and "
-    "keeps what differs"
+    "recomputed bits have not been compared: the first forward under ts.recompute compares them and keeps tensors that "
+    "differ"
 )
-_UNTIMED = "how long {} takes is not known"
+_UNTIMED = "the time of {} is not known"
 
 
 class FakeRuns:
-    """What `Runs` knows, of a program on fake tensors: peaks of a dry run, times of single operators.
+    """The counterpart of `Runs` for a program on fake tensors: peaks of a dry run, times of single operators.
+
+    The attributes are those of `Runs`. Nothing is recomputed, so nothing is banned.
 
     Attributes:
-        estimates: why its figures are estimates, as in `Timeline.estimates`.
-        others: as of `Runs`; nothing is made again, so nothing is banned.
+        estimates: reasons why its figures are estimates, as in `Timeline.estimates`.
     """
 
     def __init__(self, world: AsFound, model: nn.Module | None) -> None:
         names = capture(model, every_call=True)
         recorder, times = ForwardRecorder(names), OperatorTimes()
         with world.run(zeroed=True):
-            with names, times, recorder:  # the one that is opened last sees an operation first
+            with names, times, recorder:  # the mode entered last sees an operation first
                 loss = loss_of(world.make_loss())
             if loss.device.type != "cpu":
                 raise NotImplementedError(
-                    f"make_loss() runs on fake tensors of {loss.device}, and only what operators take on the CPU is "
-                    "found by running them alone; plan on fake tensors of the CPU, or there with the memory"
+                    f"make_loss() runs on fake tensors of {loss.device}, but only CPU operators can be timed alone; "
+                    "plan on fake tensors of the CPU, or on real tensors of the device"
                 )
             drawn = read_graph(loss)
             program = recorder.program(drawn)
@@ -239,13 +241,13 @@ class FakeRuns:
         mean_ns = 1e9 * self.program.seconds / max(1, forward)
         self.recording_ns = min(max(_OF_A_KERNEL * mean_ns, _FAKE_NOTING_NS[0]), _FAKE_NOTING_NS[1])
         self.call_ns = 2 * self.recording_ns
-        self.storages = mirror_storages(self.program, self.footprints, self.call_ns)
+        self.storages = recompute_storages(self.program, self.footprints, self.call_ns)
         self.estimates = _SUMS, _NOT_TRIED, *_not_timed(times)
         self.banned: str | None = None
         self.reasons: dict[int, str] = {}
 
     def extra(self, plan: RecomputePlan) -> Extra:
-        """What forward and backward should take longer under a plan."""
+        """Estimate the time that a plan adds to forward and backward."""
         operations = {number for each in plan.dropped for number in self.program.storages[each].program}
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         noting = self.recording_ns * len(operations)
@@ -253,14 +255,14 @@ class FakeRuns:
 
 
 def _predicted(make_loss: MakeLoss, model: nn.Module | None) -> Footprints:
-    """A dry run of another forward: one of which nobody packs what it saves."""
+    """Predict the footprints by a dry run of a new forward, whose saved tensors have no hooks."""
     with capture(model, every_call=True):
         loss = loss_of(make_loss())
     return dry_run(read_graph(loss))
 
 
 def _timed(program: ForwardProgram, seconds: list[float | None]) -> ForwardProgram:
-    """The program with these times; what an operation makes of which none is known is not made again."""
+    """Return the program with these times; outputs of operations without a known time are not droppable."""
     operations = [replace(each, seconds=taken or 0.0) for each, taken in zip(program.operations, seconds, strict=True)]
     storages = []
     for each in program.storages:
@@ -272,7 +274,7 @@ def _timed(program: ForwardProgram, seconds: list[float | None]) -> ForwardProgr
 
 
 def _not_timed(times: OperatorTimes) -> Iterator[str]:
-    """Which operators count as taking no time, and are kept."""
+    """Yield a clause about the operators whose times are unknown and whose outputs are kept."""
     if times.untimed:
         said = [f"{name} ×{count}, {why}" for (name, why), count in times.untimed.most_common(3)]
-        yield f"of {times.untimed.total():,} operations it is not known how long they take ({'; '.join(said)})"
+        yield f"the times of {times.untimed.total():,} operations are not known ({'; '.join(said)})"

@@ -31,7 +31,7 @@ from ..recompute.planned_recompute import PlannedRecompute
 from ..schedule.dependencies import queue_lengths
 from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..training.step import TrainingStep
-from .comparison import MIRRORED, Comparison, Row
+from .comparison import RECOMPUTED, Comparison, Row
 
 if TYPE_CHECKING:
     from ..memory.task_memory import Footprints
@@ -70,8 +70,9 @@ def compare(
         accumulate, release: as in `ts.backward`, one or several of each: a row for every policy under every rule, such
             as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
             that their times can be compared.
-        recompute: a plan of `ts.plan_recompute`, or several: each policy has a row without, such as "heap", and one
-            with each, "heap, mirrored". [plan]: only with it; [None, plan] is the same as plan.
+        recompute: a plan from `ts.plan_recompute`, or several. Each policy then has a row without a plan, such as
+            "heap", and one for each plan, "heap, recomputed". [plan] leaves out the row without; [None, plan] is the
+            same as plan.
         repetitions: how often each is timed. The order of the policies changes from round to round.
         queues: with which the times are taken, as in `ts.backward`. Memory is always measured with one.
         progress: called before each run with what comes, such as `bfs, round 3 of 7`. None: on a terminal and in a
@@ -301,20 +302,20 @@ def _run(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
 
 
 def _chosen_plans(recompute: Sequence[RecomputePlan | None] | RecomputePlan | None) -> dict[str, RecomputePlan | None]:
-    """What stands behind the names of policies, and by which plan the forward runs. Raises what `compare` says."""
+    """Return the plans by the suffix that they add to a policy's name; raise as `compare` documents."""
     if recompute is None or isinstance(recompute, RecomputePlan):
         found = [None] if recompute is None else [None, recompute]
     elif isinstance(recompute, Sequence) and all(each is None or isinstance(each, RecomputePlan) for each in recompute):
         found = list(recompute)
     else:
-        raise TypeError(f"recompute is a plan, such as ts.plan_recompute makes, or several, not {recompute!r}")
+        raise TypeError(f"recompute must be a plan from ts.plan_recompute, or several, got {recompute!r}")
     if not found:
-        raise ValueError("there is nothing to compare: recompute= is empty")
+        raise ValueError("recompute is empty; expected a plan, or None for no recomputation")
     if len(set(found)) < len(found):
-        raise ValueError("a plan is there twice: recompute= names each once, and None for no mirroring")
+        raise ValueError("recompute contains an entry twice; pass each plan once, and None for no recomputation")
     many = sum(plan is not None for plan in found) > 1
     numbers = count(1)
-    return {"" if plan is None else f"{MIRRORED} {next(numbers)}" if many else MIRRORED: plan for plan in found}
+    return {"" if plan is None else f"{RECOMPUTED} {next(numbers)}" if many else RECOMPUTED: plan for plan in found}
 
 
 def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
@@ -353,8 +354,8 @@ def _chosen_rules(
 def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, list[int]]) -> Iterator[Row]:
     """Each policy's prediction comes from another one's run: the first, and for the first the second.
 
-    That of a mirrored forward comes from its plan, if this is the order that was planned for; and so does that of a
-    plain one where no other ran. A plan predicts for leaves that have no .grad yet.
+    The prediction for a forward under a plan comes from the plan, if it was made for this order; so does that for a
+    plain forward if no other ran. A plan predicts for leaves without a .grad.
     """
     from ..planning.simulate import simulate
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..training.step import TrainingStep
 
-MIRRORED = ", mirrored"
+RECOMPUTED = ", recomputed"
 """What the names of rows end in whose forward ran by a plan; a number may follow."""
 
 _WORTH_A_REASON = 0.01  # of a peak
@@ -40,20 +40,20 @@ class Row:
 
     Attributes:
         policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list"; with
-            "mirrored" where the forward ran by a plan.
+            "recomputed" if the forward ran under a plan.
         timeline: the memory measured.
         times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
             other policies'; a number at the same place is of the same round.
         longest_queue: the most tasks that were ready at once.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
-            no other run, or no prediction. Of a mirrored forward, and of the plain one where there is no other run,
+            no other run, or no prediction. Of a recomputed forward, and of the plain one where there is no other run,
             what the plan predicts for this order.
         planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task, in
             bytes.
         dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
         dry_run_estimates: why that is an estimate, as in `Timeline.estimates`.
         dry_run_start_bytes: of that the level as the backward starts.
-        plan: by which the forward was mirrored; None: it was not.
+        plan: the recompute plan that the forward ran under, or None.
     """
 
     policy: str
@@ -228,7 +228,7 @@ class Comparison(ShownAsTable):
             *self._of_forward(),
             *self._of_predicted(),
             *self._of_dry_run(),
-            *self._of_mirrored(),
+            *self._of_recomputed(),
             *self._of_step(),
         )
 
@@ -274,7 +274,7 @@ class Comparison(ShownAsTable):
             yield f"On {each.device}: {peaks[0]}"
 
     def _of_forward(self) -> Iterator[str]:
-        """A mirrored forward has a peak of its own."""
+        """Yield a sentence for each forward whose peak is higher than that of the backward; a plan changes both."""
         for plan in dict.fromkeys(row.plan for row in self.rows):
             rows = [row for row in self.rows if row.plan is plan]
             forward = max(row.timeline.forward_peak_bytes or 0 for row in rows)
@@ -302,19 +302,19 @@ class Comparison(ShownAsTable):
         if row is not None and share > _WORTH_A_REASON:
             yield f"The dry run is off by {100 * share:.1f} % under {row.policy}. {_why_off(row)}"
 
-    def _of_mirrored(self) -> Iterator[str]:
+    def _of_recomputed(self) -> Iterator[str]:
         for row in self.rows:
             if row.plan is not None and not row.plan.dropped:
-                yield f"{row.policy}: its plan lets go of nothing."
+                yield f"{row.policy}: its plan drops nothing."
             elif row.plan is not None:
                 again = counted(len({each.made_by for each in row.plan.storages if each.is_dropped}), "operation")
                 kept = f", {size_text(row.plan.newly_kept_bytes)} newly kept" if row.plan.newly_kept_bytes else ""
                 yield (
-                    f"{row.policy}: {size_text(row.plan.dropped_bytes)} of saved tensors are let go of{kept}, and the "
-                    f"backward runs {again} again."
+                    f"{row.policy}: {size_text(row.plan.dropped_bytes)} of saved tensors are dropped{kept}, and the "
+                    f"backward recomputes {again}."
                 )
         if any(row.plan is not None for row in self.rows):
-            yield "Times are of the backward alone: those of a mirrored one have its replays, not what recording takes."
+            yield "Times are of the backward alone. They include recomputation, but not what it adds to the forward."
 
     def records(self) -> list[dict[str, Any]]:
         """One flat dict per policy, for `pandas.DataFrame(comparison.records())`. Other devices' peaks come last."""
@@ -371,19 +371,19 @@ class Comparison(ShownAsTable):
         return f"<Comparison of {len(self.graph):,} tasks: {peaks}>"
 
     def without(self, row: Row) -> Row | None:
-        """The row of the same policy whose forward was not mirrored; None: there is none, or it is this one."""
-        name = row.policy.rpartition(MIRRORED)[0]
+        """Return the row of the same policy without a plan; None if there is none, or it is this row."""
+        name = row.policy.rpartition(RECOMPUTED)[0]
         return next((other for other in self.rows if row.plan is not None and other.policy == name), None)
 
-    def mirrored_figure(self, policy: str, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the tasks of a mirrored row and of the one without, each measured and predicted.
+    def recomputed_figure(self, policy: str, theme: GraphTheme = "auto") -> go.Figure:
+        """Return a figure of the memory of a row with a plan and of the one without, each measured and predicted.
 
         Needs plotly.
 
         Raises:
-            ValueError: the policy is not compared here, or its forward was not mirrored.
+            ValueError: if the policy is not in the comparison, or its forward ran without a plan.
         """
-        return drawn("mirrored comparison as a figure", self, self[policy], theme)
+        return drawn("recomputation comparison as a figure", self, self[policy], theme)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """The level over the tasks for each policy, the peaks marked. Needs plotly."""

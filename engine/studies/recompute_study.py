@@ -1,4 +1,4 @@
-"""Mirroring beside what PyTorch has: checkpoints by block, selective ones, and the partitioner of torch.compile."""
+"""A study of recomputation beside checkpoints per block, selective checkpoints and torch.compile's memory budget."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ DESK: Mapping[str, Mapping[str, int]] = {
     "gpt2": {"vocabulary": 1024, "context": 256, "width": 768, "batch": 4, "heads": 12, "layers": 4, "dropout": 10},
     "unet": {"batch": 1, "pixels": 572, "channels": 16},
 }
-"""Sizes that two cores step in a few seconds: images as large as in training, fewer of them; GPT-2 small's blocks with
-its dropout, four of them, on shorter texts; a narrower U-Net."""
+"""Sizes whose steps take two cores a few seconds: fewer images of training size; four blocks of GPT-2 small, with its
+dropout, on shorter texts; a narrower U-Net."""
 
 STUDIED = tuple(DESK)
 
@@ -57,25 +57,25 @@ WITHIN = f"ts.recompute, {percent_text(OVERHEAD)} overhead"
 BELOW = "ts.recompute, below checkpoint"
 HALF = "ts.recompute, half the peak"
 
-_BELOW = 0.98  # of the peak under checkpoints, for the mirror that is to need less
-_ALIKE = 0.005
+_BELOW = 0.98  # of the peak under checkpoints: the budget of the plan that has to stay below it
+_ALIKE = 0.005  # share of a peak; smaller differences count as equal
 
 StudySize = Literal["small", "desk", "full"]
 
 
 @dataclass(frozen=True, slots=True)
 class StudiedWay:
-    """One way to save memory.
+    """The measurements of one way to save memory.
 
     Attributes:
-        name: `checkpoint per block`.
-        peak_bytes: the highest level of a step, forward and backward, above that before it.
-        backward_peak_bytes: the same of the backward alone.
-        times_ns: nanoseconds of each step, forward and backward; recording and replays are in them.
-        time_ratio: over that without anything, round by round.
-        same_gradients, same_state: whether gradients, and what the forward writes (running statistics), are the same
-            bits as without.
-        plan: of the rows of `ts.recompute`.
+        name: its name, such as `checkpoint per block`.
+        peak_bytes: peak memory of a step, forward and backward, above the level before it.
+        backward_peak_bytes: the same for the backward alone.
+        times_ns: time of each step in nanoseconds, including recording and recomputation.
+        time_ratio: time divided by that of an unchanged step, for each round.
+        same_gradients: whether the gradients have the same bits as those of an unchanged step.
+        same_state: whether the tensors that the forward writes (running statistics) have the same bits.
+        plan: the plan, for ways that use `ts.recompute`.
     """
 
     name: str
@@ -89,12 +89,12 @@ class StudiedWay:
 
     @property
     def elapsed_ns(self) -> float:
-        """The median of its times."""
+        """The median time of a step."""
         return Spread.of(self.times_ns).middle
 
     @property
     def ratio_text(self) -> str:
-        """`1.04 × ± 3 %`: with half the width of the middle half, of several rounds."""
+        """The time ratio as text, such as `1.04 × ± 3 %`; after ± is half the interquartile range over the rounds."""
         noise = f" ± {100 * self.time_ratio.half_width:.0f} %" if len(self.times_ns) > 1 else ""
         return f"{self.time_ratio.middle:.2f} ×{noise}"
 
@@ -104,38 +104,38 @@ class StudiedWay:
 
     @property
     def predicted_ratio(self) -> float | None:
-        """The time of a step over that without anything, as planned."""
+        """The predicted time of a step divided by that of an unchanged step."""
         if self.plan is None or self.plan.predicted is None:
             return None
         return self.plan.predicted.seconds / self.plan.predicted.plain_seconds
 
     @property
     def error(self) -> float | None:
-        """How far the predicted peak of the backward is off, as a share of what was measured."""
+        """The error of the predicted peak of the backward, as a share of the measured peak."""
         return None if self.predicted_bytes is None else self.predicted_bytes / self.backward_peak_bytes - 1
 
     @property
     def time_error(self) -> float | None:
-        """How far the predicted ratio of times is off, as a share of the one measured."""
+        """The error of the predicted time ratio, as a share of the measured one."""
         return None if self.predicted_ratio is None else self.predicted_ratio / self.time_ratio.middle - 1
 
     @property
     def bits(self) -> str:
-        """`same bits`, or what differs."""
+        """`same bits`, or the difference from an unchanged step."""
         if self.same_gradients:
-            return "same bits" if self.same_state else "same gradients, other statistics"
-        return "rounded otherwise"
+            return "same bits" if self.same_state else "same gradients, statistics differ"
+        return "differ by rounding"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MirrorStudy(ShownAsTable):
-    """One model, its memory saved in every way. In a notebook the table shows itself.
+class RecomputeStudy(ShownAsTable):
+    """Memory and time of one model under each way to save memory, displayed as a table in a notebook.
 
     Attributes:
-        workload, size, knobs, device: what was run.
-        rows: without anything first.
-        refused: by name of a way why it could not be measured.
-        machine: on which.
+        workload, size, knobs, device: the model, and the device it ran on.
+        rows: the measured ways; the first is the unchanged step.
+        refused: the reason for each way that could not be measured, by name.
+        machine: the machine it ran on.
     """
 
     workload: Workload
@@ -147,13 +147,13 @@ class MirrorStudy(ShownAsTable):
     machine: Machine
 
     words = ("way", "gradients")
-    html = "mirroring as HTML"
+    html = "recomputation as HTML"
 
     def __getitem__(self, name: str) -> StudiedWay:
-        """A row by its name.
+        """Return a row by its name.
 
         Raises:
-            ValueError: there is no such row.
+            ValueError: if there is no such row.
         """
         return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
@@ -161,18 +161,18 @@ class MirrorStudy(ShownAsTable):
         return any(row.name == name for row in self.rows)
 
     def ratio(self, name: str) -> float:
-        """The peak over that without anything."""
+        """Return the peak of a way divided by that of an unchanged step."""
         return self[name].peak_bytes / self[NOTHING].peak_bytes
 
     @property
     def title(self) -> str:
-        """`resnet50: batch=4 pixels=224`."""
+        """The model and its sizes, such as `resnet50: batch=4 pixels=224`."""
         knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
         return f"{self.workload.name}: {knobs}" if knobs else self.workload.name
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first."""
+        """The table as text, headings first."""
         rows = [
             [
                 row.name,
@@ -186,12 +186,12 @@ class MirrorStudy(ShownAsTable):
             ]
             for row in self.rows
         ]
-        headings = ["way", "peak", "change", "predicted", "time", "over nothing", "predicted time", "gradients"]
+        headings = ["way", "peak", "change", "predicted", "time", "time ratio", "predicted ratio", "gradients"]
         return [headings, *rows]
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """The sentences below the table."""
         return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused())
 
     def _of_noise(self) -> Iterator[str]:
@@ -201,19 +201,19 @@ class MirrorStudy(ShownAsTable):
             if len(row.times_ns) > 1
         ]
         if said:
-            yield f"A step takes, over one with nothing: {'; '.join(said)}. ± is half the width of the middle half."
+            yield f"Time of a step relative to an unchanged one: {'; '.join(said)}. ± is half the interquartile range."
 
     def _compared(self) -> Iterator[str]:
         if BELOW not in self or BLOCKS not in self:
             return
-        mirrored, blocks = self[BELOW], self[BLOCKS]
-        less = 1 - mirrored.peak_bytes / blocks.peak_bytes
-        times = f"{mirrored.ratio_text} of a step, checkpoints per block {blocks.ratio_text}"
+        below, blocks = self[BELOW], self[BLOCKS]
+        less = 1 - below.peak_bytes / blocks.peak_bytes
+        times = f"{below.ratio_text} of a step's time, checkpoints per block {blocks.ratio_text}"
         if abs(less) < _ALIKE:
-            yield f"Mirroring needs as much memory as checkpoints per block; it takes {times}."
+            yield f"ts.recompute needs as much memory as checkpoints per block; it takes {times}."
         else:
             more = f"{percent_text(abs(less))} {'less' if less > 0 else 'more'} memory than checkpoints per block"
-            yield f"Mirroring needs {more}; it takes {times}."
+            yield f"ts.recompute needs {more}; it takes {times}."
 
     def _of_plans(self) -> Iterator[str]:
         for row in self.rows:
@@ -221,16 +221,16 @@ class MirrorStudy(ShownAsTable):
                 yield f"{row.name}: {row.plan.left_alone}"
             elif row.plan is not None and row.peak_bytes > row.backward_peak_bytes:
                 backward = size_text(row.backward_peak_bytes)
-                yield f"{row.name}: the peak is the forward's, which no plan lowers; the backward's is {backward}."
+                yield f"{row.name}: the peak is in the forward, which no plan lowers; the backward's is {backward}."
         if not self[NOTHING].same_gradients:
-            yield "The gradients of this model are other bits in each run, with nothing done."
+            yield "The gradients of this model differ from run to run even without changes."
 
     def _of_refused(self) -> Iterator[str]:
         for name, why in self.refused.items():
             yield f"{name} was left out: {why}"
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per row, for `pandas.DataFrame(study.records())`."""
+        """Return one flat dict per row, for `pandas.DataFrame(study.records())`."""
         return [
             {
                 "workload": self.workload.name,
@@ -256,14 +256,14 @@ class MirrorStudy(ShownAsTable):
         return f"{self.title}\n\n{ShownAsTable.__str__(self)}"
 
     def __repr__(self) -> str:
-        return f"<MirrorStudy of {self.title}: {len(self.rows)} rows>"
+        return f"<RecomputeStudy of {self.title}: {len(self.rows)} rows>"
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """Each way as a point: its time against its peak, both over those without anything. Needs plotly."""
-        return drawn("mirroring as a figure", self, theme)
+        """Return a plotly figure with a point for each way: time against peak, relative to an unchanged step."""
+        return drawn("recomputation as a figure", self, theme)
 
 
-def mirror_study(
+def recompute_study(
     name: str | Workload,
     *,
     size: StudySize = "desk",
@@ -273,31 +273,32 @@ def mirror_study(
     compiled: bool = True,
     progress: Callable[[str], object] | None = None,
     **knobs: int,
-) -> MirrorStudy:
-    """Steps a model without anything, under checkpoints, compiled, and mirrored: memory, time, and the same gradients.
+) -> RecomputeStudy:
+    """Compare memory, time and gradients of a model unchanged, under checkpoints, compiled, and under recompute plans.
 
-    Memory is measured once. Times are of whole steps, forward and backward, taken in turns. The second plan for
-    mirroring is asked for a peak 2 % below that of checkpoints per block, without blocks for half the peak, at the
-    lowest price.
+    Memory is measured once. Whole steps are timed, forward and backward, in turns. There are two plans: one within the
+    default overhead, and one at the lowest cost with a peak 2 % below that of checkpoints per block (half of the peak
+    if no block repeats).
 
     Args:
-        name: a workload; or a function of yours, as `own_program(make_loss, name)`, whose modules are those it calls.
-        size, knobs: as in `Workload.build`; "desk" is between: what two cores step in seconds.
-        device: where the model lives.
-        repetitions: how often each step is timed.
-        seconds: how long each search for a plan may take.
-        compiled: whether torch.compile is studied, too: it takes a minute or more to compile.
-        progress: called before each run with what comes.
+        name: a workload; or a function of your own, as `own_program(make_loss, name)`.
+        size, knobs: as in `Workload.build`. The size "desk" lies between "small" and "full": two cores take seconds for
+            a step.
+        device: the device of the model.
+        repetitions: number of timed steps of each way.
+        seconds: time limit of each search for a plan.
+        compiled: whether to include torch.compile, which takes a minute or more to compile.
+        progress: a callback that is called with a description before each run.
 
     Returns:
-        The study. What could not be measured, such as torch.compile where there is no C++ compiler, is left out, with a
-        sentence that says why.
+        The study. A way that could not be measured, such as torch.compile without a C++ compiler, is left out, and a
+        sentence says why.
 
     Raises:
-        ValueError: no such workload, size, knob or device; `repetitions` is below 1.
+        ValueError: if the workload, size, knob or device is unknown, or `repetitions` is below 1.
     """
     if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     found = workload(name) if isinstance(name, str) else name
     used = {**_knobs(found, size), **knobs}
     tell = progress or (lambda said: None)
@@ -317,17 +318,17 @@ def mirror_study(
         plans = _Plans(seconds, compiled and called)
         ways, refused = _ways_measured(found.name, bench, blocks, plans, tell)
         if compiled and not called:
-            refused[COMPILED] = "the forward calls several modules, of which none is the model."
+            refused[COMPILED] = "the forward calls several modules, and none of them is the whole model."
         for number, round_ in enumerate(turns(ways, repetitions)):
             for way in round_:
                 tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
                 way.times_ns.append(bench.time(way))
     rows = tuple(way.studied(ways[0]) for way in ways)
-    return MirrorStudy(found, sized, used, str(place), rows, refused, this_machine())
+    return RecomputeStudy(found, sized, used, str(place), rows, refused, this_machine())
 
 
 class _Plans(NamedTuple):
-    """What is asked for: how long each search for a plan may take, and whether torch.compile is studied."""
+    """Options: the time limit of each search for a plan, and whether to include torch.compile."""
 
     seconds: float
     compiled: bool
@@ -336,12 +337,12 @@ class _Plans(NamedTuple):
 def _ways_measured(
     name: str, bench: _Bench, blocks: tuple[type[nn.Module], ...], plans: _Plans, tell: Callable[[str], object]
 ) -> tuple[list[_Way], dict[str, str]]:
-    """The ways with their memory, that without anything first; and why others could not be measured."""
+    """Measure the memory of each way, the unchanged step first; return the ways, and reasons for those left out."""
     refused: dict[str, str] = {}
     ways: list[_Way] = []
 
     def measure(way: _Way) -> None:
-        tell(f"{name}: {way.name}, its memory")
+        tell(f"{name}: {way.name}, memory")
         try:
             bench.measure(way)
         except Exception as error:
@@ -363,28 +364,28 @@ def _ways_measured(
     asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
         asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
-    for mirrored, budget in asked:
-        tell(f"{name}: planning for {mirrored}")
+    for title, budget in asked:
+        tell(f"{name}: planning for {title}")
         with bench.as_before():
             plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
-        measure(_Way(mirrored, nullcontext, plan))
+        measure(_Way(title, nullcontext, plan))
     return ways, refused
 
 
-def save_studies(studies: Sequence[MirrorStudy], path: str | Path, title: str = "Mirroring") -> Path:
+def save_studies(studies: Sequence[RecomputeStudy], path: str | Path, title: str = "Recomputation") -> Path:
     """Write one page with the table and the figure of each study. It works offline.
 
     Raises:
-        ValueError: there is no study.
-        OSError: the file can't be written.
+        ValueError: if `studies` is empty.
+        OSError: if the file cannot be written.
     """
     if not studies:
-        raise ValueError("there is no study to save")
-    return saved_page("mirroring as a page", path, studies, title)
+        raise ValueError("studies is empty; expected at least one study to save")
+    return saved_page("recomputation as a page", path, studies, title)
 
 
 class _Way:
-    """One way to save memory: what is around a step, and the plan of the mirror that its forward runs under."""
+    """One way to save memory: the context around a step, and the recompute plan of its forward."""
 
     def __init__(
         self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedRecompute | None = None
@@ -397,7 +398,7 @@ class _Way:
         self.times_ns: list[int] = []
 
     def forward(self) -> AbstractContextManager[object]:
-        """What the forward runs under. A plan that leaves the model alone has nothing to do."""
+        """Return the context manager for the forward; a plan that drops nothing needs none."""
         if self.plan is None or self.plan.left_alone is not None:
             return nullcontext()
         return apply_plan(self.plan)
@@ -417,7 +418,7 @@ class _Way:
 
 
 class _Bench:
-    """Runs steps of one model, each of which finds parameters, buffers, random numbers and .grad as the first did."""
+    """Runs steps of one model, each from the same parameters, buffers, random numbers and .grad."""
 
     def __init__(
         self,
@@ -452,7 +453,7 @@ class _Bench:
                         buffer.copy_(before)
 
     def measure(self, way: _Way) -> None:
-        """Its memory, after two steps: the first one compiles, or verifies a plan, the second one is compared."""
+        """Measure the memory of a way after two steps: one to compile or to verify a plan, one to compare gradients."""
         with self.as_before():
             self._step(way)
         with self.as_before():
@@ -470,7 +471,7 @@ class _Bench:
             way.peak_bytes, way.backward_peak_bytes = self._peaks(way)
 
     def time(self, way: _Way) -> int:
-        """Nanoseconds of a step."""
+        """Time a step, in nanoseconds."""
         with self.as_before():
             self._wait()
             began = time.perf_counter_ns()
@@ -479,7 +480,7 @@ class _Bench:
             return time.perf_counter_ns() - began
 
     def _step(self, way: _Way, done: Callable[[], object] = lambda: None) -> None:
-        """A forward and its backward; `done` is called at the end of each."""
+        """Run a forward and its backward, and call `done` at the end of each."""
         with way.around():
             with way.forward():
                 loss = self.make_loss()
@@ -488,7 +489,7 @@ class _Bench:
             done()
 
     def _peaks(self, way: _Way) -> tuple[int, int]:
-        """The highest levels of a step and of its backward, bytes."""
+        """Measure the peak of a step and of its backward, in bytes."""
         if self._device.type != "cuda":
             _, levels = allocated_levels(lambda step: self._step(way, step), self._device)
             return max(levels.forward_peak_bytes, levels.peak_bytes), levels.peak_bytes
@@ -513,7 +514,7 @@ def _copy(buffer: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _requested(which: Literal["current", "peak"]) -> int:
-    """Bytes that were asked of CUDA's allocator and are not yet freed: blocks may be larger."""
+    """Return the bytes requested from CUDA's allocator; its blocks may be larger."""
     nbytes: int = torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
     return nbytes
 
@@ -530,8 +531,8 @@ def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
         return {}
     if size == "desk":
         if found.name not in DESK:
-            raise ValueError(f'workload {found.name} has no size "desk"; those which have: {", ".join(DESK)}')
+            raise ValueError(f'workload {found.name} has no size "desk"; expected one of {", ".join(DESK)}')
         return DESK[found.name]
     if size not in ("small", "full"):
-        raise ValueError(f"unknown size {size!r}; known: small, desk, full")
+        raise ValueError(f"unknown size {size!r}; expected one of small, desk, full")
     return found.small if size == "small" else found.full

@@ -44,9 +44,9 @@ class Remedy:
     """One way to need less memory.
 
     Attributes:
-        name: "fused", "mirror", "accumulation" or "checkpoints".
+        name: "fused", "recompute", "accumulation" or "checkpoints".
         how: the code to write.
-        peak_bytes: of a steady step with it; of a mirror plan, which is made for this peak, the most.
+        peak_bytes: the peak of a steady step with it; for a recompute plan, an upper bound.
         saved_bytes: the bytes that it saves.
         fits: whether the step fits into the memory with it, its preparation included.
         price: what it costs, in words.
@@ -62,7 +62,7 @@ class Remedy:
     def __str__(self) -> str:
         verdict = "would fit" if self.fits else "not enough alone"
         saved = share_text(self.saved_bytes, self.peak_bytes + self.saved_bytes)
-        peak = f"{'at most ' if self.name == 'mirror' else ''}{size_text(self.peak_bytes)}"
+        peak = f"{'at most ' if self.name == 'recompute' else ''}{size_text(self.peak_bytes)}"
         return f"{self.how}: {peak}, {saved} less, {verdict}. Price: {self.price}."
 
 
@@ -80,7 +80,7 @@ def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces],
         Remedy(name, how, peak, plain.peak_bytes - peak, max(peak, first) <= memory, price)
         for name, how, peak, price, first in (
             *_fused(recipe, learned),
-            *_mirrored(recipe, plain, flops),
+            *_recomputation(recipe, plain, flops),
             *_accumulated(recipe, learned, memory),
             *_checkpointed(recipe, learned, flops),
         )
@@ -162,8 +162,8 @@ def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: in
         yield "checkpoints", how, peak, f"the forward of these runs twice{more}", 0
 
 
-def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
-    """A plan for mirroring, made on fakes of the CPU: each operation is run alone on real tensors, to be timed."""
+def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
+    """Yield a recompute plan made on fake CPU tensors; each operation is timed alone on real tensors."""
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
     fakes = FakeTraining()
@@ -183,11 +183,11 @@ def _mirrored(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Found]:
     if plan.dropped and predicted is not None:
         extra = (predicted.replay_seconds + predicted.recording_seconds) / predicted.plain_seconds
         yield (
-            "mirror",
+            "recompute",
             f"with ts.recompute(ts.plan_recompute(make_loss, {plan.peak_bytes})) around the forward",
             peak,
-            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which tries the "
-            "plan, take more than without",
+            f"{percent_text(extra)} of forward and backward, as planned; planning, and the first step, which "
+            "verifies the plan, need at least as much memory as a step without it",
             plain.peak_bytes,
         )
 
@@ -284,7 +284,7 @@ class Fit(ShownAsTable):
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What would take less, each tried on fakes, lowest price first: a fused optimizer, a mirror plan (where
+        """What would take less, each tried on fakes, lowest price first: a fused optimizer, a recompute plan (where
         operations are small enough to be timed here), accumulation, checkpoints.
 
         They are looked for once, when they are asked for.

@@ -75,6 +75,7 @@ class ForwardStorage:
         written_by: the numbers of the operations that wrote to it afterwards, in order.
         saved_by: the (task, slot) pairs of the graph that save it for backward.
         obstacle: why it can't be recomputed, as a clause that follows "since"; None if it can.
+        is_fused: whether the obstacle is that a fused kernel with hidden state makes it.
     """
 
     number: int
@@ -85,6 +86,7 @@ class ForwardStorage:
     written_by: tuple[int, ...]
     saved_by: tuple[tuple[int, str], ...]
     obstacle: str | None
+    is_fused: bool = False
 
     @property
     def program(self) -> tuple[int, ...]:

@@ -107,6 +107,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._operations: list[ForwardOperation] = []
         self._called: list[Operation] = []
         self._faults: dict[int, str] = {}
+        self._fused: set[int] = set()  # operations whose fault is a fused kernel
         self._empty: set[int] = set()  # the operations that only allocate
         self._packed: list[weakref.ref[_Packed]] = []
         self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
@@ -151,6 +152,8 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         written = written_by(operator, args, kwargs) if may_write(operator) else []
         if (fault := _fault(operator, [*given, *written])) is not None:
             self._faults[number] = f"{operator} {fault}"
+            if torch.is_grad_enabled() and is_opaque(operator):
+                self._fused.add(number)
         reads, writes = [], []
         for tensor in given:
             if (storage := self._storage(tensor)) is not None:
@@ -276,14 +279,15 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for each, called in zip(self._operations, self._called, strict=True)
         ]
         program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
-        faults = dict(self._faults)
-        for storage in self._storages:
-            if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
-                faults[storage.made_by] = "no operation is seen to write into it"
+        faults = self._all_faults()
         reasons = obstacles(program, faults, packs)
         early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
         known = tuple(
-            replace(each, obstacle=_READ_EARLY if reason is None and each.number in early else reason)
+            replace(
+                each,
+                obstacle=_READ_EARLY if reason is None and each.number in early else reason,
+                is_fused=bool(each.nbytes) and next((n for n in each.program if n in faults), None) in self._fused,
+            )
             for each, reason in zip(storages, reasons, strict=True)
         )
         return replace(program, storages=known)

@@ -64,14 +64,18 @@ class Around:
             yield number, self.outlines[number]
 
 
-LET_GO, AGAIN, KEPT = "let-go", "again", "kept"
-SIGN_TITLES = {LET_GO: "what it saved is let go of", AGAIN: "makes that again first", KEPT: "newly kept for that"}
-"""By kind, in the order of the legend, what a sign means."""
+DROPPED, RECOMPUTED, KEPT = "dropped", "recomputed", "kept"
+SIGN_TITLES = {
+    DROPPED: "drops its saved tensors",
+    RECOMPUTED: "recomputes them first",
+    KEPT: "newly keeps tensors for that",
+}
+"""The meaning of each kind of sign, in the order of the legend."""
 
 # Each 12 px wide and high. They differ in glyph and outline, never in colour alone.
 SIGN_SHAPES = {
-    LET_GO: '<rect class="ts-let-go" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
-    AGAIN: '<rect class="ts-again" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
+    DROPPED: '<rect class="ts-dropped" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
+    RECOMPUTED: '<rect class="ts-recomputed" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
     '<path class="ts-arc" d="M8.1 3.9a3 3 0 1 0 0 4.2"/><path class="ts-tip" d="M9.7 5.4 9.5 1.3 5.7 4.5z"/>',
     KEPT: '<rect class="ts-kept" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
     '<path class="ts-plus" d="M3 6h6M6 3v6"/>',
@@ -80,12 +84,12 @@ SIGN_SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a task has.
+    """The signs of one task.
 
     Attributes:
         task: its id.
-        kinds: of `SIGN_TITLES`.
-        title: what they say of it, in lines.
+        kinds: keys of `SIGN_TITLES`.
+        title: the text of their tooltip, in lines.
     """
 
     task: int

@@ -97,7 +97,7 @@ _DRAWN = (
 .ts-outline rect{fill:none;stroke-width:1.8}
 .ts-outline.ts-dashed rect{stroke-dasharray:4 2.4}
 .ts-sign rect{fill:$bg;stroke:$hue0;stroke-width:1.3}
-.ts-sign .ts-let-go{stroke-dasharray:2 1.6}
+.ts-sign .ts-dropped{stroke-dasharray:2 1.6}
 .ts-sign .ts-kept{fill:$hue0}
 .ts-sign .ts-arc{fill:none;stroke:$ink;stroke-width:1.3;stroke-linecap:round}
 .ts-sign .ts-tip{fill:$ink}

@@ -85,13 +85,13 @@ _PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "c
 _OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
 _COMPILED = (
     "is compiled by torch.compile, which decides itself what to save and recompute, so {result}: plan and "
-    "mirror the model that was given to torch.compile; or do both under "
+    "recompute the model that was given to torch.compile; or do both under "
     'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
     "torch._functorch.config.activation_memory_budget"
 )
 _OPERATOR = (
     "compiles the functions that it is given into one operation, so {result}: call it outside of what is planned and "
-    "mirrored, or write it as Python's own control flow"
+    "recomputed, or write it as Python's own control flow"
 )
 
 
@@ -102,7 +102,7 @@ def compiled_code_refused(result: str) -> Iterator[None]:
     and the other operators that compile the functions they are given.
 
     Args:
-        result: what the caller can't do therefore: "it can't be mirrored".
+        result: the consequence for the caller, such as "ts.recompute cannot follow it".
     """
     entry = threading.get_ident(), result
     with leaving_lock:

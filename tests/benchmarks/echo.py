@@ -1,4 +1,4 @@
-"""Echo's size without its memory: a mirror plan of ResNet-152 at 152 images of 224 px, made on fake tensors.
+"""Echo's size without its memory: a recompute plan of ResNet-152 at 152 images of 224 px, made on fake tensors.
 
 Echo took 6 % of a step's time for ResNet-152 (Zheng, Vijaykumar, Pekhimenko, ISCA 2020), and made the footprints of its
 models 1.89 × smaller on average, 3.13 × at most, as its abstract says. This model's footprint is not known here.

@@ -1,4 +1,4 @@
-"""Mirroring beside checkpoints per block, selective ones and torch.compile's memory budget: memory and time."""
+"""Recomputation beside checkpoints per block, selective ones and torch.compile's memory budget: memory and time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tapescope.engine.studies.recompute_study import (
     NOTHING,
     STUDIED,
     WITHIN,
-    MirrorStudy,
+    RecomputeStudy,
     StudiedWay,
-    mirror_study,
+    recompute_study,
     save_studies,
 )
 
@@ -37,14 +37,14 @@ def rows_cuda(effort: Effort) -> Iterator[Row]:
     if torch.cuda.is_available():
         yield from _rows(effort, "cuda")
     else:
-        yield Row("mirroring on CUDA", "×", outcome="no CUDA here")
+        yield Row("recomputation on CUDA", "×", outcome="no CUDA here")
 
 
 def _rows(effort: Effort, device: str) -> Iterator[Row]:
     studies = []
     size = "small" if effort.tiny else "desk" if device == "cpu" else "full"
     for name in ("unet",) if effort.tiny else STUDIED:
-        study = mirror_study(
+        study = recompute_study(
             name,
             size=size,
             device=device,
@@ -55,11 +55,11 @@ def _rows(effort: Effort, device: str) -> Iterator[Row]:
         yield from _of_study(study)
         studies.append(study)
     effort.folder.mkdir(parents=True, exist_ok=True)
-    path = save_studies(studies, effort.folder / f"mirroring-{device}.html")
+    path = save_studies(studies, effort.folder / f"recompute-{device}.html")
     yield Row("recompute: tables and figures", "×", outcome=f"in {path}")
 
 
-def _of_study(study: MirrorStudy) -> Iterator[Row]:
+def _of_study(study: RecomputeStudy) -> Iterator[Row]:
     """A row for each way; of time, those of its rounds; then what was to be reached."""
     name = study.workload.name
     nothing = study[NOTHING]
@@ -75,20 +75,20 @@ def _of_study(study: MirrorStudy) -> Iterator[Row]:
     yield from _goals(study)
 
 
-def _goals(study: MirrorStudy) -> Iterator[Row]:
+def _goals(study: RecomputeStudy) -> Iterator[Row]:
     name = study.workload.name
-    mirrored = [row for row in study.rows if row.plan is not None]
-    highest = max(study.ratio(row.name) for row in mirrored)
-    yield Row(f"{name}: the higher peak of both mirrors / {NOTHING}", "×", (highest,), 1.0)
+    recomputed = [row for row in study.rows if row.plan is not None]
+    highest = max(study.ratio(row.name) for row in recomputed)
+    yield Row(f"{name}: the higher peak of both recompute plans / {NOTHING}", "×", (highest,), 1.0)
     if name in _BEATEN and BLOCKS in study:
         memory, time = _over(study[BELOW], study[BLOCKS])
-        yield Row(f"{name}: peak, mirror / {BLOCKS}", "×", (memory,), 1.0)
-        yield Row(f"{name}: time, mirror / {BLOCKS}", "×", (time,), 1.0)
+        yield Row(f"{name}: peak, recompute / {BLOCKS}", "×", (memory,), 1.0)
+        yield Row(f"{name}: time, recompute / {BLOCKS}", "×", (time,), 1.0)
     if name in _LOWER:
         lower = 100 * (1 - study.ratio(WITHIN))
         goal = _LOWER[name]
         yield Row(f"{name}: peak lower at 6 % overhead by", "%", (lower,), goal, at_least=True)
-    errors = [(100 * abs(row.error or 0.0), 100 * abs(row.time_error or 0.0)) for row in mirrored]
+    errors = [(100 * abs(row.error or 0.0), 100 * abs(row.time_error or 0.0)) for row in recomputed]
     peaks, times = zip(*errors, strict=True)
     yield Row(f"{name}: predicted peak off by", "%", (max(peaks),), _PEAK_ERROR)
     yield Row(f"{name}: predicted time off by", "%", (max(times),), _TIME_ERROR)

@@ -215,7 +215,7 @@ def test_without_scripts_all_policies_can_be_read(browser_without_scripts: Page,
 
 
 @pytest.mark.parametrize(("scheme", "width"), [pytest.param("light", 1200, marks=pytest.mark.slow), ("dark", 600)])
-def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
+def test_a_recomputed_row_is_drawn_as_measured_and_as_predicted(
     tab: Tab, tmp_path: Path, scheme: str, width: int
 ) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.GELU()) for _ in range(3)])
@@ -229,8 +229,8 @@ def test_a_mirrored_row_is_drawn_as_measured_and_as_predicted(
     page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})
     trouble = trouble_of(page)
     page.goto(comparison.save_html(tmp_path / "page.html").as_uri())
-    drawn = page.locator("[data-figure=mirrored-1]")
-    names = ["heap", "heap, mirrored", "heap, predicted", "heap, mirrored, predicted"]
+    drawn = page.locator("[data-figure=recomputed-1]")
+    names = ["heap", "heap, recomputed", "heap, predicted", "heap, recomputed, predicted"]
     assert drawn.locator(".legend button").all_inner_texts() == names
     lines = drawn.locator("g[data-trace] path")
     assert lines.count() == 4

@@ -1,4 +1,4 @@
-"""The slider through plans for mirroring in a notebook's output: it moves with the mouse, and follows the theme."""
+"""The slider through recompute plans in a notebook's output: it moves with the mouse, and follows the theme."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shown(notebook: Notebook) -> Locator:
 
 
 def test_dragging_the_slider_redraws_the_curve_while_it_moves(notebook: Notebook, shown: Locator) -> None:
-    slider, curve = shown.locator("input[type=range]"), shown.locator(".mirrored")
+    slider, curve = shown.locator("input[type=range]"), shown.locator(".planned")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     assert box is not None
@@ -62,7 +62,7 @@ def test_the_arrow_keys_are_the_sliders(notebook: Notebook, shown: Locator) -> N
 
 
 def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator) -> None:
-    curve = shown.locator(".mirrored")
+    curve = shown.locator(".planned")
     light = [shown.evaluate("root => getComputedStyle(root).backgroundColor"), curve.evaluate(INK)]
     notebook.theme("JupyterLab Dark")
     try:

@@ -1,4 +1,4 @@
-"""The slider through plans for mirroring, as a browser shows it: offline, in either theme, without a kernel."""
+"""The slider through recompute plans, as a browser shows it: offline, in either theme, without a kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.recompute.planned_recompute import MirrorFrontier
+from tapescope.engine.recompute.planned_recompute import PlanFrontier
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import says
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def frontier() -> MirrorFrontier:
+def frontier() -> PlanFrontier:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)])
     x = torch.ones(64, 32)
     return ts.plan_recompute(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
 
 
 @pytest.fixture(params=[("light", 1400), ("dark", 700)], ids=lambda value: f"{value[0]}-{value[1]}")
-def page(tab: Tab, frontier: MirrorFrontier, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
+def page(tab: Tab, frontier: PlanFrontier, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Page, list[str]]:
     """The page, and what went wrong on it or over the network."""
     scheme, width = request.param
     address = frontier.save_html(
@@ -41,25 +41,25 @@ def page(tab: Tab, frontier: MirrorFrontier, tmp_path: Path, request: pytest.Fix
     page.on("pageerror", lambda error: trouble.append(str(error)))
     page.on("request", lambda found: trouble.append(found.url) if found.url != address else None)
     page.goto(address)
-    page.wait_for_selector(".ts-frontier[data-ready] .mirrored")
+    page.wait_for_selector(".ts-frontier[data-ready] .planned")
     return page, trouble
 
 
-def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]], frontier: MirrorFrontier) -> None:
+def test_the_slider_redraws_curve_figures_and_tables(page: tuple[Page, list[str]], frontier: PlanFrontier) -> None:
     shown, trouble = page
     slider = shown.locator("input[type=range]")
     slider.focus()
     shown.keyboard.press("Home")
     peak, fates = shown.locator(".figures b").first, shown.locator(".moving .fate")
-    assert "100 %" in shown.locator(".figures").inner_text() and shown.locator(".again").count() == 0
-    assert shown.locator(".mirrored").get_attribute("d") == shown.locator(".plain").get_attribute("d")
+    assert "100 %" in shown.locator(".figures").inner_text() and shown.locator(".recomputed").count() == 0
+    assert shown.locator(".planned").get_attribute("d") == shown.locator(".plain").get_attribute("d")
     nothing_dropped = fates.all_text_contents()
     before, seen = peak.inner_text(), set()
     for _ in frontier.plans[1:]:
         shown.keyboard.press("ArrowRight")
-        seen.add(shown.locator(".mirrored").get_attribute("d"))
+        seen.add(shown.locator(".planned").get_attribute("d"))
     assert len(seen) == len(frontier.plans) - 1, "a curve for each plan"
-    assert peak.inner_text() != before and shown.locator(".again").count() > 0
+    assert peak.inner_text() != before and shown.locator(".recomputed").count() > 0
     assert set(fates.all_text_contents()) - set(nothing_dropped), "some are dropped"
     says(shown.locator(".said").inner_text(), *(size_text(frontier.plans[each].peak_bytes) for each in (0, -1)))
     shown.locator(".dot").first.click()
@@ -87,12 +87,10 @@ OVERLAPS = """() => [...document.querySelectorAll('.charts svg')].flatMap(svg =>
 
 
 @pytest.mark.parametrize("width", [1600, 1000, 600, 340])
-def test_no_label_lies_on_another_and_none_is_cut(
-    tab: Tab, frontier: MirrorFrontier, tmp_path: Path, width: int
-) -> None:
+def test_no_label_lies_on_another_and_none_is_cut(tab: Tab, frontier: PlanFrontier, tmp_path: Path, width: int) -> None:
     shown = tab.open(viewport={"width": width, "height": 900})
     shown.goto(frontier.save_html(tmp_path / "page.html").as_uri())
-    shown.wait_for_selector(".ts-frontier[data-ready] .mirrored")
+    shown.wait_for_selector(".ts-frontier[data-ready] .planned")
     for key in ("Home", "End"):
         shown.locator("input[type=range]").press(key)
         assert shown.evaluate(OVERLAPS) == []

@@ -1,4 +1,4 @@
-"""A mirrored backward stepped in a notebook: what replays were planned to take, and what they took."""
+"""A forward under a plan, stepped in a notebook: planned and measured recompute times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
 
-MIRRORED = """
+RECOMPUTED = """
 import torch, tapescope as ts
 from torch import nn
 
@@ -27,21 +27,21 @@ def make_loss():
 
 plan = ts.plan_recompute(make_loss, 0.8, solver="greedy", seconds=0.1, repetitions=1)
 
-def mirrored():
+def recomputed():
     with ts.recompute(plan), ts.capture(layers):
         return make_loss()
 
-mirrored()
+recomputed()
 """
 
 
 def test_a_deck_steps_a_plan_and_measures_its_replays(notebook: Notebook) -> None:
-    notebook.kernel(MIRRORED)
-    shown = ShownDeck(notebook.run("deck = ts.debug(mirrored(), recompute=plan)").element)
+    notebook.kernel(RECOMPUTED)
+    shown = ShownDeck(notebook.run("deck = ts.debug(recomputed(), recompute=plan)").element)
     expect(shown.root.locator(".time .peak")).to_contain_text("plan")
     plain = shown.root.locator(".lg [data-curve=plain] b")
     expect(plain).to_have_text(size_text(notebook.value("plan.plain.task_peaks[0]")))
-    expect(shown.root.locator(".key [data-sign=again]")).to_be_visible()
+    expect(shown.root.locator(".key [data-sign=recomputed]")).to_be_visible()
     place = notebook.value("deck._live.document.content['schedules'][0]['order'].index("
                            "deck._live.document.content['schedules'][0]['replays']['task'][0])")  # fmt: skip
     for _ in range(place):

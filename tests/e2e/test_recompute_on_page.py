@@ -1,4 +1,4 @@
-"""A mirrored forward in the deck: what it let go of and who makes it again, in words, signs and milliseconds; and the
+"""A recomputed forward in the deck: what it let go of and who makes it again, in words, signs and milliseconds; and the
 memory of its plan beside what was measured."""
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def test_inspector_and_queue_say_what_is_made_again(tab: Tab, tmp_path: Path, sn
             loss = make_loss()
     graph = ts.graph(loss)
     order = schedule(graph, "bfs")
-    document = Document(graph, "mirrored", "direct")
+    document = Document(graph, "planned", "direct")
     document.content["schedules"] = [schedule_content(graph, ts.orders.POLICIES["bfs"], order)]
     document.content["position"] = len(order)
     path = tmp_path / "deck.html"
-    path.write_text(page_html(document.packed(), "mirrored"), encoding="utf-8")
+    path.write_text(page_html(document.packed(), "planned"), encoding="utf-8")
     page = tab.open(viewport={"width": 1400, "height": 900})
     trouble = trouble_of(page)
     page.goto(path.as_uri())
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 class Played(NamedTuple):
-    """A mirrored run, measured, and the page that plays it."""
+    """A recomputed run, measured, and the page that plays it."""
 
     plan: PlannedRecompute
     run: ts.Run
@@ -98,14 +98,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
     plan = ts.plan_recompute(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(plan), ts.capture(model):
             return make_loss()
 
-    mirrored()
+    recomputed()
     model.zero_grad()
-    run = ts.profile(mirrored)
-    path = tmp_path_factory.mktemp("mirrored") / "run.html"
+    run = ts.profile(recomputed)
+    path = tmp_path_factory.mktemp("planned") / "run.html"
     return Played(plan, run, run.save_html(path, recompute=plan))
 
 
@@ -125,14 +125,14 @@ def test_the_legend_reads_the_plans_curves_beside_what_was_measured(
     deck = ShownDeck(page)
     plan, run = played.plan, played.run
     assert run.timeline is not None
-    plain, mirrored = (deck.root.locator(f".lg [data-curve={name}]") for name in ("plain", "mirrored"))
-    titles = [each.get_attribute("title") for each in (plain, mirrored)]
+    plain, recomputed = (deck.root.locator(f".lg [data-curve={name}]") for name in ("plain", "planned"))
+    titles = [each.get_attribute("title") for each in (plain, recomputed)]
     assert all(titles) and titles[0] != titles[1]
     snapshot("page", "\n".join(map(str, titles)))
     for place in (0, run.timeline.peak_place, len(run.order) - 1):
         deck.scrub(place)
         expect(plain.locator("b")).to_have_text(size_text(plan.plain.task_peaks[place]))
-        expect(mirrored.locator("b")).to_have_text(size_text(plan.timeline.task_peaks[place]))
+        expect(recomputed.locator("b")).to_have_text(size_text(plan.timeline.task_peaks[place]))
         expect(deck.root.locator(".memory .tot")).to_have_attribute("data-bytes", str(run.timeline.task_peaks[place]))
     chart = deck.root.locator(".time canvas[role=img]")
     words = f"without the plan {size_text(plan.plain_peak_bytes)}; as planned {size_text(plan.peak_bytes)}"
@@ -157,8 +157,8 @@ def test_the_pointer_reads_the_curves_at_its_own_task(page: Page, played: Played
 def test_signs_stand_at_tasks_in_the_strip_and_in_the_saved_picture(page: Page, played: Played) -> None:
     deck = ShownDeck(page)
     dropped = [each for each in played.plan.storages if each.fate == "dropped"]
-    expect(deck.root.locator(".key [data-sign='let go']")).to_be_visible()
-    again = deck.root.locator(".key [data-sign=again]")
+    expect(deck.root.locator(".key [data-sign='dropped']")).to_be_visible()
+    again = deck.root.locator(".key [data-sign=recomputed]")
     expect(again).to_be_visible()
     task = dropped[-1].saved_by[0][0]
     deck.scrub(played.run.order.index(task))
@@ -171,7 +171,7 @@ def test_signs_stand_at_tasks_in_the_strip_and_in_the_saved_picture(page: Page, 
     assert any(re.search(r"\b1 saved tensor, 128 KiB", title) for title in titles)
     assert any(re.search(r"\b\d+ tensors?, .* ms ", title) for title in titles)
     texts = ["".join(each.itertext()) for each in picture.iter(f"{namespace}text")]
-    legend = {deck.root.locator(f".key [data-sign='{sign}']").inner_text() for sign in ("let go", "again")}
+    legend = {deck.root.locator(f".key [data-sign='{sign}']").inner_text() for sign in ("dropped", "recomputed")}
     assert legend <= set(texts)
     assert any(NAME in text for text in texts), "names are text"
 
@@ -207,4 +207,4 @@ def test_nothing_sticks_out_of_a_deck_of_any_width(width: int, tab: Tab, played:
         assert inside, name
     tools = deck.root.locator(".graph .tools").bounding_box()
     assert tools is not None and tools["x"] + tools["width"] <= width
-    expect(deck.root.locator(".key [data-sign=again]")).to_be_visible()
+    expect(deck.root.locator(".key [data-sign=recomputed]")).to_be_visible()

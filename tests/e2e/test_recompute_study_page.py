@@ -1,4 +1,4 @@
-"""The page of a study of mirroring, as a browser shows it: the names of the points can all be read."""
+"""The page of a study of recomputation, as a browser shows it: the names of the points can all be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tapescope.engine.studies.recompute_study import (
     BLOCKS,
     COMPILED,
     SELECTIVE,
-    MirrorStudy,
-    mirror_study,
+    RecomputeStudy,
+    recompute_study,
     save_studies,
 )
 
@@ -29,9 +29,9 @@ BOXES = """() => [...document.querySelectorAll('.content > text')]
 
 
 @pytest.fixture(scope="module")
-def study() -> MirrorStudy:
+def study() -> RecomputeStudy:
     """As measured, with three ways more, all of which are one point."""
-    found = mirror_study("rnn", size="small", repetitions=1, seconds=0.1, compiled=False)
+    found = recompute_study("rnn", size="small", repetitions=1, seconds=0.1, compiled=False)
     more = [replace(found.rows[-1], name=name) for name in (BLOCKS, SELECTIVE, COMPILED)]
     return replace(found, rows=(*found.rows, *more))
 
@@ -39,7 +39,7 @@ def study() -> MirrorStudy:
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("width", [1600, pytest.param(1000, marks=pytest.mark.slow), 600])
 def test_names_of_points_lie_on_nothing_and_are_not_cut(
-    tab: Tab, study: MirrorStudy, tmp_path: Path, scheme: str, width: int
+    tab: Tab, study: RecomputeStudy, tmp_path: Path, scheme: str, width: int
 ) -> None:
     page = tab.open(color_scheme=scheme, viewport={"width": width, "height": 900})  # type: ignore[arg-type]
     trouble = trouble_of(page)

@@ -1,4 +1,4 @@
-"""For tests of mirroring: the plan that drops all it may, and a training with and without a plan."""
+"""For tests of recomputation: the plan that drops all it may, and a training with and without a plan."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def _bits(tensor: Tensor) -> bytes:
 
 def agrees(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: RecomputePlan | None = None) -> apply_plan:
     """Asserts that gradients under the plan (None: one that drops all it may) are the same bits, in the first forward
-    under it and in the second. Returns the second one's mirror."""
+    under it and in the second. Returns the second one's context manager."""
     plan = plan_all(make_loss) if plan is None else plan
     expected = gradients(make_loss, leaves)
     assert same(gradients(make_loss, leaves, plan), expected)
     for leaf in leaves:
         leaf.grad = None
     torch.manual_seed(3)
-    with apply_plan(plan) as mirrored:
+    with apply_plan(plan) as recomputed:
         loss = make_loss()
     loss.backward()
     assert same([loss.detach(), *(leaf.grad for leaf in leaves)], expected)
-    return mirrored
+    return recomputed
 
 
 def trained(model: nn.Module, make_loss: MakeLoss, steps: int, plan: RecomputePlan | None) -> dict[str, Tensor]:

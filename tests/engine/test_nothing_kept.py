@@ -109,7 +109,7 @@ def test_neither_does_one_of_a_function(verb: str) -> None:
 
     def make_loss() -> Tensor:
         loss, saved = made()
-        if (hidden := saved()) is not None:  # else it was mirrored, and is computed again
+        if (hidden := saved()) is not None:  # else it was dropped, and is recomputed
             alive[id(saved)] = hidden
         return loss
 
@@ -163,7 +163,7 @@ PROGRAMS: dict[str, Callable[[nn.Module], object]] = {
     "compare": lambda net: ts.compare(lambda: loss_of(net), "bfs", repetitions=1),
     "advise": lambda net: ts.advise(lambda: loss_of(net), rounds=1),
     "plan_recompute": lambda net: ts.plan_recompute(lambda: loss_of(net), seconds=0.01, repetitions=1),
-    "mirrored": lambda net: ts.recompute(budget=0.9, seconds=0.01)(loss_of, net).backward(),
+    "recomputed": lambda net: ts.recompute(budget=0.9, seconds=0.01)(loss_of, net).backward(),
     "profile": lambda net: ts.profile(lambda: loss_of(net)),
     "accumulation_study": lambda net: (
         ts.studies.accumulation(own_program(lambda: loss_of(net), "own"), repetitions=1).rows

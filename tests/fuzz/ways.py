@@ -118,7 +118,7 @@ def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
     return forward
 
 
-def mirrored(world: World, policy: Any, chance: random.Random) -> Forward:
+def recomputed(world: World, policy: Any, chance: random.Random) -> Forward:
     """All that may be is let go of in the forward and made again. Recording the forward leaves nothing behind."""
     found: list[Forward] = []
 
@@ -142,5 +142,5 @@ WAYS: dict[str, Callable[[World, Any, random.Random], Forward]] = {
     "taken back": taken_back,
     "stepped natively": stepped_natively,
     "predicted": predicted,
-    "mirrored": mirrored,
+    "recomputed": recomputed,
 }

@@ -56,7 +56,7 @@ STAGES = (
     Stage("widgets", 60, ("tests/widgets",), needs=("IPython",)),
     Stage("two_devices", 60, needs=("rich",)),
     Stage("memory_cuda", 60, needs=("rich",), needs_cuda=True),
-    Stage("mirroring_cuda", 90, needs=("rich",), needs_cuda=True),
+    Stage("recompute_cuda", 90, needs=("rich",), needs_cuda=True),
     Stage("batching_cuda", 60, needs=("rich",), needs_cuda=True),
     Stage("watching", 60, needs=("rich",), needs_cuda=True),
     Stage("others", 120, ("tests",), needs=("IPython", "playwright")),

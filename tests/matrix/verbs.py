@@ -409,10 +409,10 @@ def plan_recompute(cell: Cell) -> None:
     cell.runs_program(lambda program: str(ts.plan_recompute(program.make_loss, budget=0.5, seconds=0.5, repetitions=1)))
 
 
-def _two_mirrored_steps(
+def _two_recomputed_steps(
     cell: Cell, program: Program, oracle: Oracle, step: Callable[[], object], *, with_log: bool = True
 ) -> None:
-    """Expect the plain steps' results after a first and a second mirrored `step`."""
+    """Expect the plain steps' results after a first and a second recomputed `step`."""
     for name, number, expected in (("first", FIRST, oracle.one), ("second", SECOND, oracle.two)):
 
         def seeded(number: int = number) -> None:
@@ -422,11 +422,11 @@ def _two_mirrored_steps(
             expect_equal("flags", before, flags())
 
         program.call(seeded)
-        cell.expect(f"after the {name} mirrored step", expected, program, oracle.is_exact, with_log=with_log)
+        cell.expect(f"after the {name} recomputed step", expected, program, oracle.is_exact, with_log=with_log)
 
 
 @verb
-def mirror(cell: Cell) -> None:
+def recompute_by_plan(cell: Cell) -> None:
     """Two steps under a plan are the plain ones."""
     program = cell.fresh()
     program.roots = None
@@ -443,11 +443,11 @@ def mirror(cell: Cell) -> None:
             arguments = program.arguments()
         program.call_backward(lambda: torch.autograd.backward(**arguments))
 
-    _two_mirrored_steps(cell, program, cell.oracle_of_loss, step)
+    _two_recomputed_steps(cell, program, cell.oracle_of_loss, step)
 
 
 @verb
-def mirrored(cell: Cell) -> None:
+def recompute_to_budget(cell: Cell) -> None:
     program = cell.fresh()
     if program.has_own_roots:
         raise DoesNotApplyError
@@ -457,7 +457,7 @@ def mirrored(cell: Cell) -> None:
         loss = wrapped(program.make_loss)
         program.call_backward(lambda: torch.autograd.backward(loss))
 
-    _two_mirrored_steps(cell, program, cell.oracle, step, with_log=False)
+    _two_recomputed_steps(cell, program, cell.oracle, step, with_log=False)
 
 
 @verb

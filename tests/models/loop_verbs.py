@@ -62,7 +62,7 @@ def profiled(loop: Loop) -> Cell:
     return held("", found, last.peak_bytes)
 
 
-def mirrored(loop: Loop) -> Cell:
+def recomputed(loop: Loop) -> Cell:
     """Planned at the first step, followed at each."""
     plans: list[ts.types.PlannedRecompute] = []
     peaks: list[int] = []
@@ -154,7 +154,7 @@ VERBS: Mapping[str, Callable[[Loop], Cell]] = {
     "ts.policy": installed,
     "whole steps": recorded,
     "calibrated": profiled,
-    "mirrored": mirrored,
+    "recomputed": recomputed,
     "find_nan": find_nan,
     "find_unused": find_unused,
 }

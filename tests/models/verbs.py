@@ -18,7 +18,7 @@ POLICIES = ("heap", "bfs", "dfs", "lpmf")
 """PyTorch's own, whose gradients are equal to the bit, two others, and one that goes by memory."""
 
 _SEARCH_S = 0.2
-_BUDGET = 0.5  # of the plain peak: any time is paid for it, so that something is mirrored
+_BUDGET = 0.5  # of the plain peak: any time is paid for it, so that something is recomputed
 
 
 def graph(stranger: Stranger) -> Cell:
@@ -107,7 +107,7 @@ def calibrated(stranger: Stranger) -> Cell:
 _RANKS = ("right", "estimate", "wrong")
 
 
-def mirrored(stranger: Stranger) -> Cell:
+def recomputed(stranger: Stranger) -> Cell:
     """Gradients are equal to the bit, the generators are where they were, and the peak is as planned."""
     expected, left = gradients_of(stranger, stranger.step)
     stranger.after_a_step()
@@ -241,7 +241,7 @@ VERBS: Mapping[str, Callable[[Stranger], Cell]] = {
     "ts.policy": installed,
     "dry run": dry_run,
     "calibrated": calibrated,
-    "mirrored": mirrored,
+    "recomputed": recomputed,
     "find_nan": partial(find_nan, engine="direct"),
     "find_nan, native": partial(find_nan, engine="native"),
     "find_unused": find_unused,

@@ -363,7 +363,7 @@ class Deck(Looking, Stepping, Stopping, Editing):
         policy: its policy: a name, a `Policy` or a callable.
         title: what is run; by default the model's class.
         retain_graph, create_graph: as given to the backward, for the prediction of memory.
-        recompute: the plan by which the forward was mirrored, whose predictions are shown.
+        recompute: the plan that the forward ran under, whose predictions are shown.
     """
 
     def __repr__(self) -> str:

@@ -197,7 +197,7 @@ class DeckTraits(Played):
     """A live session, how it stands in traits, and what its page asks for.
 
     Args:
-        session, policy, title, retain_graph, create_graph, mirroring: see `Deck`, which says what the traits are, too.
+        session, policy, title, retain_graph, create_graph, recompute: see `Deck`, which also lists the traits.
     """
 
     position = traitlets.Int(read_only=True).tag(sync=True)

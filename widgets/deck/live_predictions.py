@@ -23,7 +23,7 @@ from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import share_text, size_text
 from .live_state import in_words, why
 from .page_data import Json, schedule_content
-from .recompute_data import MirrorContent
+from .recompute_data import RecomputeContent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -96,7 +96,7 @@ _LARGE = (
 )
 _DRY_RUN_S = 120e-6  # a task
 _AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
-_MIRRORED = (
+_RECOMPUTED = (
     "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows the memory that "
     "a plan of ts.plan_recompute predicts"
 )
@@ -108,17 +108,17 @@ class Foresight:
     Args:
         session: nothing run yet.
         retain_graph, create_graph: as given to the backward.
-        recompute: what is known of the forward's mirroring.
+        recompute: the dropped tensors, and the predictions of the plan.
 
     Attributes:
         own: the memory of the session's own order, where it is known.
     """
 
     def __init__(
-        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, recompute: MirrorContent
+        self, session: Stepper | NativeSession, retain_graph: bool, create_graph: bool, recompute: RecomputeContent
     ) -> None:
         self._session = session
-        self._mirroring = recompute
+        self._recompute = recompute
         self._retain_graph = retain_graph
         self._create_graph = create_graph
         self._footprints: Footprints | None = None
@@ -171,8 +171,8 @@ class Foresight:
         footprints = session.footprints or dry_run(session.graph)
         if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
-        if self._mirroring.saves and _MIRRORED not in footprints.limits:
-            footprints = replace(footprints, limits=(*footprints.limits[:1], _MIRRORED, *footprints.limits[1:]))
+        if self._recompute.saves and _RECOMPUTED not in footprints.limits:
+            footprints = replace(footprints, limits=(*footprints.limits[:1], _RECOMPUTED, *footprints.limits[1:]))
         # A prediction outlives the session, which plans with it, too.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints
@@ -258,8 +258,8 @@ class Foresight:
     ) -> tuple[Json, Timeline | None]:
         """An order as the page's data, and its memory where that is known."""
         footprints, note, graph = self._footprints, self._note, self._session.graph
-        timeline = self._mirroring.timeline(order, self._rule)
-        if timeline is None and (other := self._mirroring.note()) is not None:
+        timeline = self._recompute.timeline(order, self._rule)
+        if timeline is None and (other := self._recompute.note()) is not None:
             note = other
         elif timeline is None and footprints is not None:
             try:
@@ -269,7 +269,7 @@ class Foresight:
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
         if not self._was_asked and note == self._note:
             content["predict_s"] = len(graph) * _DRY_RUN_S
-        return self._mirroring.with_plan(content, self._rule), timeline
+        return self._recompute.with_plan(content, self._rule), timeline
 
     @property
     def _rule(self) -> Accumulation:

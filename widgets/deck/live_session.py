@@ -29,7 +29,7 @@ from .live_predictions import Foresight
 from .live_publisher import News, Publisher
 from .live_state import LiveStanding, LiveStops, in_trouble, why
 from .page_data import Document, Json
-from .recompute_data import MirrorContent
+from .recompute_data import RecomputeContent
 
 if TYPE_CHECKING:
     from ...engine.recompute.plan import RecomputePlan
@@ -275,7 +275,7 @@ class Live:
         retain_graph, create_graph: as given to the backward.
         send: sends a message with its buffers to all pages.
         observe: is called with `News` after they were sent, in the driver's thread.
-        recompute: the plan by which the forward was mirrored.
+        recompute: the plan that the forward ran under.
 
     Attributes:
         driver: what runs commands, one after the other.
@@ -307,13 +307,13 @@ class Live:
         first = find_policy(policy)
         self.stops = LiveStops(session)
         with collector_paused():
-            mirrored = MirrorContent(session.graph, recompute, not (retain_graph or create_graph))
+            recomputed = RecomputeContent(session.graph, recompute, not (retain_graph or create_graph))
             clock = ReplayClock(session.graph)
-        self.foresight = Foresight(session, retain_graph, create_graph, mirrored)
+        self.foresight = Foresight(session, retain_graph, create_graph, recomputed)
         self.branches = LiveBranches(session, self.foresight)
         with collector_paused():
             self.plan = plan = LivePlan(at, self.foresight, self.branches, first)
-            self.document = Document(session.graph, title, at.engine, mirrored)
+            self.document = Document(session.graph, title, at.engine, recomputed)
             self.document.content["keeps_graph"] = retain_graph
             self.document.content["queues"] = session.queues
             self.document.content["schedules"] = [plan.own_schedule(), *(plan.others() if self.is_small else ())]

@@ -15,7 +15,7 @@ from ...engine.api.debug import AnyHistory
 from ...engine.api.debug import debug as debug_in_python
 from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
 from ...engine.execution.backward_arguments import BackwardCall, Inputs
-from ...engine.recompute.plan_by_task import check_fits, mirrored_saves
+from ...engine.recompute.plan_by_task import check_fits, dropped_saves
 from ...engine.recording.run import Engine
 from ...engine.recording.statistics import Level
 from ...engine.schedule.device_queues import Queues
@@ -84,11 +84,11 @@ def debug(
         queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
             policy sorts each by itself, see `Stepper` and `NativeSession`. None: what PyTorch's engine does, a queue
             for each device; with engine="native", for the sake of a total order, one.
-        recompute: the plan by which the forward was mirrored (`with ts.recompute(plan):`). A deck then shows its curve
+        recompute: the plan that the forward ran under (`with ts.recompute(plan):`). A deck then shows its curve
             and the one without it, and what each replay should take beside what it took.
 
     Raises:
-        TypeError, ValueError: `recompute` is no plan, or the graph was not mirrored by it.
+        TypeError, ValueError: if `recompute` is not a plan, or the forward did not run under it.
         NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
             another accumulation than its own, or batch=; or a queue per device with what needs one for all.
     """
@@ -109,7 +109,7 @@ def debug(
             queues=queues,
         )
         if recompute is not None and not shown:
-            check_fits(recompute, session.graph, mirrored_saves(session.graph))
+            check_fits(recompute, session.graph, dropped_saves(session.graph))
         keep_graph = isinstance(tensors, HipsTape) or call.keep_graph
         return _deck(session, policy, keep_graph, create_graph, recompute) if shown else session
 

@@ -26,7 +26,7 @@ from ...inspector.graph.graph import Graph, TensorMeta, module_name
 from ...inspector.graph.phrases import folded, joined, operation_title, pattern
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.sizes_and_counts import dtype_name, share_text
-from .recompute_data import FIRST_LET_GO, MirrorContent
+from .recompute_data import FIRST_DROPPED, RecomputeContent
 
 _MOST_ROWS = 24
 _MOST_BARS = 4  # of one row: of more than that one bar is drawn, from the first birth to the last death
@@ -144,14 +144,14 @@ Json = dict[str, Any]
 class Document:
     """The page's data of one graph, and what numbers it gives to strings and shapes.
 
-    `recompute` is what is known of its forward's mirroring, for graphs with nodes found out where it is not given.
+    `recompute` is what is known of its forward's recomputation, for graphs with nodes found out where it is not given.
 
     It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
     """
 
     @collector_paused()
-    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: MirrorContent | None = None) -> None:
-        recompute = recompute or MirrorContent(graph)
+    def __init__(self, graph: Graph, title: str, engine: Engine, recompute: RecomputeContent | None = None) -> None:
+        recompute = recompute or RecomputeContent(graph)
         self._texts: dict[str, int] = {}
         self._metas: dict[TensorMeta, int] = {}
         self._forms: dict[tuple[int, ...], int] = {}
@@ -247,7 +247,7 @@ class Document:
             found.append(seen[key])
         return found
 
-    def _saved(self, graph: Graph, recompute: MirrorContent) -> Json:
+    def _saved(self, graph: Graph, recompute: RecomputeContent) -> Json:
         saved = graph.known_saved
         content: Json = {
             "task": [each.task for each in saved],
@@ -258,24 +258,24 @@ class Document:
             "parameter": [self.text(each.parameter) for each in saved],
             "held": [int(each.held) for each in saved],
         }
-        return self.with_let_go(content, recompute)
+        return self.with_dropped(content, recompute)
 
-    def with_let_go(self, saved: Json, recompute: MirrorContent) -> Json:
-        """The rows of saved tensors with those that a mirrored forward let go of."""
-        let_go = recompute.saves
-        if not let_go:
+    def with_dropped(self, saved: Json, recompute: RecomputeContent) -> Json:
+        """Return the rows of saved tensors, with those that the forward dropped."""
+        dropped = recompute.saves
+        if not dropped:
             return saved
         there = len(saved["task"])
         added: Json = {
-            "task": [each.task for each in let_go],
-            "slot": [self.text(each.slot) for each in let_go],
-            "storage": [FIRST_LET_GO + each.storage for each in let_go],
-            "bytes": [each.nbytes for each in let_go],
-            "meta": [NONE if each.meta is None else self.meta(each.meta) for each in let_go],
-            "parameter": [NONE] * len(let_go),
-            "held": [0] * len(let_go),
+            "task": [each.task for each in dropped],
+            "slot": [self.text(each.slot) for each in dropped],
+            "storage": [FIRST_DROPPED + each.storage for each in dropped],
+            "bytes": [each.nbytes for each in dropped],
+            "meta": [NONE if each.meta is None else self.meta(each.meta) for each in dropped],
+            "parameter": [NONE] * len(dropped),
+            "held": [0] * len(dropped),
         }
-        made_by = [NONE] * there + [self.text(each.made_by) for each in let_go]
+        made_by = [NONE] * there + [self.text(each.made_by) for each in dropped]
         return {name: column + added[name] for name, column in saved.items()} | {"made_by": made_by}
 
     def record(

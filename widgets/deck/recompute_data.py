@@ -1,4 +1,4 @@
-"""A mirrored backward as the deck shows it: what was let go of, what is made again and when, and the plan's curves."""
+"""Recomputation in the deck: dropped saved tensors, the tasks that recompute them, and the curves of the plan."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from ...engine.memory.timeline import Timeline
 from ...engine.planning.simulate import schedule
 from ...engine.recompute.module_table import operation_name
 from ...engine.recompute.plan import PlannedStorage, RecomputePlan
-from ...engine.recompute.plan_by_task import MirroredSave, check_fits, mirrored_saves, planned_replays
+from ...engine.recompute.plan_by_task import DroppedSave, check_fits, dropped_saves, planned_replays
 from ...engine.recompute.planned_recompute import PlannedRecompute
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.phrases import joined
 
 Json = dict[str, Any]
 
-FIRST_LET_GO = 2**30
-"""From here on the page numbers storages that were let go of: no graph keeps as many others."""
+FIRST_DROPPED = 2**30
+"""The page's number of the first dropped storage; no graph has so many other storages."""
 
 _ONLY = (
-    "The plan tells the memory of the order of {order}, without retain_graph, accumulate and release. "
+    "The plan predicts memory only for the order of {order}, without retain_graph, accumulate and release. "
     "ts.plan_recompute(make_loss, policy=...) plans for another order."
 )
 
 
-class MirrorContent:
-    """What is known of a mirrored backward.
+class RecomputeContent:
+    """The dropped tensors of a graph, and the predictions of its plan.
 
     Args:
-        graph: with its nodes before the backward; without them all is as the plan says.
-        plan: by which the forward was mirrored; None: it is not known, or none was.
-        frees: the backward lets go of what nodes saved, as it does without `retain_graph`.
+        graph: the graph. With its nodes, before the backward, these show what was dropped; without, the plan does.
+        plan: the plan that the forward ran under; None if unknown or without a plan.
+        frees: whether the backward frees saved tensors, as it does without `retain_graph`.
 
     Attributes:
-        plan: as given.
-        saves: what nodes let go of.
+        plan: the plan.
+        saves: the dropped saved tensors.
 
     Raises:
         TypeError, ValueError: see `check_fits`.
@@ -49,15 +49,15 @@ class MirrorContent:
         self.plan = plan
         self._frees = frees
         self._graph = replace(graph, nodes=())
-        self.saves = mirrored_saves(graph)
+        self.saves = dropped_saves(graph)
         if plan is not None:
             check_fits(plan, graph, self.saves)
             if not graph.nodes:
                 self.saves = list(_planned_saves(plan))
-        self._rows = {each.number: FIRST_LET_GO + each.storage for each in self.saves}
+        self._rows = {each.number: FIRST_DROPPED + each.storage for each in self.saves}
 
     def replays(self, order: Sequence[int]) -> Json | None:
-        """By storage that a task makes again what that takes in this order; None without a plan."""
+        """Return the recomputations of a backward in this order, as columns; None without a plan."""
         if self.plan is None or not self.saves:
             return None
         found = [each for each in planned_replays(self.plan, order) if each.storage in self._rows]
@@ -72,7 +72,7 @@ class MirrorContent:
         }
 
     def is_predicted(self, order: Sequence[int], rule: Accumulation = PYTORCHS) -> bool:
-        """Whether the plan's prediction is for this order. It is for a backward that sums and frees as PyTorch does."""
+        """Return whether the plan predicts this order; it assumes that gradients are summed and freed as in PyTorch."""
         return self._frees and rule == PYTORCHS and self._order == tuple(order)
 
     @cached_property
@@ -85,34 +85,33 @@ class MirrorContent:
         return plan.order if isinstance(plan, PlannedRecompute) else tuple(schedule(self._graph, "heap"))
 
     def timeline(self, order: Sequence[int], rule: Accumulation = PYTORCHS) -> Timeline | None:
-        """The memory with the plan, event by event; None where it does not say that."""
+        """Return the predicted memory with the plan, event by event; None if it is not predicted."""
         return (
             self.plan.timeline if isinstance(self.plan, PlannedRecompute) and self.is_predicted(order, rule) else None
         )
 
     def with_plan(self, schedule: Json, rule: Accumulation = PYTORCHS) -> Json:
-        """A schedule with its replays and with the plan's curves: without the plan, and with it."""
+        """Return a schedule with its recomputations and the predicted memory curves, without and with the plan."""
         replays = self.replays(schedule["order"])
         added: Json = {} if replays is None else {"replays": replays}
         plan = self.plan
         if plan is not None and plan.predicted is not None and self.is_predicted(schedule["order"], rule):
             if isinstance(plan, PlannedRecompute):
-                added["curves"] = [_curve("plain", plan.plain), _curve("mirrored", plan.timeline)]
+                added["curves"] = [_curve("plain", plan.plain), _curve("planned", plan.timeline)]
             else:
                 predicted = plan.predicted
-                added["curves"] = [_steps("plain", predicted.plain_levels), _steps("mirrored", predicted.levels)]
+                added["curves"] = [_steps("plain", predicted.plain_levels), _steps("planned", predicted.levels)]
         return schedule | added
 
     def note(self) -> str | None:
-        """Why the memory of what the plan is not for is not told; None where it may be."""
+        """Return why other orders have no predicted memory; None if they may have one."""
         if not isinstance(self.plan, PlannedRecompute) or not self.saves:
             return None
         return _ONLY.format(order=self.plan.order_name)
 
 
 def _curve(name: str, timeline: Timeline) -> Json:
-    """A level's course: `levels[i]` is the level before event i, of which the task at place k has those from
-    `starts[k]` on."""
+    """Return a memory curve: `levels[i]` is the level before event i, and task k has the events from `starts[k]` on."""
     first = timeline.starts[0]
     return {
         "name": name,
@@ -122,7 +121,7 @@ def _curve(name: str, timeline: Timeline) -> Json:
 
 
 def _steps(name: str, levels: Sequence[int]) -> Json:
-    """The same of one level a task: between two tasks it is the lower of theirs."""
+    """Return a memory curve from one level per task; between two tasks the level is the lower of theirs."""
     between = [min(pair) for pair in pairwise((levels[0], *levels, levels[-1]))]
     return {
         "name": name,
@@ -131,12 +130,12 @@ def _steps(name: str, levels: Sequence[int]) -> Json:
     }
 
 
-def _planned_saves(plan: RecomputePlan) -> list[MirroredSave]:
-    """What a plan lets go of, where no node can tell."""
+def _planned_saves(plan: RecomputePlan) -> list[DroppedSave]:
+    """Return the saved tensors that a plan drops, for a graph without nodes."""
     storages = {each.number: each for each in plan.storages}
     dropped = [each for each in plan.storages if each.fate == "dropped"]
     found = [
-        MirroredSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
+        DroppedSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
         for place, each in enumerate(dropped)
         for task, slot in each.saved_by
     ]
@@ -144,7 +143,7 @@ def _planned_saves(plan: RecomputePlan) -> list[MirroredSave]:
 
 
 def _made_by(storages: Mapping[int, PlannedStorage], wanted: PlannedStorage) -> str:
-    """The operations that make it again, each once, the last one first."""
+    """Join the names of the operations that recompute a storage, each once, the last operation first."""
     names: dict[str, None] = {}
     seen, ahead = {wanted.number}, [wanted]
     while ahead:

@@ -21,7 +21,7 @@ from ...engine.studies.gantt import Gantt
 from ...engine.studies.makespan import makespan
 from .groups_data import with_batches
 from .page_data import Document, Json, lane_levels, saved_content, schedule_content, title_of
-from .recompute_data import MirrorContent
+from .recompute_data import RecomputeContent
 from .save_deck import save_page
 
 if TYPE_CHECKING:
@@ -76,21 +76,23 @@ def run_document(
 
     Args:
         others: what `other_policies` says, where that is known already.
-        recompute: the plan by which the forward was mirrored.
+        recompute: the plan that the forward ran under.
 
     Raises:
         TypeError, ValueError: that is no plan, or the graph is another's.
     """
     graph, timeline = run.graph, run.timeline
     bare = replace(graph, nodes=())
-    mirrored = MirrorContent(graph if recompute is None else bare, recompute)  # it has run: the plan knows what went
-    document = Document(graph, title or title_of(graph), run.engine, MirrorContent(bare))
+    recomputed = RecomputeContent(
+        graph if recompute is None else bare, recompute
+    )  # it has run: the plan knows what went
+    document = Document(graph, title or title_of(graph), run.engine, RecomputeContent(bare))
     content = document.content
     if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
         content["saved"] = saved_content(document, timeline)
-    content["saved"] = document.with_let_go(content["saved"], mirrored)
+    content["saved"] = document.with_dropped(content["saved"], recomputed)
     schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
-    content["schedules"] = [mirrored.with_plan(each, run.accumulation) for each in schedules]
+    content["schedules"] = [recomputed.with_plan(each, run.accumulation) for each in schedules]
     if run.batches is not None:
         content["groups"] = with_batches(None, run.batches, graph)
     content["phases"] = list(_phases(run, schedules[0]["clock"]))

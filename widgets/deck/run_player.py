@@ -37,7 +37,7 @@ class Recording(Played):
     `breakpoints` (ids) can be observed, linked and set.
 
     Args:
-        recompute: the plan by which its forward was mirrored.
+        recompute: the plan that its forward ran under.
     """
 
     def __init__(self, run: Run, title: str = "", recompute: RecomputePlan | None = None) -> None:

@@ -10,7 +10,7 @@ from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
 from .figure_page import figure_page, words_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
-from .recompute_figures import mirrored_html
+from .recompute_figures import recomputed_html
 from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER
 
@@ -33,13 +33,13 @@ def page_html(comparison: Comparison, title: str) -> str:
     """Return the page of a comparison."""
     figures = Figures()
     memory = figures.html("memory", "Memory by policy", memory_drawing(comparison.timelines, LATER, _POINTS))
-    mirrored = mirrored_html(comparison, figures, _POINTS)
+    recomputed = recomputed_html(comparison, figures, _POINTS)
     panels = [_panel(comparison, row, number, figures) for number, row in enumerate(comparison.rows)]
     tabs = "".join(_tab(comparison, row, number) for number, row in enumerate(comparison.rows))
     body = f"""<section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
 {memory}</section>
-{mirrored}
+{recomputed}
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
 {_glossary(comparison)}"""

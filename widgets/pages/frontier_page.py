@@ -1,7 +1,4 @@
-"""Recomputation plans under a slider: the page shows the curve, cost, modules and storages of the selected plan.
-
-It needs neither a kernel nor a network.
-"""
+"""A page with a slider over recompute plans: curve, costs, modules and storages, without a kernel or a network."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ...engine.memory.lifetimes import Category
 from ...engine.memory.timeline import Timeline
 from ...engine.recompute.module_table import module_sentences, ms_text, operation_name
 from ...engine.recompute.plan import PlannedStorage
-from ...engine.recompute.planned_recompute import MirrorFrontier, PlannedRecompute, prediction_of
+from ...engine.recompute.planned_recompute import PlanFrontier, PlannedRecompute, prediction_of
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.phrases import task_name
 from ...inspector.graph.source_lines import PACKAGE
@@ -24,11 +21,11 @@ from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
 CODE = PACKAGE / "widgets" / "static" / "frontier.js"
-"""Script of the page, bundled from widgets/js/src/frontier."""
+"""The script of the page: widgets/js/src/frontier, bundled."""
 
-_MOST_BINS = 480  # per curve
-_MOST_STORAGES = 40  # in the list; the largest
-_FATES = {"dropped": "d", "dropped on the way": "w", "kept": "k", "newly kept": "n"}
+_MOST_BINS = 480  # points of a curve
+_MOST_STORAGES = 40  # the largest storages are listed
+_FATES = {"dropped": "d", "intermediate": "w", "kept": "k", "newly kept": "n"}
 _ABSENT = "-"
 
 _STYLE = f"""
@@ -89,16 +86,16 @@ h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px a
 """
 
 
-def page_html(frontier: MirrorFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
-    """Return the page that `MirrorFrontier.save_html` writes."""
+def page_html(frontier: PlanFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
+    """Return the page; see `PlanFrontier.save_html`."""
     return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
 
 
-def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
-    """Return the plans as HTML for a page or a notebook. Without scripts they are shown as a table.
+def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
+    """Return the plans as HTML for a page or a notebook; without scripts they are a table.
 
     Raises:
-        ValueError: a measured timeline belongs to another graph.
+        ValueError: if a measured timeline belongs to a different graph.
     """
     # "<" is escaped because text in the JSON could otherwise close the <script> element.
     content = json.dumps(_content(frontier, measured or {}), separators=(",", ":")).replace("<", "\\u003c")
@@ -110,7 +107,7 @@ def frontier_html(frontier: MirrorFrontier, measured: Mapping[str, Timeline] | N
     )
 
 
-def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict[str, Any]:
+def _content(frontier: PlanFrontier, measured: Mapping[str, Timeline]) -> dict[str, Any]:
     plans = frontier.plans
     plain = plans[0].timeline
     count = len(plain.order)
@@ -119,8 +116,8 @@ def _content(frontier: MirrorFrontier, measured: Mapping[str, Timeline]) -> dict
     for name, timeline in measured.items():
         if len(timeline.order) != count:
             raise ValueError(
-                f"{name!r} must be a timeline of the graph that was planned, which has {count:,} tasks; its backward "
-                f"ran {len(timeline.order):,} tasks"
+                f"{name!r} belongs to a different graph: its backward ran {len(timeline.order):,} tasks, the plans are "
+                f"for {count:,}"
             )
     listed = _listed(plans)
     return {
@@ -155,7 +152,7 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
-    """Return the highest level of each bin, the level at the end, and the peak."""
+    """Return the highest level in each bin, the level at the end, and the peak."""
     peaks = list(timeline.task_peaks)
     levels = [max(peaks[start : start + size]) for start in range(0, len(peaks), size)]
     levels = levels or [timeline.start_bytes]
@@ -163,7 +160,7 @@ def _curve(timeline: Timeline, size: int) -> dict[str, Any]:
 
 
 def _replays(timeline: Timeline, size: int) -> list[list[int]]:
-    """Return pairs of a bin and the bytes of saved storages recomputed in it."""
+    """Return the bytes of saved storages recomputed in each bin, as [bin, bytes]."""
     found: dict[int, int] = {}
     for place in range(len(timeline.order)):
         for event in range(timeline.starts[place], timeline.starts[place + 1]):
@@ -180,18 +177,17 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
     count = sum(each.fate == "dropped" for each in plan.storages)
     if not plan.dropped:
         sentences = [
-            f"Nothing is dropped: the peak stays {size_text(before)}, and a step takes "
-            f"{ms_text(predicted.plain_seconds)}."
+            f"Nothing is dropped: the peak is {size_text(before)}, and a step takes {ms_text(predicted.plain_seconds)}."
         ]
     else:
         saved = sum(bool(each.saved_by) for each in plan.storages)
-        kept = f"; {size_text(plan.newly_kept_bytes)} are newly kept to recompute them" if plan.newly_kept_bytes else ""
+        kept = f", and {size_text(plan.newly_kept_bytes)} newly kept to recompute them" if plan.newly_kept_bytes else ""
         sentences = [
-            f"The backward's predicted peak falls from {size_text(before)} to {size_text(peak)}, by "
+            f"The predicted peak of the backward falls from {size_text(before)} to {size_text(peak)}, by "
             f"{share_text(before - peak, before)}.",
-            f"{count:,} of the {saved:,} saved storages made by the forward are dropped, "
+            f"{count:,} of the {saved:,} saved storages that the forward made are dropped, "
             f"{size_text(plan.dropped_bytes)}{kept}.",
-            f"A step takes {percent_text(more)} longer than {ms_text(predicted.plain_seconds)}: "
+            f"A step of {ms_text(predicted.plain_seconds)} takes {percent_text(more)} longer: "
             f"{ms_text(predicted.replay_seconds)} for recomputation, {ms_text(predicted.recording_seconds)} for "
             "recording the forward.",
             *module_sentences(plan),
@@ -204,7 +200,7 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
         "figures": [
             ["predicted peak", size_text(peak)],
             ["of the peak without a plan", share_text(peak, before)],
-            ["step time overhead", percent_text(more)],
+            ["longer step", percent_text(more)],
             ["dropped", size_text(plan.dropped_bytes)],
         ],
         "sentences": sentences,
@@ -212,8 +208,7 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
 
 
 def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
-    """Return the largest storages of all plans."""
-    # Plans may list different storages. If several have a storage, the first plan describes it.
+    """Return the largest storages that occur in any plan."""
     every = {each.number: each for plan in reversed(plans) for each in plan.storages}
     return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
 
@@ -224,11 +219,11 @@ def _described(storage: PlannedStorage) -> list[str]:
         operation_name(storage.operation),
         storage.module or "outside any module",
         ms_text(storage.seconds),
-        "" if storage.obstacle is None else f"cannot be recomputed, because {storage.obstacle}",
+        "" if storage.obstacle is None else f"cannot be recomputed, since {storage.obstacle}",
     ]
 
 
 def _fates(plan: PlannedRecompute, listed: Sequence[PlannedStorage]) -> str:
-    """Return one letter per storage: what the plan does with it."""
+    """Return a letter for the fate of each listed storage."""
     fates = {each.number: _FATES[each.fate] for each in plan.storages}
     return "".join(fates.get(each.number, _ABSENT) for each in listed)

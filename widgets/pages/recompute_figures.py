@@ -1,4 +1,4 @@
-"""Rows of a comparison with a recomputation plan: measured and predicted curves, and the cost by module."""
+"""Figures of the rows of a comparison that ran under a recompute plan."""
 
 from __future__ import annotations
 
@@ -20,45 +20,44 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _HEIGHT = 300
-_MOST_POINTS = 1500  # per line
+_MOST_POINTS = 1500  # points of one line
 _MEASURED, _PREDICTED = {"width": 3}, {"width": 1.2, "dash": "2px,3px"}
 
 
-def mirrored_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
-    """Return the figure of `Comparison.mirrored_figure`."""
-    return figure_of(mirrored_drawing(comparison, row, colours_of(theme)))
+def recomputed_figure(comparison: Comparison, row: Row, theme: GraphTheme) -> go.Figure:
+    """Return the figure; see `Comparison.recomputed_figure`."""
+    return figure_of(recomputed_drawing(comparison, row, colours_of(theme)))
 
 
-def mirrored_html(comparison: Comparison, figures: Figures, points: int) -> str:
-    """Return a section for each row with a plan. The table of modules appears once per plan."""
+def recomputed_html(comparison: Comparison, figures: Figures, points: int) -> str:
+    """Return a section for each row with a plan; the table of modules appears once for each plan."""
     found = []
-    seen_plans = set()
+    listed = set()
     for number, row in enumerate(comparison.rows):
         if row.plan is None:
             continue
         title = f"{row.policy}, measured and predicted"
-        figure = figures.html(f"mirrored-{number}", title, mirrored_drawing(comparison, row, LATER, points))
+        figure = figures.html(f"recomputed-{number}", title, recomputed_drawing(comparison, row, LATER, points))
         table = ""
-        if row.plan not in seen_plans and row.plan.dropped:
-            table = "<h2>By module<span>dropped bytes and predicted recomputation time</span></h2>"
+        if row.plan not in listed and row.plan.dropped:
+            table = "<h2>By module<span>memory dropped, and predicted recompute time</span></h2>"
             table += cells_html(module_cells(row.plan), module_sentences(row.plan), RIGHT)
-        seen_plans.add(row.plan)
+        listed.add(row.plan)
         found.append(
-            f"<section><h2>{escape(row.policy)}<span>the highest level while each task ran, measured and predicted"
+            f"<section><h2>{escape(row.policy)}<span>the highest memory during each task, measured and predicted"
             f"</span></h2>{figure}{table}</section>"
         )
     return "".join(found)
 
 
-def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
-    """Draw the measured and predicted levels of a row with a plan, and of the row without it.
+def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, points: int = _MOST_POINTS) -> Drawing:
+    """Return a drawing of the memory of a row with a plan and of the one without, each measured and predicted.
 
     Raises:
-        ValueError: the row has no recomputation plan.
+        ValueError: if the row has no plan.
     """
     if row.plan is None:
-        planned = ", ".join(each.policy for each in comparison.rows if each.plan is not None) or "none"
-        raise ValueError(f"row {row.policy!r} has no recomputation plan; rows with a plan: {planned}")
+        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {_with_plans(comparison) or 'no rows'}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -101,10 +100,10 @@ def mirrored_drawing(comparison: Comparison, row: Row, colours: Colours, points:
 
 
 def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict[str, object]) -> Drawing:
-    """Return the levels as a step curve. If there are many tasks, each point is the highest of several."""
-    per_point = max(1, -(-len(levels) // points))
-    starts = range(0, len(levels), per_point)
-    highest = [max(levels[start : start + per_point]) for start in starts]
+    """Return the levels as a stepped line; with many tasks each point is the highest of several."""
+    together = max(1, -(-len(levels) // points))
+    starts = range(0, len(levels), together)
+    highest = [max(levels[start : start + together]) for start in starts]
     highest.append(highest[-1] if highest else 0)
     return {
         "type": "scatter",
@@ -116,3 +115,7 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
         "hovertemplate": f"{escaped(name)}  %{{customdata}}<extra></extra>",
         "line": {"shape": "hv", **style},
     }
+
+
+def _with_plans(comparison: Comparison) -> str:
+    return ", ".join(repr(row.policy) for row in comparison.rows if row.plan is not None)

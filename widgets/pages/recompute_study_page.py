@@ -1,4 +1,4 @@
-"""Recomputation studies as a notebook table, a figure, and one self-contained HTML page."""
+"""Studies of recomputation as a notebook table, a figure, and one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...engine.studies.recompute_study import (
     NOTHING,
     SELECTIVE,
     WITHIN,
-    MirrorStudy,
+    RecomputeStudy,
     StudiedWay,
 )
 from ...inspector.renderers import GraphTheme
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _HEIGHT = 320
 _TOP, _BOTTOM = 16, 46  # margins, pixels
-_NAMES = 204  # pixels to the right of the plot, for the names of the points
-_NAME = 17  # pixels per name
-_MARGIN = 0.12  # share of the axes, around the points
-_LEAST = 20.0  # percent: least extent of the vertical axis, so that small differences look small
+_NAMES = 204  # width in pixels of the column of names, right of the plot
+_NAME = 17  # height in pixels of a name
+_MARGIN = 0.12  # margin around the points, as a share of an axis
+_LEAST = 20.0  # smallest range of the vertical axis in percent, so that tiny differences look small
 _COLOURS = {
     NOTHING: "ink3",
     BLOCKS: "saved",
@@ -44,46 +44,46 @@ _COLOURS = {
 }
 _SYMBOLS = {WITHIN: ("circle-open", "○"), BELOW: ("circle", "●"), HALF: ("circle", "●")}
 _DIAMOND = ("diamond", "◆")
-_RIGHT = ("peak", "change", "predicted", "time", "over nothing", "predicted time")
+_RIGHT = ("peak", "change", "predicted", "time", "time ratio", "predicted ratio")
 _WORDS = {
     BLOCKS: "torch.utils.checkpoint(use_reentrant=False) around each block of the model",
     SELECTIVE: "the same with create_selective_checkpoint_contexts, which saves products, convolutions and attention",
     COMPILED: "torch.compile with torch._functorch.config.activation_memory_budget = 0.5",
-    WITHIN: "the lowest peak within this overhead",
-    BELOW: "the lowest overhead for a peak 2 % below that of checkpoints per block",
-    HALF: "the lowest overhead for half of the peak, if no block repeats",
-    "peak": "the highest level of forward and backward: bytes requested since just before them and not yet freed",
-    "predicted": "the backward's peak as planned, and its difference from the measured peak",
-    "time": "the median time of a step: forward and backward, including recording and recomputation",
-    "over nothing": "the median of the time ratios of all rounds; in the figure, whiskers show the middle half of the "
-    "rounds",
-    "predicted time": "the time ratio as planned",
-    "gradients": "gradients and running statistics, compared with those of the plain step",
+    WITHIN: "the lowest peak within this share of extra time",
+    BELOW: "a peak 2 % below that of checkpoints per block, at the lowest cost",
+    HALF: "half of the peak, at the lowest cost; used if no block repeats",
+    "peak": "peak memory of forward and backward: bytes requested since just before the step and not yet freed",
+    "predicted": "the peak of the backward predicted by the plan, and its error",
+    "time": "the median time of a step, forward and backward, including recording and recomputation",
+    "time ratio": "the median over the rounds of the time relative to an unchanged step; whiskers in the figure span "
+    "the middle half",
+    "predicted ratio": "the time ratio predicted by the plan",
+    "gradients": "comparison with an unchanged step, of gradients and of tensors that the forward writes",
 }
 
 
-def page_html(studies: Sequence[MirrorStudy], title: str) -> str:
-    """Return a page of studies."""
+def page_html(studies: Sequence[RecomputeStudy], title: str) -> str:
+    """Return the page."""
     return studies_page(title, studies, study_html, study_drawing, _WORDS)
 
 
-def study_html(study: MirrorStudy) -> str:
-    """Return a study's sentences and table as HTML, including its style sheet."""
+def study_html(study: RecomputeStudy) -> str:
+    """Return the table and the sentences of a study as HTML with its own style."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
     return cells_html(study.cells, study.sentences, _RIGHT, bars)
 
 
-def study_figure(study: MirrorStudy, theme: GraphTheme = "auto") -> go.Figure:
-    """Return `study_drawing` as a plotly figure."""
+def study_figure(study: RecomputeStudy, theme: GraphTheme = "auto") -> go.Figure:
+    """Return the figure of a study; see `study_drawing`."""
     return figure_of(study_drawing(study, colours_of(theme)))
 
 
-def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
-    """Draw each way as a point: time to the right, peak upwards. Better ways are below and to the left.
+def study_drawing(study: RecomputeStudy, colours: Colours) -> Drawing:
+    """Return a drawing with a point for each way: time to the right, peak upwards, so better is below and to the left.
 
-    The whiskers show the middle half of the rounds. The names are in a separate column, connected to their points by
-    lines, so that they stay readable if points are close to each other.
+    The whiskers span the middle half of the rounds. The names stand in a column, each with the mark of its point and a
+    line to it, so that they can be read even if points are close together.
     """
     times = [row.time_ratio.middle for row in study.rows]
     peaks = [100 * study.ratio(row.name) for row in study.rows]
@@ -101,8 +101,8 @@ def study_drawing(study: MirrorStudy, colours: Colours) -> Drawing:
         "hovermode": "closest",
         "showlegend": False,
         "annotations": names,
-        "xaxis": _axis(colours, "step time, relative to the plain step") | {"range": across, "ticksuffix": " ×"},
-        "yaxis": _axis(colours, "peak, relative to the plain step") | {"range": up, "ticksuffix": " %"},
+        "xaxis": _axis(colours, "time relative to an unchanged step") | {"range": across, "ticksuffix": " ×"},
+        "yaxis": _axis(colours, "peak relative to an unchanged step") | {"range": up, "ticksuffix": " %"},
     }
     return {"data": traces, "layout": layout}
 
@@ -136,7 +136,7 @@ def _point(row: StudiedWay, peak: float, colours: Colours) -> Drawing:
 
 
 def _name(row: StudiedWay, peak: float, x: float, y: float, colours: Colours) -> Iterator[Drawing]:
-    """Yield a point's name, its mark, and the line to the point."""
+    """Yield the mark of a point, its name, and the line from the name to the point."""
     _, mark = _SYMBOLS.get(row.name, _DIAMOND)
     beside = {"x": x, "y": y, "xanchor": "left", "xshift": 2, "showarrow": False}
     yield {"text": mark, "font": {"color": colours[_COLOURS.get(row.name, "ink")]}} | beside
@@ -158,16 +158,16 @@ def _name(row: StudiedWay, peak: float, x: float, y: float, colours: Colours) ->
 
 
 def _padded_range(values: Sequence[float], least: float) -> list[float]:
-    """Return an axis range around all values, with a margin, at least `least` wide and not below 0."""
+    """Return an axis range with a margin around the values, at least `least` wide and not below 0."""
     low, high = min(values), max(values)
     more = max(_MARGIN * (high - low), (least - (high - low)) / 2)
     return [max(0.0, low - more), high + more]
 
 
 def _name_heights(values: Sequence[float], axis: Sequence[float]) -> list[float]:
-    """Return heights for the names of points at these heights: close to their points, in order, without overlap.
+    """Return heights for the names of points, in order, without overlap and as close to the points as possible.
 
-    Names are placed from the top down. Those that end up below the axis are then moved up.
+    Names are placed from the top down; those below the axis are then pushed up.
     """
     low, high = axis
     spacing = _NAME * (high - low) / (_HEIGHT - _TOP - _BOTTOM)

@@ -226,7 +226,7 @@ def test_truncated_backpropagation_goes_on_from_where_it_was(verb: str) -> None:
     assert losses[:3] == losses[3:]
 
 
-def test_a_loop_that_mirrors_itself_trains_as_without() -> None:
+def test_a_loop_that_recomputes_itself_trains_as_without() -> None:
     losses = []
     for call in (lambda function, *args: function(*args), ts.recompute(budget=0.9, seconds=0.01)):
         torch.manual_seed(0)

@@ -407,7 +407,7 @@ def test_what_looks_inside_repeats_a_checkpoint_as_its_forward_ran(verb: str, us
     assert graphs_compiled == before
 
 
-# Mirroring
+# Recomputation
 
 
 def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run(snapshot: Snapshots) -> None:
@@ -422,7 +422,7 @@ def test_a_plan_of_compiled_code_is_refused_before_any_of_it_has_run(snapshot: S
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_a_mirror_refuses_what_was_compiled_since(snapshot: Snapshots) -> None:
+def test_a_recompute_context_refuses_what_was_compiled_since(snapshot: Snapshots) -> None:
     model = Around(Net())
     x = data(64)
     plan = ts.plan_recompute(lambda: model(x).square().mean(), 0.5, seconds=0.1)
@@ -435,7 +435,7 @@ def test_a_mirror_refuses_what_was_compiled_since(snapshot: Snapshots) -> None:
     assert Kind.COMPILED in {task.kind for task in ts.graph(run(x).sum()).tasks}
 
 
-def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
+def test_under_force_eager_compiled_code_is_recomputed_as_it_runs() -> None:
     model = Around(Net())
     run = compiled(model)
     x = data(64)
@@ -449,12 +449,12 @@ def test_under_force_eager_compiled_code_is_mirrored_as_it_runs() -> None:
         plan = ts.plan_recompute(make_loss, 0.5, seconds=0.1)
         assert plan.dropped
 
-        def mirrored() -> Tensor:
+        def recomputed() -> Tensor:
             with ts.recompute(plan):
                 return make_loss()
 
         for _ in range(2):
-            assert_bitwise_equal(step(model, mirrored), expected)
+            assert_bitwise_equal(step(model, recomputed), expected)
     assert Kind.COMPILED in {task.kind for task in ts.graph(make_loss()).tasks}
 
 

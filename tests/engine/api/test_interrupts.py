@@ -62,7 +62,7 @@ def fitted(program: Program) -> None:
     )
 
 
-def mirrored(program: Program) -> None:
+def recomputed(program: Program) -> None:
     recomputing = ts.recompute(budget=0.9, seconds=0.1)
     for _ in range(2):
         recomputing(program.loss).backward()
@@ -85,7 +85,7 @@ VERBS: dict[str, Callable[[Program], object]] = {
     "find_nan": lambda program: ts.find_nan(program.loss),
     "find_unused": lambda program: ts.find_unused(program.loss, program.model),
     "plan_recompute": lambda program: ts.plan_recompute(program.loss, "1GB", seconds=0.1),
-    "mirrored": mirrored,
+    "recomputed": recomputed,
     "record_steps": recorded,
     "training": trained,
     "policy": planned_backwards,

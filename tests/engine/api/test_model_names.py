@@ -65,7 +65,7 @@ def test_find_unused_names_parameters_and_modules_after_it() -> None:
 
 
 @pytest.mark.heavy
-def test_a_plan_for_mirroring_names_its_rows_and_answers_by_the_model() -> None:
+def test_a_plan_for_recomputation_names_its_rows_and_answers_by_the_model() -> None:
     model, make_loss = parts()
     plan = ts.plan_recompute(make_loss, 0.99, seconds=0.1, repetitions=1, model=model)
     assert plan.why("encoder.tanh")[0].module == "encoder.1"

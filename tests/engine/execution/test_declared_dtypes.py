@@ -328,7 +328,7 @@ class Net(torch.nn.Module):
 
 
 @declares
-def test_a_mirrored_forward_has_pytorchs_gradients() -> None:
+def test_a_recomputed_forward_has_pytorchs_gradients() -> None:
     net, x = Net(), torch.linspace(-1, 1, 4096).reshape(512, 8)
     expected = gradients_of([*net.parameters()], lambda: net(x).sum().backward())
     planned = ts.plan_recompute(lambda: net(x).sum(), 0.7, seconds=0.1, repetitions=1)

@@ -20,7 +20,7 @@ from tapescope.engine.recompute.plan import RecomputePlan
 STEPS = 3  # buckets are made up anew in the second
 
 
-def train(rank: int, mirrored: bool) -> tuple[list[Tensor], int]:
+def train(rank: int, recomputed: bool) -> tuple[list[Tensor], int]:
     """All parameters and buffers after some steps, of two backwards each; and how many storages were let go of."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -39,19 +39,19 @@ def train(rank: int, mirrored: bool) -> tuple[list[Tensor], int]:
         optimizer.zero_grad()
         for number, batch in enumerate(batches):
             with model.no_sync() if number == 0 else nullcontext():
-                with ts.recompute(plan) if mirrored else nullcontext() as mirrors:
+                with ts.recompute(plan) if recomputed else nullcontext() as context:
                     loss = model(batch).square().sum()
                 loss.backward()
-            dropped += mirrors.report.dropped if mirrors is not None else 0
+            dropped += context.report.dropped if context is not None else 0
         optimizer.step()
     return [value.clone() for value in net.state_dict().values()], dropped
 
 
 def main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
-    plain, _ = train(rank, mirrored=False)
-    mirrored, dropped = train(rank, mirrored=True)
-    torch.save((plain, mirrored, dropped), folder / f"{rank}.pt")
+    plain, _ = train(rank, recomputed=False)
+    recomputed, dropped = train(rank, recomputed=True)
+    torch.save((plain, recomputed, dropped), folder / f"{rank}.pt")
     dist.barrier()
 
 

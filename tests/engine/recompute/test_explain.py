@@ -1,4 +1,4 @@
-"""Why an operation is mirrored or not: Echo's three cases, what stands in the way, and what decides, in figures."""
+"""Why an operation is recomputed or not: Echo's three cases, what stands in the way, and what decides, in figures."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_echos_second_case_attention_scores_go_together_for_one_input_that_is_ne
     gone, kept = [], []
     for steps in (16, 32):
         plan = planned(scores(steps), budget=0.65)
-        mirrored = [each for each in plan.why("tanh") if each.because == "mirrored"]
-        told = [each for each in mirrored if f"addmm ({size_text(each.newly_kept_bytes)})" in each.text]
+        recomputed = [each for each in plan.why("tanh") if each.because == "recomputed"]
+        told = [each for each in recomputed if f"addmm ({size_text(each.newly_kept_bytes)})" in each.text]
         assert len(told) > steps / 4
         gone.append(plan.dropped_bytes)
-        kept.append(max(each.newly_kept_bytes for each in mirrored))
+        kept.append(max(each.newly_kept_bytes for each in recomputed))
     assert gone[1] > 3 * gone[0], "steps × steps are dropped"
     assert kept[1] < 2.5 * kept[0], "and steps are kept"
 
@@ -88,7 +88,7 @@ def test_echos_third_case_a_layer_is_not_run_again_where_what_it_was_given_is_ma
     assert fc.because == "not saved" and fc.module == "fc" and fc.source is not None
     says(fc, f"AddmmBackward0 (fc, {fc.source.short})", "`mat1`", "256 KiB", "tanh")
     fates = {each.because for each in plan.why("tanh")}
-    assert "mirrored" in fates
+    assert "recomputed" in fates
     snapshot("plan_recompute", fc)
 
 
@@ -118,11 +118,11 @@ def test_an_operation_is_meant_by_module_and_name_by_either_or_by_number(snapsho
 def test_the_figures_are_those_of_the_plan_with_it_and_without() -> None:
     plan = planned(blocks(), budget=0.6)
     for each in plan.why("*"):
-        if each.because == "mirrored":
+        if each.because == "recomputed":
             (number,) = [s.number for s in plan.storages if s.nbytes == each.nbytes and s.saved_by == each.saved_by]
-            assert each.peak_bytes == plan.memory.mirrored(plan.dropped - {number}).peak_bytes
+            assert each.peak_bytes == plan.memory.levels_if_dropped(plan.dropped - {number}).peak_bytes
             assert each.seconds > 0
-    kept = [each for each in plan.why("*") if each.because == "enough"]
+    kept = [each for each in plan.why("*") if each.because == "budget reached"]
     assert kept
     says(kept[0], both_units(int(0.6 * plan.plain_peak_bytes)), ms_text(kept[0].seconds))
 
@@ -135,7 +135,7 @@ def test_no_other_operation_of_the_same_line_is_taken_for_its_own_backward() -> 
 
     plan = planned(make_loss, budget=0.9)
     (add,) = plan.why("add")
-    assert add.because in ("not saved", "on the way") and "PowBackward0" not in add.text
+    assert add.because in ("not saved", "intermediate") and "PowBackward0" not in add.text
 
 
 def test_where_time_is_what_decides_it_is_said_with_its_figures() -> None:
@@ -179,7 +179,7 @@ def test_a_fused_kernel_is_named_with_what_to_do(snapshot: Snapshots) -> None:
     says(said, "mkldnn_rnn_layer (encoder)", "torch.backends.mkldnn.flags(enabled=False)", "nn.LSTMCell")
     snapshot("plan_recompute", re.sub(r"\d+ KiB", "SIZE", said))  # what the kernel keeps differs with the CPU
     (layer,) = plan.why("encoder.lstm")
-    assert layer.because == "can't be"
+    assert layer.because == "not recomputable"
     snapshot("plan_recompute", re.sub(r"\d+ KiB", "SIZE", layer.text))
     with torch.backends.mkldnn.flags(enabled=False):
         single = planned(lambda: model(x).pow(2).mean(), budget=0.9)
@@ -232,7 +232,7 @@ def test_what_does_not_come_out_the_same_is_told_with_what_differed(snapshot: Sn
         warnings.simplefilter("error")
         plan = planned(make_loss, budget=0.1)
     (zeros,) = plan.why("zeros")
-    assert zeros.because == "not the same"
+    assert zeros.because == "bits differ"
     says(zeros, *plan.banned.values())
     snapshot("plan_recompute", zeros)
 
@@ -240,5 +240,5 @@ def test_what_does_not_come_out_the_same_is_told_with_what_differed(snapshot: Sn
 def test_plans_of_a_frontier_answer_too() -> None:
     frontier = planned(blocks(), budget=0.6).explore(0.3)
     assert all(len(plan.why("gelu")) == 3 for plan in frontier.plans)
-    assert {each.because for each in frontier.plans[-1].why("gelu")} <= {"mirrored", "no gain", "after the peak"}
+    assert {each.because for each in frontier.plans[-1].why("gelu")} <= {"recomputed", "no gain", "after the peak"}
     assert isinstance(frontier.plans[0], ts.types.PlannedRecompute)

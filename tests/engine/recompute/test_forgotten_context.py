@@ -14,7 +14,7 @@ import tapescope as ts
 from ..recomputed_programs import plan_all
 
 
-def test_a_mirror_that_is_forgotten_takes_its_modes_away_and_nothing_is_dropped() -> None:
+def test_a_recompute_context_that_is_forgotten_takes_its_modes_away_and_nothing_is_dropped() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(3)))
     x = torch.randn(512, 8)

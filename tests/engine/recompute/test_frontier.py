@@ -50,12 +50,12 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
     for _ in range(2):
         assert same(gradients(make_loss, leaves, chosen), without)
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(chosen):
             return make_loss()
 
     MODEL.zero_grad()  # what is added to gradients that are there would be freed at once
-    timeline = ts.profile(mirrored).timeline
+    timeline = ts.profile(recomputed).timeline
     assert timeline is not None and abs(chosen.peak_bytes - timeline.peak_bytes) <= 0.005 * timeline.peak_bytes
 
 
@@ -86,13 +86,13 @@ def test_the_plan_that_was_explored_is_there_unless_one_is_lower_and_takes_no_lo
 
 
 def _reckoned(plan: ts.types.PlannedRecompute) -> tuple[float, float]:
-    return plan.reckoned(plan.dropped, plan.memory.mirrored(plan.dropped).replay_ns)
+    return plan.reckoned(plan.dropped, plan.memory.levels_if_dropped(plan.dropped).replay_ns)
 
 
 def priced(plan: ts.types.PlannedRecompute, times: int) -> ts.types.PlannedRecompute:
     """The plan as if its replays had been measured to take so many times what is reckoned."""
     assert plan.predicted is not None
-    replays = times * plan.memory.mirrored(plan.dropped).replay_ns / 1e9
+    replays = times * plan.memory.levels_if_dropped(plan.dropped).replay_ns / 1e9
     return replace(plan, predicted=replace(plan.predicted, replay_seconds=replays))
 
 
@@ -103,7 +103,7 @@ def test_prices_of_other_plans_go_with_what_was_measured_of_the_one(
     frontier = once.explore(0.3)
     for each in frontier.plans[1:]:
         if each is not once:
-            found = FoundDrops(each.dropped, plan.memory.mirrored(each.dropped), 0, 0.0)
+            found = FoundDrops(each.dropped, plan.memory.levels_if_dropped(each.dropped), 0, 0.0)
             one, two = prediction_of(each), prediction_of(reckoned(twice, found))
             assert two.replay_seconds == pytest.approx(2 * one.replay_seconds) and one.replay_seconds > 0
             assert two.plain_seconds == one.plain_seconds and two.recording_seconds == one.recording_seconds

@@ -48,7 +48,7 @@ def maml() -> Step:
 
 
 @pytest.mark.parametrize("make", [wgan_gp, maml])
-def test_the_mirrored_peak_is_predicted_to_the_byte(make: Callable[[], Step], snapshot: Snapshots) -> None:
+def test_the_recomputed_peak_is_predicted_to_the_byte(make: Callable[[], Step], snapshot: Snapshots) -> None:
     torch.manual_seed(0)
     model, make_loss = make()
     plan = ts.plan_recompute(make_loss, 0.5, seconds=0.5)
@@ -56,9 +56,9 @@ def test_the_mirrored_peak_is_predicted_to_the_byte(make: Callable[[], Step], sn
     snapshot("plan_recompute", "\n".join(sorted(reasons)))
     model.zero_grad(set_to_none=True)
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(plan):
             return make_loss()
 
-    assert ts.profile(mirrored).peak_bytes == plan.peak_bytes
+    assert ts.profile(recomputed).peak_bytes == plan.peak_bytes
     assert bool(plan.dropped) is (make is wgan_gp), "in MAML the inner loop reads all but little"

@@ -1,4 +1,4 @@
-"""A plan for mirroring by module: what is saved and paid there, each operation counted once."""
+"""A recompute plan by module: what is saved and paid there, each operation counted once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.module_table import HEADINGS, module_cells, module_sentences
-from tapescope.engine.recompute.plan import MirrorPrediction, RecomputePlan
+from tapescope.engine.recompute.plan import PlanPrediction, RecomputePlan
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, says
 
@@ -42,7 +42,7 @@ def plan_of(program: ForwardProgram, *names: str, seconds: float | None = None) 
         for storage, _ in each.makes
         if program.storages[storage].obstacle is None
     ]
-    predicted = None if seconds is None else MirrorPrediction((2,), (1,), 1.0, seconds, 0.0)
+    predicted = None if seconds is None else PlanPrediction((2,), (1,), 1.0, seconds, 0.0)
     return RecomputePlan.of(program, drop, predicted)
 
 
@@ -84,7 +84,7 @@ def test_an_operation_that_makes_several_storages_runs_again_once() -> None:
     assert len(plan.dropped) == 5, (
         "mean and deviation of both, and the first one's result, which the second layer saves"
     )
-    assert rows(plan)["*.norm"]["replays"] == "2"
+    assert rows(plan)["*.norm"]["recomputed"] == "2"
 
 
 def test_one_row_has_no_sum_and_nothing_dropped_no_row() -> None:

@@ -1,4 +1,4 @@
-"""A plan for mirroring: what it drops and keeps, and its file."""
+"""A recompute plan: what it drops and keeps, and its file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 import tapescope as ts
 from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import schedule
-from tapescope.engine.recompute.plan import GraphOrder, MirrorPrediction, RecomputePlan, graph_digest
+from tapescope.engine.recompute.plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
@@ -61,7 +61,7 @@ def test_what_a_replay_reads_is_kept(program: ForwardProgram, snapshot: Snapshot
     plan = RecomputePlan.of(program, [tanh, mul])
     assert fates(plan) == {
         "aten.mm.default": "newly kept",
-        "aten.mul.Tensor": "dropped on the way",
+        "aten.mul.Tensor": "intermediate",
         "aten.tanh.default": "dropped",
         "aten.exp.default": "kept",
     }
@@ -94,7 +94,7 @@ def test_what_no_dropped_storage_needs_is_left_out(program: ForwardProgram, snap
 def test_what_cannot_be_made_again_is_refused(program: ForwardProgram, snapshot: Snapshots) -> None:
     with raises(ValueError, "storage 0") as made_before:
         RecomputePlan.of(program, [0])
-    with raises(ValueError, 99, len(program.storages)) as unknown:
+    with raises(ValueError, 99, len(program.storages) - 1) as unknown:
         RecomputePlan.of(program, [99])
     snapshot("plan_recompute", made_before.value)
     snapshot("plan_recompute", unknown.value)
@@ -107,14 +107,14 @@ def test_a_plan_is_for_forwards_of_equal_operations_and_sizes(program: ForwardPr
 
 
 def test_a_saved_plan_is_read_as_it_was(program: ForwardProgram, tmp_path: Path, snapshot: Snapshots) -> None:
-    predicted = MirrorPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
+    predicted = PlanPrediction((5, 9, 7), (5, 6, 7), 1.5, 0.25, 0.125)
     plan = RecomputePlan.of(program, [made_by(program, "aten.tanh.default")], predicted)
-    read = RecomputePlan.load(plan.save(tmp_path / "a.mirror.json"))
+    read = RecomputePlan.load(plan.save(tmp_path / "a.recompute.json"))
     assert (read.fingerprint, read.operations, read.storages) == (plan.fingerprint, plan.operations, plan.storages)
     assert read.predicted == predicted
     assert (predicted.plain_peak_bytes, predicted.peak_bytes, predicted.seconds) == (9, 7, 1.875)
-    assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.mirror.json")).predicted is None
-    assert [each.name for each in tmp_path.iterdir()] == ["a.mirror.json"]
+    assert RecomputePlan.load(replace(plan, predicted=None).save(tmp_path / "a.recompute.json")).predicted is None
+    assert [each.name for each in tmp_path.iterdir()] == ["a.recompute.json"]
     says(read, "7 B", "9 B")
     snapshot("plan_recompute", read)
     assert read.policy == "heap"

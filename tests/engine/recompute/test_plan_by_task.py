@@ -1,4 +1,4 @@
-"""What a plan for mirroring means to each task, held against what its replays really do."""
+"""What a recompute plan means to each task, held against what its replays really do."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.api.record_forward import record_forward
-from tapescope.engine.recompute.plan import MirrorPrediction, RecomputePlan
+from tapescope.engine.recompute.plan import PlanPrediction, RecomputePlan
 from tapescope.engine.recompute.plan_by_task import (
     ReplayClock,
     check_fits,
-    mirror_signs,
-    mirrored_saves,
+    dropped_saves,
     planned_replays,
+    recompute_signs,
 )
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.inspector.drawing.annotations import SIGN_TITLES
@@ -62,7 +62,7 @@ def loss_of(model: nn.Module, *shape: int) -> MakeLoss:
 LOSSES = {"normed": loss_of(Normed(), 2, 3, 8, 8), "cell": loss_of(Cell(), 4, 2, 8)}
 
 
-def mirrored(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
+def recomputed(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
     """Of the second forward under the plan: the first one makes everything again to see that it comes out the same."""
     for _ in range(2):
         with ts.recompute(plan):
@@ -81,10 +81,10 @@ def test_each_task_makes_again_what_was_planned(
     name: str, choose: Callable[[ForwardProgram], RecomputePlan], policy: str
 ) -> None:
     plan = choose(record_forward(LOSSES[name], 1))
-    loss = mirrored(LOSSES[name], plan)
+    loss = recomputed(LOSSES[name], plan)
     graph = ts.graph(loss)
     clock = ReplayClock(graph)
-    assert mirrored_saves(graph)
+    assert dropped_saves(graph)
     session = ts.debug(loss, policy=policy)
     really = {}
     while session.left:
@@ -104,7 +104,7 @@ def test_a_plan_tells_its_replays_what_a_step_takes_longer() -> None:
     dropped = everything(program).dropped
     tasks = range(len(program.graph))
     levels = (1,) * len(program.graph)
-    plan = RecomputePlan.of(program, dropped, MirrorPrediction(levels, levels, 1.0, 0.25, 0.0))
+    plan = RecomputePlan.of(program, dropped, PlanPrediction(levels, levels, 1.0, 0.25, 0.0))
     replays = planned_replays(plan, reversed(tasks))
     assert sum(each.seconds for each in replays) == pytest.approx(0.25)
     numbers = [made.number for each in replays for made in each.made]
@@ -124,16 +124,16 @@ def test_what_is_kept_for_a_replay_is_told_of_the_task_that_replays(snapshot: Sn
     order = [names.index(name) for name in ("SumBackward0", "MulBackward0", "TanhBackward0", "AddBackward0")]
     (replay,) = planned_replays(plan, order)
     assert (names[replay.task], [each.operation for each in replay.kept]) == ("MulBackward0", ["aten.add.Tensor"])
-    signs = {names[each.task]: each for each in mirror_signs(plan, order)}
+    signs = {names[each.task]: each for each in recompute_signs(plan, order)}
     assert {name: sign.kinds for name, sign in signs.items()} == {
-        "MulBackward0": ("again", "kept"),
-        "TanhBackward0": ("let-go",),
+        "MulBackward0": ("recomputed", "kept"),
+        "TanhBackward0": ("dropped",),
     }
     for sign in signs.values():
         says(sign.title, 1, "256 B")
     snapshot("plan_recompute", "\n".join(sign.title for sign in signs.values()))
     picture = graph_to_svg(program.graph, signs=list(signs.values()))
-    assert picture.count('data-signs="again kept"') == picture.count('data-signs="let-go"') == 1
+    assert picture.count('data-signs="recomputed kept"') == picture.count('data-signs="dropped"') == 1
     for words in SIGN_TITLES.values():
         assert f">{words}</text>" in picture
     assert "ts-sign" not in graph_to_svg(program.graph).partition("</style>")[2]
@@ -147,17 +147,17 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_reason(snapshot: Snapshots
     def refused(given: RecomputePlan, loss: Tensor, *facts: object) -> None:
         graph = ts.graph(loss)
         with raises(ValueError, "recompute", *facts) as raised:
-            check_fits(given, graph, mirrored_saves(graph))
+            check_fits(given, graph, dropped_saves(graph))
         snapshot("debug", raised.value)
 
-    check_fits(plan, graph := ts.graph(mirrored(make_loss, plan)), mirrored_saves(graph))
+    check_fits(plan, graph := ts.graph(recomputed(make_loss, plan)), dropped_saves(graph))
     refused(plan, make_loss(), "ts.recompute(plan)")
     other = some(program, 1)
-    refused(other, mirrored(make_loss, plan), "AddmmBackward0", "mat1")
+    refused(other, recomputed(make_loss, plan), "AddmmBackward0", "mat1")
     longer = loss_of(Cell(), 6, 2, 8)
-    refused(everything(record_forward(longer, 1)), mirrored(make_loss, plan), len(program.graph))
-    predicted = replace(plan, predicted=MirrorPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
-    refused(predicted, mirrored(make_loss, plan), 2, len(program.graph))
+    refused(everything(record_forward(longer, 1)), recomputed(make_loss, plan), len(program.graph))
+    predicted = replace(plan, predicted=PlanPrediction((1, 1), (1, 1), 1.0, 1.0, 1.0))
+    refused(predicted, recomputed(make_loss, plan), 2, len(program.graph))
     with raises(TypeError, "recompute", "ts.plan_recompute", "str") as raised:
         check_fits("plan", graph, ())  # type: ignore[arg-type]
     snapshot("debug", raised.value)

@@ -74,13 +74,13 @@ def planned(make_loss: MakeLoss, **wanted: object) -> ts.types.PlannedRecompute:
 def measured(make_loss: MakeLoss, plan: ts.types.RecomputePlan, policy: object = "heap") -> ts.types.Timeline:
     """That of a step after zero_grad()."""
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(plan):
             return make_loss()
 
-    for leaf in ts.graph(mirrored()).leaves.values():  # each plan is verified once, with all of it kept
+    for leaf in ts.graph(recomputed()).leaves.values():  # each plan is verified once, with all of it kept
         leaf.grad = None
-    timeline = ts.profile(mirrored, policy).timeline  # type: ignore[arg-type]
+    timeline = ts.profile(recomputed, policy).timeline  # type: ignore[arg-type]
     assert timeline is not None
     return timeline
 
@@ -264,7 +264,7 @@ def test_what_is_written_behind_torch_is_not_dropped(snapshot: Snapshots) -> Non
     snapshot("plan_recompute", said)
 
 
-def test_the_order_is_searched_again_for_the_mirrored_backward_and_saved(tmp_path: Path, snapshot: Snapshots) -> None:
+def test_the_order_is_searched_again_for_the_recomputed_backward_and_saved(tmp_path: Path, snapshot: Snapshots) -> None:
     shared, inputs = nn.Linear(64, 64), torch.randn(6, 256, 64)
 
     def make_loss() -> Tensor:
@@ -334,7 +334,7 @@ def test_what_makes_no_sense_is_refused(
         snapshot("plan_recompute", raised.value)
 
 
-def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
+def test_around_a_ctc_loss_the_rest_is_recomputed() -> None:
     """Where a mode sees it, PyTorch computes it by another overload, which leaves another node."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 20))
@@ -349,10 +349,10 @@ def test_around_a_ctc_loss_the_rest_is_mirrored() -> None:
     make_loss().backward()
     expected = [each.grad for each in model.parameters()]
     model.zero_grad()
-    with ts.recompute(plan) as mirrored:
+    with ts.recompute(plan) as recomputed:
         loss = make_loss()
     loss.backward()
-    assert mirrored.report.dropped > 0
+    assert recomputed.report.dropped > 0
     assert all(torch.equal(each.grad, other) for each, other in zip(model.parameters(), expected, strict=True))
 
 
@@ -377,7 +377,7 @@ def test_a_sparse_gradient_that_is_there_stands_in_no_way() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_around_nested_tensors_the_rest_is_mirrored() -> None:
+def test_around_nested_tensors_the_rest_is_recomputed() -> None:
     linear, mlp = nn.Linear(4, 3), nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
     parts, x = [torch.randn(2, 4), torch.randn(3, 4)], torch.randn(256, 64)
 

@@ -1,4 +1,4 @@
-"""What a mirrored backward's memory is predicted to be: levels, events, and what lives for replays alone."""
+"""What a recomputed backward's memory is predicted to be: levels, events, and what lives for replays alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.memory.task_memory import Footprints
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.planning.simulate import simulate
-from tapescope.engine.recompute.droppable_storages import FOR_REPLAY, footprints_for, mirror_storages
-from tapescope.engine.recompute.predicted_memory import INSIDE, MirroredMemory, mirrored_footprints
+from tapescope.engine.recompute.droppable_storages import FOR_RECOMPUTATION, footprints_for, recompute_storages
+from tapescope.engine.recompute.predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises
 
@@ -47,18 +47,18 @@ def chain() -> Tensor:
     return (x @ weight).tanh().exp().sigmoid().sum()
 
 
-def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory]:
+def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, RecomputedMemory]:
     program, memory, _ = recorded(make_loss)
     return program, memory
 
 
-def recorded(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory, Footprints]:
+def recorded(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, RecomputedMemory, Footprints]:
     program = record_forward(make_loss, 1)
     measured = ts.profile(make_loss).footprints
     assert measured is not None
     footprints = footprints_for(program, measured)
-    storages = mirror_storages(program, footprints)
-    return program, MirroredMemory(storages, simulate(footprints.graph, "heap", footprints)), footprints
+    storages = recompute_storages(program, footprints)
+    return program, RecomputedMemory(storages, simulate(footprints.graph, "heap", footprints)), footprints
 
 
 def made_by(program: ForwardProgram, name: str) -> int:
@@ -85,7 +85,7 @@ def test_every_saved_storage_is_found_in_the_measured_backward() -> None:
 
 def test_with_nothing_dropped_it_is_the_plain_backward() -> None:
     memory = MEMORY
-    found = memory.mirrored([])
+    found = memory.levels_if_dropped([])
     assert (found.start_bytes, found.peaks) == levels(memory.plain)
     assert found.peak_bytes == memory.plain_peak_bytes and not found.replay_ns
     assert memory.timeline([]).events == memory.plain.events
@@ -95,7 +95,7 @@ def test_with_nothing_dropped_it_is_the_plain_backward() -> None:
 @settings(max_examples=60, deadline=None)
 def test_the_levels_are_those_of_its_events(drop: set[int]) -> None:
     memory = MEMORY
-    found, timeline = memory.mirrored(drop), memory.timeline(drop)
+    found, timeline = memory.levels_if_dropped(drop), memory.timeline(drop)
     assert (found.start_bytes, found.peaks) == levels(timeline)
     assert found.peak_bytes == timeline.peak_bytes
     assert timeline.end_bytes == memory.plain.end_bytes
@@ -117,7 +117,7 @@ def test_what_is_dropped_is_made_again_by_the_first_task_that_needs_it() -> None
     program, memory = memory_of(chain)
     tanh, exp, sigmoid = (made_by(program, name) for name in ("tanh", "exp", "sigmoid"))
     assert [memory.storages[each].nbytes for each in (tanh, exp, sigmoid)] == [KB] * 3
-    found = memory.mirrored({exp})  # of tanh, which its own node keeps anyway
+    found = memory.levels_if_dropped({exp})  # of tanh, which its own node keeps anyway
     assert found.start_bytes == memory.plain.start_bytes - KB
     assert found.replay_ns == memory.storages[exp].replay_ns > 0
     timeline = memory.timeline({exp})
@@ -132,23 +132,25 @@ def test_a_chain_is_replayed_from_what_is_newly_kept() -> None:
     drop = {tanh, exp, sigmoid}
     assert memory.newly_kept(drop) == {product}
     assert memory.kept_bytes([]) == 3 * KB and memory.kept_bytes(drop) == KB
-    found = memory.mirrored(drop)
+    found = memory.levels_if_dropped(drop)
     assert found.start_bytes == memory.plain.start_bytes - 2 * KB
     timeline = memory.timeline(drop)
-    kept = [number for number in range(timeline.before) if timeline.saved.get(number, ((0, ""),))[0][1] == FOR_REPLAY]
+    kept = [
+        number for number in range(timeline.before) if timeline.saved.get(number, ((0, ""),))[0][1] == FOR_RECOMPUTATION
+    ]
     (newly,) = kept
     first = timeline.order.index(memory.storages[sigmoid].keepers[0])
     assert timeline.storage(newly).died == first  # all three are made there, the first of it, and then nobody needs it
     assert timeline.storage(newly).nbytes == KB
     # With the product dropped, too, nothing of the chain is there as the backward starts.
-    assert memory.mirrored(drop | {product}).start_bytes == memory.plain.start_bytes - 3 * KB
+    assert memory.levels_if_dropped(drop | {product}).start_bytes == memory.plain.start_bytes - 3 * KB
 
 
 def test_what_nobody_needs_is_not_replayed() -> None:
     program, memory = memory_of(chain)
     product = made_by(program, "aten.mm")
     assert memory.reached({product}) == set()
-    assert not memory.mirrored({product}).replay_ns
+    assert not memory.levels_if_dropped({product}).replay_ns
 
 
 def test_a_kept_storage_lives_on_for_a_replay_that_comes_after_its_node() -> None:
@@ -167,7 +169,7 @@ def test_a_kept_storage_lives_on_for_a_replay_that_comes_after_its_node() -> Non
     here = start - (memory.storages[exp].start < start)  # numbers are dense
     assert plain.storage(start).died == plain.places[memory.storages[product].keepers[0]]
     assert timeline.storage(here).died == plain.places[memory.storages[exp].keepers[0]] > plain.storage(start).died
-    found = memory.mirrored({exp})
+    found = memory.levels_if_dropped({exp})
     assert (found.start_bytes, found.peaks) == levels(timeline)
     assert found.start_bytes == plain.start_bytes - KB
 
@@ -182,7 +184,7 @@ def test_random_operations_keep_the_state_of_their_generator() -> None:
     assert memory.storages[mask].state_bytes == state
     kept = sum(memory.storages[each].nbytes for each in memory.newly_kept({mask}))
     dropped = memory.storages[mask].nbytes
-    assert memory.mirrored({mask}).start_bytes == memory.plain.start_bytes - dropped + kept + state
+    assert memory.levels_if_dropped({mask}).start_bytes == memory.plain.start_bytes - dropped + kept + state
 
 
 def test_what_one_random_call_makes_needs_the_state_of_its_generator_once() -> None:
@@ -199,7 +201,7 @@ def test_what_one_random_call_makes_needs_the_state_of_its_generator_once() -> N
     kept = sum(memory.storages[each].nbytes for each in memory.newly_kept(set(both)))
     dropped = sum(memory.storages[each].nbytes for each in both)
     start = memory.plain.start_bytes - dropped + kept + torch.get_rng_state().nbytes
-    assert memory.mirrored(both).start_bytes == memory.timeline(both).start_bytes == start
+    assert memory.levels_if_dropped(both).start_bytes == memory.timeline(both).start_bytes == start
     assert INSIDE in memory.timeline(both).estimates and INSIDE not in memory.timeline(()).estimates
 
 
@@ -212,8 +214,8 @@ def test_products_in_half_precision_take_memory_that_is_not_known(dtype: torch.d
     program = record_forward(make_loss, 1)
     footprints = ts.profile(make_loss).footprints
     assert footprints is not None
-    storages = mirror_storages(program, footprints_for(program, footprints))
-    memory = MirroredMemory(storages, simulate(program.graph, "heap", footprints_for(program, footprints)))
+    storages = recompute_storages(program, footprints_for(program, footprints))
+    memory = RecomputedMemory(storages, simulate(program.graph, "heap", footprints_for(program, footprints)))
     products = [number for number, each in enumerate(memory.storages) if each.product and each.droppable]
     assert products
     assert (INSIDE in memory.timeline(products).estimates) is not known
@@ -232,8 +234,8 @@ def test_footprints_of_another_forward_are_refused(snapshot: Snapshots) -> None:
 def test_footprints_for_planners_are_high_by_what_goes_late_at_most(drop: set[int]) -> None:
     memory = MEMORY
     dropped = memory.reached(drop)
-    exact = memory.mirrored(drop)
-    simulated = simulate(memory.plain.graph, "heap", mirrored_footprints(memory, drop, FOOTPRINTS))
+    exact = memory.levels_if_dropped(drop)
+    simulated = simulate(memory.plain.graph, "heap", recomputed_footprints(memory, drop, FOOTPRINTS))
     states = sum(memory.storages[number].state_bytes for number in dropped)
     late = sum(memory.storages[each].nbytes for number in dropped for each in memory.storages[number].needs)
     assert exact.peak_bytes - states <= simulated.peak_bytes <= exact.peak_bytes + late

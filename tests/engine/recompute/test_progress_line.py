@@ -12,12 +12,12 @@ from torch import nn
 import tapescope as ts
 from tapescope.engine.recompute import plan_recompute as progress_line
 from tapescope.engine.recompute.plan_recompute import progress_shown
-from tapescope.engine.recompute.predicted_memory import Mirrored
+from tapescope.engine.recompute.predicted_memory import RecomputedLevels
 from tapescope.engine.recompute.solvers import FoundDrops
 from tapescope.inspector.text import progress as told_line
 from tapescope.tests.says import says
 
-FOUND = FoundDrops(frozenset({1}), Mirrored(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
+FOUND = FoundDrops(frozenset({1}), RecomputedLevels(3 * 2**20, 0, 0.0, []), 1_234, 2.0)
 
 
 class Terminal(io.StringIO):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.engine.api.record_forward import record_forward
-from tapescope.engine.recompute.follow_forward import MirrorWatch, state_of
+from tapescope.engine.recompute.follow_forward import ForwardFollower, state_of
 from tapescope.engine.recompute.plan import RecomputePlan
 from tapescope.engine.recompute.replay_operations import Bytes
 from tapescope.inspector.torch_private.tensors import FollowedStorage
@@ -65,19 +65,19 @@ def test_what_is_dropped_is_gone_after_the_forward_and_made_again_in_the_backwar
     plan = plan_all(chain)
     with ts.recompute(plan):  # the first keeps all until its end
         chain()
-    with ts.recompute(plan) as mirrored:
+    with ts.recompute(plan) as recomputed:
         h = (x @ weight).tanh()
         followed = FollowedStorage(h)
         h = h.exp()
         assert not followed.alive
         loss = h.sin().sum()
-    assert mirrored.report.dropped == 2 and mirrored.report.replayed == 0
-    assert mirrored.report.dropped_bytes == 2 * x.nbytes
+    assert recomputed.report.dropped == 2 and recomputed.report.replayed == 0
+    assert recomputed.report.dropped_bytes == 2 * x.nbytes
     loss.backward()
     # The results of tanh and exp, which exp and sin save, too; and on the way the product.
-    assert mirrored.report.replayed == mirrored.report.operations == 3
-    says(mirrored.report, 2, 3, "256 B", "384 B")
-    snapshot("recompute", mirrored.report)
+    assert recomputed.report.replayed == recomputed.report.operations == 3
+    says(recomputed.report, 2, 3, "256 B", "384 B")
+    snapshot("recompute", recomputed.report)
 
 
 def test_gradients_of_a_chain_are_the_same_bits() -> None:
@@ -155,9 +155,9 @@ def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph()
     gc.collect()
     before = sum(isinstance(each, Bytes) for each in gc.get_objects())
     for _ in range(2):
-        with ts.recompute(plan) as mirrored:
+        with ts.recompute(plan) as recomputed:
             make_loss()
-    assert mirrored.report.dropped == 2
+    assert recomputed.report.dropped == 2
     gc.collect()
     assert sum(isinstance(each, Bytes) for each in gc.get_objects()) == before
 
@@ -165,10 +165,10 @@ def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph()
 def test_a_plan_that_drops_nothing_does_nothing() -> None:
     depth = torch._C._len_torch_dispatch_stack()
     plan = RecomputePlan.of(record_forward(chain, 1), ())
-    with ts.recompute(plan) as mirrored:
+    with ts.recompute(plan) as recomputed:
         assert torch._C._len_torch_dispatch_stack() == depth
         assert (weight * 2).exp().grad_fn._raw_saved_result.unpack_hook is None
-    assert mirrored.report.dropped == 0
+    assert recomputed.report.dropped == 0
 
 
 @pytest.mark.parametrize(
@@ -230,12 +230,12 @@ def test_data_written_behind_torchs_back_is_found_and_kept_from_then_on(snapshot
     assert same(first, gradients(make_loss, [weight]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mirrored = agrees(make_loss, [weight], plan)
-    (banned,) = mirrored.report.banned
+        recomputed = agrees(make_loss, [weight], plan)
+    (banned,) = recomputed.report.banned
     assert banned[0].operation == "aten.zeros_like.default"
     says(warned[0].message, banned[1])
-    says(mirrored.report, 1, "aten.zeros_like.default", banned[1])
-    assert mirrored.report.dropped == 1
+    says(recomputed.report, 1, "aten.zeros_like.default", banned[1])
+    assert recomputed.report.dropped == 1
 
 
 def test_fused_lstm_layers_never_run_again() -> None:
@@ -298,9 +298,9 @@ def test_custom_functions_are_never_run_again() -> None:
     plan = plan_all(make_loss)
     assert [each.operation for each in plan.storages if each.obstacle] == ["aten.mul.Tensor", "aten.exp.default"]
     calls.clear()
-    mirrored = agrees(make_loss, [weight], plan)
+    recomputed = agrees(make_loss, [weight], plan)
     assert len(calls) == 3  # forwards
-    assert mirrored.report.replayed
+    assert recomputed.report.replayed
 
 
 def test_a_value_that_is_overwritten_after_it_was_read() -> None:
@@ -448,9 +448,9 @@ def test_autocast(inside: bool) -> None:
 
     plan = plan_all(make_loss)
 
-    def backward(mirrored: bool) -> list[Tensor | None]:
+    def backward(recomputed: bool) -> list[Tensor | None]:
         model.zero_grad()
-        if mirrored:
+        if recomputed:
             with ts.recompute(plan):
                 loss = make_loss()
         else:
@@ -481,8 +481,8 @@ def test_backwards_in_any_order_twice_and_of_the_second_derivative() -> None:
     second.backward()
     assert torch.equal(weight.grad, 3 * expected)
 
-    def of_second(mirrored: bool) -> Tensor:
-        if mirrored:
+    def of_second(recomputed: bool) -> Tensor:
+        if recomputed:
             with ts.recompute(plan):
                 loss = chain()
         else:
@@ -507,19 +507,19 @@ def test_a_loop_inside_of_one_block() -> None:
     for _ in range(3):
         step()
     expected, own.data = own.detach().clone(), parameter(4, 4).data
-    with ts.recompute(plan) as mirrored:
+    with ts.recompute(plan) as recomputed:
         for _ in range(3):
             step()
     assert torch.equal(own, expected)
-    assert mirrored.report.forwards == 3 and mirrored.report.dropped == 6 and mirrored.report.replayed == 9
+    assert recomputed.report.forwards == 3 and recomputed.report.dropped == 6 and recomputed.report.replayed == 9
 
 
 def test_the_first_forward_inside_of_a_block_with_its_backward() -> None:
     expected = gradients(chain, [weight])[1]
     weight.grad = None
-    with ts.recompute(plan_all(chain)) as mirrored:
+    with ts.recompute(plan_all(chain)) as recomputed:
         chain().backward(torch.ones(()))
-        assert mirrored.report.dropped == 2  # let go of before the backward began
+        assert recomputed.report.dropped == 2  # let go of before the backward began
     assert torch.equal(weight.grad, expected)
 
 
@@ -527,10 +527,10 @@ def test_a_loss_that_is_computed_after_the_block() -> None:
     plan = plan_all(chain)
     for _ in range(2):
         weight.grad = None
-        with ts.recompute(plan) as mirrored:
+        with ts.recompute(plan) as recomputed:
             h = (x @ weight).tanh().exp()
         h.sin().sum().backward()
-        assert mirrored.report.dropped == 2
+        assert recomputed.report.dropped == 2
         assert torch.equal(weight.grad, gradients(chain, [weight])[1])
 
 
@@ -554,8 +554,8 @@ def test_forwards_of_another_size_use_the_same_plan() -> None:
     with raises(ValueError, "operation 0", "aten.slice.Tensor"):  # x[:3] is an operation
         gradients(smaller, [weight], plan)
     few = x[:3]
-    mirrored = agrees(lambda: (few @ weight).tanh().exp().sin().sum(), [weight], plan)
-    assert mirrored.report.dropped_bytes == 2 * few.nbytes
+    recomputed = agrees(lambda: (few @ weight).tanh().exp().sin().sum(), [weight], plan)
+    assert recomputed.report.dropped_bytes == 2 * few.nbytes
 
 
 def test_a_plan_for_another_model_is_refused(snapshot: Snapshots) -> None:
@@ -638,14 +638,14 @@ class Split(torch.autograd.Function):
 def seen_in(make_loss: Callable[[], Tensor], plan: RecomputePlan, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operations that one more forward shows."""
     seen: list[str] = []
-    run = MirrorWatch.run
+    run = ForwardFollower.run
 
-    def noted(self: MirrorWatch, operator: object, args: object, kwargs: object) -> object:
+    def noted(self: ForwardFollower, operator: object, args: object, kwargs: object) -> object:
         seen.append(str(operator))
         return run(self, operator, args, kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MirrorWatch, "run", noted)
+        patch.setattr(ForwardFollower, "run", noted)
         with ts.recompute(plan):
             make_loss()
     return seen
@@ -662,8 +662,8 @@ def test_later_forwards_look_at_nothing_but_what_is_dropped(monkeypatch: pytest.
     made_by = [program.operations[each.made_by or 0].name for each in program.saved]
     tanh = program.saved[made_by.index("aten.tanh.default")].number
     plan = RecomputePlan.of(program, [tanh])
-    mirrored = agrees(make_loss, [weight], plan)
-    assert mirrored.report.dropped == mirrored.report.replayed == 1
+    recomputed = agrees(make_loss, [weight], plan)
+    assert recomputed.report.dropped == recomputed.report.replayed == 1
     assert seen_in(make_loss, plan, monkeypatch) == ["aten.tanh.default"]
 
 
@@ -678,10 +678,10 @@ def test_a_loss_outside_of_the_block_and_inside_of_later_ones(monkeypatch: pytes
 
     for _ in range(3):
         weight.grad = None
-        with ts.recompute(plan) as mirrored:
+        with ts.recompute(plan) as recomputed:
             h = model()
         h.sin().sum().backward()
-        assert torch.equal(weight.grad, expected) and mirrored.report.dropped == 1
+        assert torch.equal(weight.grad, expected) and recomputed.report.dropped == 1
     assert seen_in(model, plan, monkeypatch) == ["aten.exp.default"]
     for _ in range(3):
         assert agrees(chain, [weight], plan).report.dropped == 1
@@ -695,8 +695,8 @@ def test_what_a_custom_function_saves_is_let_go_of_in_later_forwards_too() -> No
 
     plan = plan_all(make_loss)
     for _ in range(3):
-        mirrored = agrees(make_loss, [weight], plan)
-        assert mirrored.report.dropped >= 1 and mirrored.report.replayed >= 1
+        recomputed = agrees(make_loss, [weight], plan)
+        assert recomputed.report.dropped >= 1 and recomputed.report.replayed >= 1
     calls = state_of(plan).calls
     assert calls is not None and calls.saves_between
 
@@ -838,14 +838,16 @@ def test_a_checkpoint_around_the_block() -> None:
     cosine = next(each for each in program.operations if each.name == "aten.cos.default")
     plan = RecomputePlan.of(program, [cosine.makes[0][0]])
 
-    def mirrored(h: Tensor) -> Tensor:
+    def recomputed(h: Tensor) -> Tensor:
         with ts.recompute(plan):
             return halved(h).sum()
 
     start = x.clone().requires_grad_()
     expected = gradients(lambda: halved(start * 2).sum(), [start, weight])
     for _ in range(3):
-        assert same(gradients(lambda: checkpoint(mirrored, start * 2, use_reentrant=False), [start, weight]), expected)
+        assert same(
+            gradients(lambda: checkpoint(recomputed, start * 2, use_reentrant=False), [start, weight]), expected
+        )
     assert state_of(plan).calls is not None
 
 
@@ -874,8 +876,8 @@ def test_calls_that_run_nothing_may_come_and_go() -> None:
     asked.append(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mirrored = agrees(make_loss, [weight], plan)
-    assert mirrored.report.dropped == 2 and not mirrored.report.notes
+        recomputed = agrees(make_loss, [weight], plan)
+    assert recomputed.report.dropped == 2 and not recomputed.report.notes
 
 
 def test_the_model_is_known_by_its_parameters_where_a_forward_differs() -> None:
@@ -910,7 +912,7 @@ def test_another_model_of_the_same_kind_is_known_once_it_has_run_as_planned() ->
 # Exceptions.
 
 
-def test_a_forward_that_catches_an_operations_error_is_mirrored_like_any_other() -> None:
+def test_a_forward_that_catches_an_operations_error_is_recomputed_like_any_other() -> None:
     def make_loss() -> Tensor:
         h = (x @ weight).tanh()
         with suppress(RuntimeError):
@@ -995,14 +997,14 @@ def test_a_replay_that_raises_puts_random_numbers_and_autocast_back(monkeypatch:
 def test_what_is_no_plan_and_what_is_open_are_refused(snapshot: Snapshots) -> None:
     with raises(TypeError, "ts.recompute", "ts.plan_recompute", "Linear", "ts.recompute(budget=0.5)") as no_plan:
         ts.recompute(nn.Linear(1, 1))  # type: ignore[arg-type]
-    mirrored = ts.recompute(plan_all(chain))
-    with mirrored, raises(RuntimeError, "ts.recompute(plan)") as opened:
-        mirrored.__enter__()
+    recomputed = ts.recompute(plan_all(chain))
+    with recomputed, raises(RuntimeError, "ts.recompute(plan)") as opened:
+        recomputed.__enter__()
     snapshot("recompute", no_plan.value)
     snapshot("recompute", opened.value)
-    with mirrored:
+    with recomputed:
         chain()
-    assert mirrored.report.forwards == 1
+    assert recomputed.report.forwards == 1
 
 
 # Any program.

@@ -40,15 +40,15 @@ class Trainer:
         return [each.grad.clone() for each in self.model.parameters() if each.grad is not None], made
 
 
-class MirroredTrainer(Trainer):
-    mirrored = ts.recompute(budget=0.8, seconds=0.2)
+class RecomputedTrainer(Trainer):
+    recomputed = ts.recompute(budget=0.8, seconds=0.2)
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.mirrored = ts.recompute(budget=0.8, seconds=0.2)
+        self.recomputed = ts.recompute(budget=0.8, seconds=0.2)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        return self.mirrored(super().compute_loss, *args, **kwargs)
+        return self.recomputed(super().compute_loss, *args, **kwargs)
 
 
 def batch(size: int = 4) -> dict[str, Tensor]:
@@ -56,43 +56,41 @@ def batch(size: int = 4) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
-def test_a_trainers_steps_are_mirrored_and_their_gradients_are_the_same(kind: Any) -> None:
+def test_a_trainers_steps_are_recomputed_and_their_gradients_are_the_same(kind: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
-    plain, trainer = Trainer(model), MirroredTrainer(model)
+    plain, trainer = Trainer(model), RecomputedTrainer(model)
     for size in (4, 4, 2):
         inputs = batch(size)
         expected, _ = plain.step(kind(inputs))
         found, _ = trainer.step(kind(inputs))
         assert all(map(torch.equal, found, expected))
-        report = trainer.mirrored.report
+        report = trainer.recomputed.report
         assert report.dropped > 0 and report.replayed >= report.dropped and not report.notes
-    assert (
-        trainer.mirrored.plan is not None and trainer.mirrored.plan.peak_bytes < trainer.mirrored.plan.plain_peak_bytes
-    )
+    assert (plan := trainer.recomputed.plan) is not None and plan.peak_bytes < plan.plain_peak_bytes
 
 
 def test_the_plan_is_made_once_and_not_in_an_evaluation(snapshot: Snapshots) -> None:
-    trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
+    trainer = RecomputedTrainer(nn.Sequential(Block(), Block()))
     with torch.no_grad():
         trainer.compute_loss(trainer.model, batch())
-    assert trainer.calls == 1 and trainer.mirrored.plan is None and not trainer.mirrored.report.forwards
-    snapshot("recompute", repr(trainer.mirrored))
+    assert trainer.calls == 1 and trainer.recomputed.plan is None and not trainer.recomputed.report.forwards
+    snapshot("recompute", repr(trainer.recomputed))
     trainer.step(batch())
-    plan = trainer.mirrored.plan
+    plan = trainer.recomputed.plan
     assert plan is not None and trainer.calls == 2  # those of planning are put back
     trainer.step(batch())
-    assert trainer.calls == 3 and trainer.mirrored.plan is plan
+    assert trainer.calls == 3 and trainer.recomputed.plan is plan
 
 
 def test_the_loss_is_found_in_what_trainers_give() -> None:
-    trainer = MirroredTrainer(nn.Sequential(Block(), Block()))
+    trainer = RecomputedTrainer(nn.Sequential(Block(), Block()))
     _, made = trainer.step(batch(), return_outputs=True)
-    assert isinstance(made, tuple) and trainer.mirrored.plan is not None
+    assert isinstance(made, tuple) and trainer.recomputed.plan is not None
     model, x = Block(), torch.randn(2, 48, 32)
-    mirrored = ts.recompute(budget=0.9, seconds=0.1)
-    made = mirrored(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
-    assert made["loss"].requires_grad and mirrored.plan is not None
+    recomputed = ts.recompute(budget=0.9, seconds=0.1)
+    made = recomputed(lambda: {"loss": model(x).sum(), "logs": 1})  # as Lightning's training_step may
+    assert made["loss"].requires_grad and recomputed.plan is not None
     with raises(TypeError, "make_loss()", None):
         ts.recompute(budget=0.9)(lambda: {"logs": model(x).sum()})
 

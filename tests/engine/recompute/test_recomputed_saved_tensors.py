@@ -1,4 +1,4 @@
-"""What a mirrored forward let go of, by the task that saves it: found without making it again."""
+"""What a recomputed forward let go of, by the task that saves it: found without making it again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.recompute.plan_by_task import mirrored_saves
+from tapescope.engine.recompute.plan_by_task import dropped_saves
 from tapescope.tests.says import says
 
 from ..recomputed_programs import plan_all
@@ -19,29 +19,29 @@ def make_loss() -> Tensor:
     return MODEL(X).sum()  # type: ignore[no-any-return]
 
 
-def mirrored() -> tuple[Tensor, ts.recompute]:
+def recomputed() -> tuple[Tensor, ts.recompute]:
     plan = plan_all(make_loss)
     for _ in range(2):  # the first forward keeps all
-        with ts.recompute(plan) as mirror:
+        with ts.recompute(plan) as context:
             loss = make_loss()
-    return loss, mirror
+    return loss, context
 
 
 def test_each_is_named_with_its_task_its_size_and_what_makes_it_again() -> None:
-    loss, mirror = mirrored()
+    loss, context = recomputed()
     graph = ts.graph(loss)
-    found = mirrored_saves(graph)
+    found = dropped_saves(graph)
     assert {graph.tasks[each.task].name for each in found} == {"GeluBackward0", "TanhBackward0", "AddmmBackward0"}
     gelu = next(each for each in found if graph.tasks[each.task].name == "GeluBackward0")
     assert (gelu.slot, gelu.nbytes, gelu.meta.shape, gelu.made_by) == ("self", 4 * 16 * 4, (4, 16), "addmm")
     tanh = next(each for each in found if graph.tasks[each.task].name == "TanhBackward0")
     says(tanh.made_by, "tanh", "gelu", "addmm")
-    assert len({each.storage for each in found}) == mirror.report.dropped
-    assert mirror.report.replayed == 0, "nothing was made again for that"
+    assert len({each.storage for each in found}) == context.report.dropped
+    assert context.report.replayed == 0, "nothing was made again for that"
 
 
-def test_what_was_not_mirrored_and_what_was_made_again_is_none() -> None:
-    assert mirrored_saves(ts.graph(make_loss())) == []
-    loss, _ = mirrored()
+def test_what_was_not_recomputed_and_what_was_made_again_is_none() -> None:
+    assert dropped_saves(ts.graph(make_loss())) == []
+    loss, _ = recomputed()
     loss.backward(retain_graph=True)
-    assert mirrored_saves(ts.graph(loss)) == []
+    assert dropped_saves(ts.graph(loss)) == []

@@ -13,32 +13,32 @@ from torch import Tensor, nn
 import tapescope as ts
 from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import simulate
-from tapescope.engine.recompute.droppable_storages import footprints_for, mirror_storages
-from tapescope.engine.recompute.predicted_memory import MirroredMemory
+from tapescope.engine.recompute.droppable_storages import footprints_for, recompute_storages
+from tapescope.engine.recompute.predicted_memory import RecomputedMemory
 from tapescope.engine.recompute.solvers import Candidates, FoundDrops, Goal, greedy, search
 from tapescope.inspector.capture.forward_program import ForwardProgram
 
 PRODUCT_NS, ELEMENTWISE_NS = 100_000, 1_000  # as on a large model: here products would take no longer
-Planner = Callable[[MirroredMemory, Goal], FoundDrops]
+Planner = Callable[[RecomputedMemory, Goal], FoundDrops]
 
 
-def searched(memory: MirroredMemory, goal: Goal) -> FoundDrops:
+def searched(memory: RecomputedMemory, goal: Goal) -> FoundDrops:
     return search(memory, goal, seconds=60, evaluations=1_500)
 
 
 both = pytest.mark.parametrize("planner", [greedy, searched])
 
 
-def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, MirroredMemory]:
+def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, RecomputedMemory]:
     program = record_forward(make_loss, 1)
     measured = ts.profile(make_loss).footprints
     assert measured is not None
     footprints = footprints_for(program, measured)
     storages = [
         replace(each, replay_ns=PRODUCT_NS if each.product else ELEMENTWISE_NS)
-        for each in mirror_storages(program, footprints)
+        for each in recompute_storages(program, footprints)
     ]
-    return program, MirroredMemory(storages, simulate(footprints.graph, "heap", footprints))
+    return program, RecomputedMemory(storages, simulate(footprints.graph, "heap", footprints))
 
 
 def names(program: ForwardProgram, dropped: Iterable[int]) -> set[str]:
@@ -91,7 +91,7 @@ def connected() -> Callable[[], Tensor]:
 
 
 @both
-def test_an_rnn_cell_is_not_mirrored(planner: Planner) -> None:
+def test_an_rnn_cell_is_not_recomputed(planner: Planner) -> None:
     """To make tanh again takes its input, or both products: as much, or twice as much, as is let go of."""
     program, memory = memory_of(rnn())
     found = planner(memory, Goal(products=False))
@@ -102,7 +102,7 @@ def test_an_rnn_cell_s_products_are_replayed_where_the_budget_demands_it() -> No
     program, memory = memory_of(rnn())
     wanted = memory.plain_peak_bytes * 9 // 10
     found = searched(memory, Goal(peak_bytes=wanted))
-    assert found.mirrored.peak_bytes <= wanted
+    assert found.levels.peak_bytes <= wanted
     assert {"tanh", "mm"} <= names(program, found.dropped)
 
 
@@ -116,7 +116,7 @@ def test_attention_scores_are_dropped_together_as_all_are_made_of_one_key() -> N
     for planner in (greedy, searched):
         found = planner(memory, goal)
         assert len(found.dropped.intersection(scores)) > len(scores) / 2  # the last ones go before the peak
-        assert found.mirrored.peak_bytes < 0.7 * memory.plain_peak_bytes
+        assert found.levels.peak_bytes < 0.7 * memory.plain_peak_bytes
 
 
 @both
@@ -140,9 +140,9 @@ def test_no_time_is_taken_beyond_the_limit() -> None:
     for limit in (0, 3 * ELEMENTWISE_NS, 10 * ELEMENTWISE_NS, PRODUCT_NS + 9 * ELEMENTWISE_NS):
         for planner in (greedy, searched):
             found = planner(memory, Goal(limit))
-            assert found.mirrored.replay_ns <= limit
-            assert found.mirrored == memory.mirrored(found.dropped)
-        assert searched(memory, Goal(limit)).mirrored.peak_bytes <= greedy(memory, Goal(limit)).mirrored.peak_bytes
+            assert found.levels.replay_ns <= limit
+            assert found.levels == memory.levels_if_dropped(found.dropped)
+        assert searched(memory, Goal(limit)).levels.peak_bytes <= greedy(memory, Goal(limit)).levels.peak_bytes
 
 
 def small() -> Callable[[], Tensor]:
@@ -160,15 +160,15 @@ def small() -> Callable[[], Tensor]:
 def test_on_a_small_graph_the_search_finds_what_is_best_of_all() -> None:
     _, memory = memory_of(small())
     numbers = [number for number, may in enumerate(Candidates(memory).may_drop) if may]
-    every = [memory.mirrored(chosen) for chosen in subsets(numbers)]
+    every = [memory.levels_if_dropped(chosen) for chosen in subsets(numbers)]
     assert len(every) >= 256
     for limit in (2.0 * ELEMENTWISE_NS, 5.0 * ELEMENTWISE_NS, PRODUCT_NS * 1.1, PRODUCT_NS * 3.0):
         best = min(Goal(limit).rank(each) for each in every)
-        assert Goal(limit).rank(searched(memory, Goal(limit)).mirrored)[:2] == best[:2]
+        assert Goal(limit).rank(searched(memory, Goal(limit)).levels)[:2] == best[:2]
     least = min(each.peak_bytes for each in every)
     for wanted in (least, (least + memory.plain_peak_bytes) // 2):
         goal = Goal(peak_bytes=wanted)
-        assert goal.rank(searched(memory, goal).mirrored) == min(map(goal.rank, every))
+        assert goal.rank(searched(memory, goal).levels) == min(map(goal.rank, every))
 
 
 def subsets(numbers: list[int]) -> Iterable[tuple[int, ...]]:
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far() -> None:
         raise KeyboardInterrupt
 
     found = search(memory, Goal(), seconds=60, progress=press)
-    assert found.interrupted and found.mirrored.peak_bytes <= greedy(memory, Goal()).mirrored.peak_bytes
+    assert found.interrupted and found.levels.peak_bytes <= greedy(memory, Goal()).levels.peak_bytes
 
 
 def test_the_same_seed_finds_the_same() -> None:
@@ -194,8 +194,8 @@ def test_the_same_seed_finds_the_same() -> None:
 def test_a_choice_that_moves_lead_to_again_is_not_simulated_again() -> None:
     _, memory = memory_of(rnn())
     simulated = []
-    mirrored = memory.mirrored
-    memory.mirrored = lambda dropped: simulated.append(frozenset(dropped)) or mirrored(dropped)  # type: ignore[method-assign, func-returns-value]
+    levels_if_dropped = memory.levels_if_dropped
+    memory.levels_if_dropped = lambda dropped: simulated.append(frozenset(dropped)) or levels_if_dropped(dropped)  # type: ignore[method-assign, func-returns-value]
     found = search(memory, Goal(replay_ns=10 * ELEMENTWISE_NS, products=False), seconds=60, evaluations=1_500)
     assert found.evaluations < 400
     again = len(simulated) - len(set(simulated))
@@ -224,7 +224,7 @@ def test_no_choice_has_a_lower_peak_than_the_lowest() -> None:
         lowest = candidates.lowest_peak_bytes()
         numbers = candidates.kept()[:8]
         for chosen in chain.from_iterable(combinations(numbers, count) for count in range(len(numbers) + 1)):
-            assert memory.mirrored(chosen).peak_bytes >= lowest
+            assert memory.levels_if_dropped(chosen).peak_bytes >= lowest
 
 
 def test_the_blocks_of_gpt2_are_searched_until_rounds_find_nothing_better() -> None:
@@ -232,5 +232,5 @@ def test_the_blocks_of_gpt2_are_searched_until_rounds_find_nothing_better() -> N
     program, memory = memory_of(make_loss)
     goal = Goal(replay_ns=sum(each.replay_ns for each in memory.storages) / 20)
     found = search(memory, goal, seconds=120, evaluations=8_000)
-    assert found.mirrored.peak_bytes < 0.9 * memory.plain_peak_bytes and program.saved
+    assert found.levels.peak_bytes < 0.9 * memory.plain_peak_bytes and program.saved
     assert found.evaluations <= 4_000

@@ -88,10 +88,10 @@ def test_every_workload_is_trained_to_the_same_bits(name: str) -> None:
     plan, steps = plan_all(make_loss), FEWER_STEPS.get(name, STEPS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mirrored = trained(model, make_loss, steps, plan)
+        recomputed = trained(model, make_loss, steps, plan)
     plain = trained(model, make_loss, steps, None)
-    assert list(mirrored) == list(plain)
-    assert same(list(mirrored.values()), list(plain.values()))
+    assert list(recomputed) == list(plain)
+    assert same(list(recomputed.values()), list(plain.values()))
 
 
 @pytest.mark.gpu
@@ -105,8 +105,8 @@ def test_a_model_on_the_gpu_is_trained_to_the_same_bits(monkeypatch: pytest.Monk
             return functional.cross_entropy(model(pictures), labels)
 
     plan = plan_all(make_loss)
-    mirrored, plain = (trained(model, make_loss, STEPS, each) for each in (plan, None))
-    assert same([each.cpu() for each in mirrored.values()], [each.cpu() for each in plain.values()])
+    recomputed, plain = (trained(model, make_loss, STEPS, each) for each in (plan, None))
+    assert same([each.cpu() for each in recomputed.values()], [each.cpu() for each in plain.values()])
 
 
 def test_mixed_precision_with_a_scaler_and_gradient_accumulation() -> None:
@@ -119,7 +119,7 @@ def test_mixed_precision_with_a_scaler_and_gradient_accumulation() -> None:
     plan = plan_all(cast)
     before = {name: value.clone() for name, value in model.state_dict().items()}
 
-    def train(mirrored: bool) -> list[Tensor]:
+    def train(recomputed: bool) -> list[Tensor]:
         model.load_state_dict(before)
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
         scaler = torch.amp.GradScaler("cpu")
@@ -127,7 +127,7 @@ def test_mixed_precision_with_a_scaler_and_gradient_accumulation() -> None:
         for _ in range(3):
             optimizer.zero_grad()
             for _ in range(2):
-                with ts.recompute(plan) if mirrored else nullcontext():
+                with ts.recompute(plan) if recomputed else nullcontext():
                     loss = cast()
                 scaler.scale(loss / 2).backward()
             scaler.unscale_(optimizer)
@@ -148,7 +148,7 @@ def test_the_measured_peak_falls(graded: bool) -> None:
     def make_loss() -> Tensor:
         return model(x).square().sum()
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(plan):
             return make_loss()
 
@@ -156,9 +156,9 @@ def test_the_measured_peak_falls(graded: bool) -> None:
     product = {number for each in program.operations if each.name == "aten.addmm.default" for number, _ in each.makes}
     cheap = [each.number for each in program.storages if each.obstacle is None and each.number not in product]
     plan = RecomputePlan.of(program, cheap)
-    mirrored()  # to be verified
+    recomputed()  # to be verified
     peaks = []
-    for each in (make_loss, mirrored):
+    for each in (make_loss, recomputed):
         model.zero_grad()
         if graded:
             make_loss().backward()
@@ -178,5 +178,5 @@ def test_two_ranks_of_distributed_data_parallel_are_trained_to_the_same_bits(
 ) -> None:
     run_ranks(fresh_python, Path(__file__).with_name("recompute_ddp_program.py"), tmp_path)
     for rank in range(2):
-        plain, mirrored, dropped = torch.load(tmp_path / f"{rank}.pt")
-        assert dropped > 0 and same(mirrored, plain)
+        plain, recomputed, dropped = torch.load(tmp_path / f"{rank}.pt")
+        assert dropped > 0 and same(recomputed, plain)

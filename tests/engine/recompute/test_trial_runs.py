@@ -1,4 +1,4 @@
-"""Mirror plans made on fake tensors: those of the real model, without its memory, and what is said of their times."""
+"""Recompute plans made on fake tensors equal those of the real model, without its memory; their times are estimates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fake(make: Callable[[], Made]) -> MakeLoss:
 
 
 @pytest.mark.parametrize("make", [perceptron, convolutions, blocks])
-def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], Made]) -> None:
+def test_a_plan_made_on_fake_tensors_recomputes_the_real_model(make: Callable[[], Made]) -> None:
     plan = ts.plan_recompute(fake(make), 0.7, seconds=0.5)
     assert plan.dropped
 
@@ -59,29 +59,29 @@ def test_a_plan_made_on_fake_tensors_mirrors_the_real_model(make: Callable[[], M
     leaves = list(made[0].parameters())
     buffers = [each.clone() for each in made[0].buffers()]
 
-    def step(mirrored: bool) -> list[Tensor]:
+    def step(recomputed: bool) -> list[Tensor]:
         torch.manual_seed(0)
         for buffer, before in zip(made[0].buffers(), buffers, strict=True):
             buffer.copy_(before)
-        if mirrored:
-            with ts.recompute(plan) as mirror:
+        if recomputed:
+            with ts.recompute(plan) as context:
                 loss = make_loss()
-            assert not mirror.report.banned
+            assert not context.report.banned
         else:
             loss = make_loss()
         return [*torch.autograd.grad(loss, leaves), *(each.clone() for each in made[0].buffers())]
 
     assert all(map(torch.equal, step(False), step(True)))
 
-    def mirrored() -> Tensor:
+    def recomputed() -> Tensor:
         with ts.recompute(plan):
             return make_loss()
 
     real = ts.plan_recompute(make_loss, 0.7, seconds=0.1)
     assert ts.profile(make_loss).peak_bytes == plan.plain_peak_bytes == real.plain_peak_bytes
-    assert real.memory.mirrored(plan.dropped).peak_bytes == plan.peak_bytes < plan.plain_peak_bytes
+    assert real.memory.levels_if_dropped(plan.dropped).peak_bytes == plan.peak_bytes < plan.plain_peak_bytes
     made[0].zero_grad()  # the measurement above has filled .grad, and what is there before a backward counts to no peak
-    assert ts.profile(mirrored).peak_bytes == pytest.approx(plan.peak_bytes, rel=1e-3)
+    assert ts.profile(recomputed).peak_bytes == pytest.approx(plan.peak_bytes, rel=1e-3)
 
 
 def test_its_times_are_called_estimates_wherever_they_stand(snapshot: Snapshots) -> None:
@@ -111,7 +111,7 @@ def test_what_can_not_be_run_alone_is_kept_and_said(monkeypatch: pytest.MonkeyPa
     norms = [each for each in plan.storages if each.operation == "aten.native_layer_norm.default"]
     assert norms and not any(each.is_dropped for each in norms)
     assert any("native_layer_norm ×4" in each for each in plan.estimates)
-    assert "can't be" in {each.because for each in plan.why("0.0")}
+    assert "not recomputable" in {each.because for each in plan.why("0.0")}
     says(plan.why("0.0"), "aten.native_layer_norm.default")
     snapshot("plan_recompute", plan.why("0.0"))
 

@@ -21,8 +21,8 @@ from tapescope.engine.studies.recompute_study import (
     NOTHING,
     SELECTIVE,
     WITHIN,
-    MirrorStudy,
-    mirror_study,
+    RecomputeStudy,
+    recompute_study,
     save_studies,
 )
 from tapescope.engine.studies.torch_alternatives import checkpointed
@@ -48,27 +48,27 @@ NORMED = Workload(
 )
 
 
-def studied(name: str | Workload, **knobs: int) -> MirrorStudy:
-    return mirror_study(name, size="small", repetitions=2, seconds=0.3, compiled=False, **knobs)
+def studied(name: str | Workload, **knobs: int) -> RecomputeStudy:
+    return recompute_study(name, size="small", repetitions=2, seconds=0.3, compiled=False, **knobs)
 
 
 @pytest.fixture(scope="module")
-def study() -> MirrorStudy:
+def study() -> RecomputeStudy:
     return studied("gpt2", layers=2, context=64, batch=4)
 
 
-def test_all_ways_are_there_and_nothing_is_first(study: MirrorStudy) -> None:
+def test_all_ways_are_there_and_nothing_is_first(study: RecomputeStudy) -> None:
     assert [row.name for row in study.rows] == [NOTHING, BLOCKS, SELECTIVE, WITHIN, BELOW]
     assert all(len(row.times_ns) == 2 and row.elapsed_ns > 0 for row in study.rows)
     assert study.ratio(NOTHING) == 1 and study[NOTHING].time_ratio.middle == 1
     assert BLOCKS in study and COMPILED not in study and study.refused == {}
 
 
-def test_the_gradients_are_those_without(study: MirrorStudy) -> None:
+def test_the_gradients_are_those_without(study: RecomputeStudy) -> None:
     assert all(row.same_gradients and row.same_state for row in study.rows)
 
 
-def test_the_peak_is_that_of_a_step(study: MirrorStudy) -> None:
+def test_the_peak_is_that_of_a_step(study: RecomputeStudy) -> None:
     _, make_loss = workload("gpt2").build(layers=2, context=64, batch=4)
 
     def step(mark):
@@ -82,7 +82,7 @@ def test_the_peak_is_that_of_a_step(study: MirrorStudy) -> None:
     assert study[NOTHING].peak_bytes == max(levels.peak_bytes, levels.forward_peak_bytes)
 
 
-def test_checkpoints_take_less_and_a_mirror_at_their_price_no_more(study: MirrorStudy) -> None:
+def test_checkpoints_take_less_and_a_recompute_plan_at_their_price_no_more(study: RecomputeStudy) -> None:
     assert study.ratio(BLOCKS) < 0.9
     assert study[BELOW].peak_bytes < study[BLOCKS].peak_bytes
     assert all(study.ratio(name) <= 1 for name in (WITHIN, BELOW))
@@ -91,7 +91,7 @@ def test_checkpoints_take_less_and_a_mirror_at_their_price_no_more(study: Mirror
     says(study.sentences[0], percent_text(less), study[BELOW].ratio_text, study[BLOCKS].ratio_text)
 
 
-def test_a_checkpoint_updates_running_statistics_twice_and_a_mirror_once(snapshot: Snapshots) -> None:
+def test_a_checkpoint_updates_running_statistics_twice_and_a_recompute_context_once(snapshot: Snapshots) -> None:
     study = studied(NORMED)
     assert study[BLOCKS].same_gradients and not study[BLOCKS].same_state
     assert study[BELOW].same_gradients and study[BELOW].same_state and study[NOTHING].same_state
@@ -115,7 +115,7 @@ def test_what_cannot_be_measured_is_left_out_with_its_reason(
         return run
 
     monkeypatch.setattr(module.torch, "compile", no_compiler)
-    study = mirror_study("unet", size="small", repetitions=1, seconds=0.1, channels=2)
+    study = recompute_study("unet", size="small", repetitions=1, seconds=0.1, channels=2)
     (said,) = [each for each in study.sentences if each.startswith(COMPILED)]
     says(said, "RuntimeError: no working C++ compiler found.")
     says_none_of(said, "and much more")
@@ -160,7 +160,7 @@ def test_gradients_that_differ_are_said_to() -> None:
     assert not module._same(ones, [torch.tensor([1.0, 1.0 + 1e-6]), None])
 
 
-def test_table_text_and_records_say_the_same(study: MirrorStudy) -> None:
+def test_table_text_and_records_say_the_same(study: RecomputeStudy) -> None:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(study)
@@ -177,7 +177,7 @@ def test_table_text_and_records_say_the_same(study: MirrorStudy) -> None:
     says(repr(study), study.title, 5)
 
 
-def test_words_for_what_differs(study: MirrorStudy, snapshot: Snapshots) -> None:
+def test_words_for_what_differs(study: RecomputeStudy, snapshot: Snapshots) -> None:
     row = study[BLOCKS]
     assert row.same_gradients and row.same_state and row.error is None and row.time_error is None
     snapshot("studies", replace(row, same_gradients=False).bits)
@@ -189,7 +189,7 @@ def test_words_for_what_differs(study: MirrorStudy, snapshot: Snapshots) -> None
     snapshot("studies", as_much.sentences[0].replace(row.ratio_text, "RATIO"))
 
 
-def test_where_the_forward_needs_most_that_is_said(study: MirrorStudy, snapshot: Snapshots) -> None:
+def test_where_the_forward_needs_most_that_is_said(study: RecomputeStudy, snapshot: Snapshots) -> None:
     row = replace(study[BELOW], peak_bytes=3 * 2**20, backward_peak_bytes=2**20)
     said = replace(study, rows=(study[NOTHING], row)).sentences
     (peak,) = said[:-1]
@@ -222,12 +222,12 @@ def test_bad_input_is_a_sentence(
     name: str, given: dict[str, object], facts: tuple[object, ...], snapshot: Snapshots
 ) -> None:
     with raises(ValueError, *facts) as raised:
-        mirror_study(name, **given)
+        recompute_study(name, **given)
     if name == "linear50" or given.get("device", "nowhere") != "nowhere":
         snapshot("studies", raised.value)
 
 
-def test_what_cannot_be_found_is_a_sentence(study: MirrorStudy, snapshot: Snapshots) -> None:
+def test_what_cannot_be_found_is_a_sentence(study: RecomputeStudy, snapshot: Snapshots) -> None:
     with raises(ValueError, "'zzz'", NOTHING, BLOCKS) as unknown:
         study["zzz"]
     with raises(ValueError) as nothing:

@@ -314,7 +314,7 @@ def test_remedies_take_as_much_as_they_say() -> None:
     says(found["checkpoints"].price, "forward", "%")
     for each in fit.remedies:
         assert each.saved_bytes == fit.peak_bytes - each.peak_bytes > 0
-        assert each.fits == (each.peak_bytes <= fit.memory and each.name != "mirror")
+        assert each.fits == (each.peak_bytes <= fit.memory and each.name != "recompute")
         assert each.how in str(fit)
 
 
@@ -682,19 +682,19 @@ def test_each_remedy_followed_literally_takes_what_it_says() -> None:
     make_batch = lambda size=64: tokens(size)  # noqa: E731
     fit = ts.fits(Gpt, make_batch, OPTIMIZERS["sgd"], "10MiB")
     found = {each.name: each for each in fit.remedies}
-    assert {"mirror", "accumulation", "checkpoints"} <= set(found)
-    mirror = found["mirror"]
-    (budget,) = re.findall(r"plan_recompute\(make_loss, (\d+)\)", mirror.how)
+    assert {"recompute", "accumulation", "checkpoints"} <= set(found)
+    found_plan = found["recompute"]
+    (budget,) = re.findall(r"plan_recompute\(make_loss, (\d+)\)", found_plan.how)
     batch = tokens(64)
     plan = ts.plan_recompute(partial(Gpt(), *batch), int(budget))
 
-    def mirrored(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def recomputed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         with ts.recompute(plan):
             return model(*batch)  # type: ignore[no-any-return]
 
-    taken = max(measured(Gpt, lambda: batch, OPTIMIZERS["sgd"], mirrored).values())
-    assert 0.97 * mirror.peak_bytes < taken <= mirror.peak_bytes
-    assert not mirror.fits
+    taken = max(measured(Gpt, lambda: batch, OPTIMIZERS["sgd"], recomputed).values())
+    assert 0.97 * found_plan.peak_bytes < taken <= found_plan.peak_bytes
+    assert not found_plan.fits
     parts, size = map(int, re.findall(r"\d+", found["accumulation"].how)[:2])
     halves = [tokens(size) for _ in range(parts)]
 

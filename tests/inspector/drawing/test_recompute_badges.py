@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.inspector.drawing.annotations import AGAIN, KEPT, LET_GO, SIGN_TITLES, Sign, Signs
+from tapescope.inspector.drawing.annotations import DROPPED, KEPT, RECOMPUTED, SIGN_TITLES, Sign, Signs
 from tapescope.inspector.drawing.svg import graph_to_svg
 from tapescope.inspector.graph.graph import Graph
 
@@ -41,19 +41,19 @@ def tanhs(graph: Graph) -> list[int]:
 
 def test_each_task_has_its_own_where_all_are_drawn(graph: Graph) -> None:
     first, second, *_ = tanhs(graph)
-    signs = [Sign(first, (LET_GO,), "1 < 2 & 3"), Sign(second, (AGAIN, KEPT), 'a "title"')]
+    signs = [Sign(first, (DROPPED,), "1 < 2 & 3"), Sign(second, (RECOMPUTED, KEPT), 'a "title"')]
     picture = graph_to_svg(graph, fold="none", signs=signs)
-    assert sorted(signs_in(picture)) == [("again kept", 'a "title"'), ("let-go", "1 < 2 & 3")]
+    assert sorted(signs_in(picture)) == [("dropped", "1 < 2 & 3"), ("recomputed kept", 'a "title"')]
     assert all(f">{title}</text>" in picture for title in SIGN_TITLES.values())
 
 
 @pytest.mark.parametrize("fold", ["repeats", 0])
 def test_what_is_folded_has_those_of_all_and_says_of_how_many(graph: Graph, fold: int) -> None:
     first, second, third = tanhs(graph)[3:6]  # one at an end may have another neighbour, and be drawn by itself
-    signs = [Sign(first, (LET_GO,), ""), Sign(second, (AGAIN,), ""), Sign(third, (LET_GO,), "")]
+    signs = [Sign(first, (DROPPED,), ""), Sign(second, (RECOMPUTED,), ""), Sign(third, (DROPPED,), "")]
     ((kinds, title),) = signs_in(graph_to_svg(graph, fold=fold, signs=signs))  # type: ignore[arg-type]
-    assert kinds == "let-go again"
-    assert title.splitlines() == [f"{SIGN_TITLES[LET_GO]}: 2 tasks", f"{SIGN_TITLES[AGAIN]}: 1 task"]
+    assert kinds == "dropped recomputed"
+    assert title.splitlines() == [f"{SIGN_TITLES[DROPPED]}: 2 tasks", f"{SIGN_TITLES[RECOMPUTED]}: 1 task"]
 
 
 def test_without_signs_there_is_none_and_no_legend(graph: Graph) -> None:

@@ -32,7 +32,7 @@ def test_a_line_is_named_by_file_or_as_a_cell() -> None:
     assert Source("ipykernel_12/345.py", 3, "<module>").short == "cell:3"
 
 
-def test_what_a_mirror_passes_on_is_still_the_users_line() -> None:
+def test_what_a_recompute_context_passes_on_is_still_the_users_line() -> None:
     layers, rows = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.ones(256, 64)
 
     def make_loss() -> Tensor:

@@ -1,4 +1,4 @@
-"""A mirrored backward in the deck's data: live, measured and from a file; its curves are the plan's own."""
+"""A recomputed backward in the deck's data: live, measured and from a file; its curves are the plan's own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import tapescope as ts
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.recompute.planned_recompute import PlannedRecompute
 from tapescope.engine.recording.run import Engine, Run
-from tapescope.inspector.drawing.annotations import AGAIN, SIGN_TITLES
+from tapescope.inspector.drawing.annotations import RECOMPUTED, SIGN_TITLES
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck.deck import Deck
-from tapescope.widgets.deck.recompute_data import FIRST_LET_GO
+from tapescope.widgets.deck.recompute_data import FIRST_DROPPED
 from tapescope.widgets.deck.run_page_data import run_document
 from tapescope.widgets.deck.run_player import Recording
 
@@ -46,7 +46,7 @@ def make_loss() -> Tensor:
     return MODEL(X).square().sum()
 
 
-def mirrored_loss(plan: ts.types.RecomputePlan) -> Tensor:
+def recomputed_loss(plan: ts.types.RecomputePlan) -> Tensor:
     """The first forward under a plan makes everything again, once."""
     MODEL.zero_grad()
     with ts.recompute(plan), ts.capture(MODEL):
@@ -57,14 +57,14 @@ def mirrored_loss(plan: ts.types.RecomputePlan) -> Tensor:
 def plan() -> PlannedRecompute:
     found = ts.plan_recompute(make_loss, 0.6, solver="greedy", seconds=0.2, repetitions=1)
     assert found.dropped
-    mirrored_loss(found)
+    recomputed_loss(found)
     return found
 
 
 @pytest.fixture(scope="module")
 def run(plan: PlannedRecompute) -> Iterator[Run]:
     MODEL.zero_grad()
-    yield ts.profile(lambda: mirrored_loss(plan))
+    yield ts.profile(lambda: recomputed_loss(plan))
     MODEL.zero_grad()
 
 
@@ -91,21 +91,21 @@ def assert_is(curve: Content, timeline: Timeline) -> None:
 def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
     page: Page, engine: Engine, plan: PlannedRecompute
 ) -> None:
-    deck = deck_on(mirrored_loss(plan), engine=engine, recompute=plan)
+    deck = deck_on(recomputed_loss(plan), engine=engine, recompute=plan)
     content = page.open(deck).document
     own, *others = content["schedules"]
     assert own["memory"]["basis"] == plan.timeline.basis
     assert own["memory"]["events"] == list(plan.timeline.events)
     curves = curves_of(content)
     assert_is(curves["plain"], plan.plain)
-    assert_is(curves["mirrored"], plan.timeline)
+    assert_is(curves["planned"], plan.timeline)
     for other in others:
         if tuple(other["order"]) != plan.order:
             assert other["memory"] is None and "curves" not in other
             says(other["memory_note"], "heap")
     replays = own["replays"]
     assert sum(replays["ns"]) == pytest.approx(1e9 * plan.predicted.replay_seconds, rel=1e-3)  # type: ignore[union-attr]
-    assert min(replays["storage"]) >= FIRST_LET_GO
+    assert min(replays["storage"]) >= FIRST_DROPPED
     assert set(replays["storage"]) <= set(content["saved"]["storage"])
     deck.run()
     planned: dict[int, int] = {}
@@ -120,7 +120,7 @@ def test_a_live_deck_has_the_plans_memory_its_curves_and_what_replays_took(
 
 
 def test_what_was_taken_back_was_made_again_already(page: Page, plan: PlannedRecompute) -> None:
-    deck = deck_on(mirrored_loss(plan), recompute=plan)
+    deck = deck_on(recomputed_loss(plan), recompute=plan)
     page.open(deck)
     deck.run()
     there = unpacked(deck.packed())["replayed"]
@@ -133,7 +133,7 @@ def test_another_order_and_retain_graph_are_not_what_was_planned_for(
     plan: PlannedRecompute, snapshot: Snapshots
 ) -> None:
     for more in ({"policy": "bfs"}, {"retain_graph": True}):
-        deck = deck_on(mirrored_loss(plan), recompute=plan, **more)
+        deck = deck_on(recomputed_loss(plan), recompute=plan, **more)
         own = unpacked(deck.packed())["schedules"][0]
         assert own["memory"] is None and "curves" not in own
         says(own["memory_note"], "heap", "retain_graph")
@@ -149,7 +149,7 @@ def test_a_measured_run_has_both_curves_beside_it(run: Run, plan: PlannedRecompu
     assert content["schedules"][0]["memory"]["basis"] == "measured"
     curves = curves_of(content)
     assert levels_by_task(curves["plain"]) == list(plan.plain.task_peaks)
-    assert max(levels_by_task(curves["mirrored"])) == run.peak_bytes, "the prediction is exact"
+    assert max(levels_by_task(curves["planned"])) == run.peak_bytes, "the prediction is exact"
     saved = content["saved"]
     let_go = {
         (task, content["texts"][slot])
@@ -169,7 +169,7 @@ def test_run_and_plan_may_come_from_files(
     content = run_document(read, recompute=loaded).content
     curves = curves_of(content)
     assert_is(curves["plain"], plan.plain)
-    assert_is(curves["mirrored"], plan.timeline)
+    assert_is(curves["planned"], plan.timeline)
     assert content["schedules"][0]["replays"] == run_document(run, recompute=plan).content["schedules"][0]["replays"]
     page = run.save_html(tmp_path / "run.html", recompute=loaded)
     assert page.stat().st_size > 10_000
@@ -179,10 +179,10 @@ def test_the_picture_of_a_plan_has_a_sign_at_each_task_that_lets_go(plan: Planne
     picture = plan.save_svg(tmp_path / "plan.svg", fold="none", theme="dark").read_text(encoding="utf-8")
     letting_go = {task for each in plan.storages if each.fate == "dropped" for task, _ in each.saved_by}
     assert picture.count("data-signs=") == len(letting_go)
-    assert f"{SIGN_TITLES[AGAIN]}</text>" in picture
+    assert f"{SIGN_TITLES[RECOMPUTED]}</text>" in picture
 
 
-def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_mirrored_one() -> None:
+def test_a_plain_run_of_a_model_that_reshapes_takes_the_plan_of_its_recomputed_one() -> None:
     weight = nn.Parameter(torch.randn(64, 64))
 
     def make_loss() -> Tensor:
@@ -213,7 +213,7 @@ def test_a_plan_of_another_forward_is_refused(run: Run, plan: PlannedRecompute, 
 
 
 def test_without_a_plan_nothing_is_known_but_what_went(plan: PlannedRecompute, snapshot: Snapshots) -> None:
-    deck: Deck = deck_on(mirrored_loss(plan))
+    deck: Deck = deck_on(recomputed_loss(plan))
     content = unpacked(deck.packed())
     assert any(made_by >= 0 for made_by in content["saved"]["made_by"])
     assert not curves_of(content) and "replays" not in content["schedules"][0]

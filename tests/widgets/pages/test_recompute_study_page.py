@@ -1,4 +1,4 @@
-"""A study of mirroring as a table, a figure and a page; names are text, and the page fetches nothing."""
+"""A study of recomputation as a table, a figure and a page; names are text, and the page fetches nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tapescope.engine.studies.recompute_study import BELOW, NOTHING, MirrorStudy, mirror_study, save_studies
+from tapescope.engine.studies.recompute_study import BELOW, NOTHING, RecomputeStudy, recompute_study, save_studies
 from tapescope.widgets.pages.recompute_study_page import page_html, study_drawing, study_figure, study_html
 from tapescope.widgets.pages.theme import LATER, LIGHT
 
@@ -17,11 +17,11 @@ from .page_parts import figures_told
 
 
 @pytest.fixture(scope="module")
-def study() -> MirrorStudy:
-    return mirror_study("unet", size="small", repetitions=2, seconds=0.1, compiled=False, channels=2)
+def study() -> RecomputeStudy:
+    return recompute_study("unet", size="small", repetitions=2, seconds=0.1, compiled=False, channels=2)
 
 
-def test_each_way_is_a_point_at_its_time_and_its_peak(study: MirrorStudy) -> None:
+def test_each_way_is_a_point_at_its_time_and_its_peak(study: RecomputeStudy) -> None:
     drawing = study_drawing(study, LIGHT)
     for row, trace in zip(study.rows, drawing["data"], strict=True):
         assert trace["name"] == row.name
@@ -31,7 +31,7 @@ def test_each_way_is_a_point_at_its_time_and_its_peak(study: MirrorStudy) -> Non
     assert all(bottom <= 100 * study.ratio(row.name) < top for row in study.rows)
 
 
-def test_names_keep_apart_in_the_order_of_their_points_however_near_these_are(study: MirrorStudy) -> None:
+def test_names_keep_apart_in_the_order_of_their_points_however_near_these_are(study: RecomputeStudy) -> None:
     alike = replace(study, rows=tuple(replace(study.rows[0], name=f"way {number}") for number in range(8)))
     alike = replace(alike, rows=(replace(study.rows[0], name=NOTHING), *alike.rows))
     for each in (study, alike):
@@ -52,7 +52,7 @@ def test_names_keep_apart_in_the_order_of_their_points_however_near_these_are(st
         )
 
 
-def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: MirrorStudy) -> None:
+def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(study: RecomputeStudy) -> None:
     assert (
         study_figure(study, "dark").layout.paper_bgcolor
         != study_figure(study, "light").layout.paper_bgcolor
@@ -61,13 +61,13 @@ def test_the_figure_has_the_colours_of_a_theme_and_the_page_those_of_its_reader(
     assert study_drawing(study, LATER)["layout"]["paper_bgcolor"] == "var(--panel)"
 
 
-def test_the_table_has_all_rows_and_a_bar_for_each_peak(study: MirrorStudy) -> None:
+def test_the_table_has_all_rows_and_a_bar_for_each_peak(study: RecomputeStudy) -> None:
     html = study_html(study)
     assert html.count("<tr>") == 1 + len(study.rows) and html.count('class="bar"') == len(study.rows)
     assert html == study._repr_html_()
 
 
-def test_the_page_is_whole_and_names_are_text(study: MirrorStudy, tmp_path: Path) -> None:
+def test_the_page_is_whole_and_names_are_text(study: RecomputeStudy, tmp_path: Path) -> None:
     odd = replace(study, workload=replace(study.workload, name="<img>", title="a & b"))
     path = save_studies([study, odd], tmp_path / "page.html", "Less <of> it")
     page = path.read_text(encoding="utf-8")

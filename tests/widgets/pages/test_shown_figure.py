@@ -18,7 +18,7 @@ from IPython.utils.capture import capture_output
 import tapescope as ts
 from tapescope.engine.studies.accumulation_study import accumulation_study
 from tapescope.engine.studies.order_study import order_study
-from tapescope.engine.studies.recompute_study import mirror_study
+from tapescope.engine.studies.recompute_study import recompute_study
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.widgets.pages.memory_figures import category_figure
 from tapescope.widgets.pages.png import png_of
@@ -76,7 +76,7 @@ FIGURES: dict[str, Callable[[], go.Figure]] = {
     "a training step": step,
     "orders": lambda: order_study(["linear50"], ["bfs", "dfs"], repetitions=2).figure(),
     "accumulation": lambda: accumulation_study("rnn", repetitions=1, steps=20, width=8).figure(),
-    "mirroring": lambda: mirror_study(
+    "recompute": lambda: recompute_study(
         "unet", size="small", repetitions=1, seconds=0.1, compiled=False, channels=2
     ).figure(),
 }

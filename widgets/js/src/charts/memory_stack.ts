@@ -182,7 +182,7 @@ function drawCurve(
   path: Path2D,
 ): void {
   context.setLineDash([]);
-  if (name === "mirrored") {
+  if (name === "planned") {
     context.globalAlpha = 0.3;
     context.strokeStyle = colours.ink2;
     context.lineWidth = BAND;

@@ -1,14 +1,14 @@
-/** What each plan costs: its peak over the time by which a step takes longer. */
+/** A chart of what each plan costs: peak over the extra time of a step. */
 
 import type { Frontier } from "./frontier_data.ts";
 import { BOTTOM, draw, PANEL, TOP } from "./svg_elements.ts";
 
 const LEFT = 46;
 const RIGHT = 14;
-/** As tall as the curve with the line of text below it. */
+/** As tall as the curve chart with its line of text. */
 const TALL = PANEL + 21;
 
-/** Draws them into `host`; `choose` is given the plan that was clicked at. */
+/** Draws the chart into `host`; a click on a plan calls `choose` with its place. */
 export function drawPrice(host: HTMLElement, data: Frontier, place: number, choose: (place: number) => void): void {
   host.textContent = "";
   const { plans } = data;
@@ -44,7 +44,7 @@ export function drawPrice(host: HTMLElement, data: Frontier, place: number, choo
     const [left, top] = [x(asked.seconds), y(asked.peak)];
     const ring = { r: 9, fill: "none", stroke: "var(--accent)", "pointer-events": "none" };
     draw(chart, "circle", { cx: left, cy: top, ...ring });
-    draw(chart, "text", { x: left - 13, y: top + 16, "text-anchor": "end" }, "asked for");
+    draw(chart, "text", { x: left - 13, y: top + 16, "text-anchor": "end" }, "requested");
   }
   const most = `+${Number((1000 * longest).toPrecision(2))} ms a step`;
   draw(chart, "text", { x: LEFT, y: TALL - 4 }, "0 ms");

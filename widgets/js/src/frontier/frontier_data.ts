@@ -1,6 +1,6 @@
-/** What the page of plans for mirroring is given, as widgets/pages/frontier_page.py writes it. */
+/** The data of the page of recompute plans, as written by widgets/pages/frontier_page.py. */
 
-/** The level over the tasks, in bins of several. */
+/** Memory over the tasks, in bins of several tasks. */
 export interface Levels {
   /** The highest level of each bin, bytes. */
   levels: number[];
@@ -8,47 +8,47 @@ export interface Levels {
   end: number;
 }
 
-/** What becomes of a storage: `d`ropped, made on the `w`ay, `k`ept, `n`ewly kept; `-` where the plan does not say. */
+/** The fate of a storage: `d` dropped, `w` intermediate, `k` kept, `n` newly kept; `-` if it is not in the plan. */
 export type Fate = "d" | "w" | "k" | "n" | "-";
 
 export interface Plan extends Levels {
-  /** By which a step takes longer. */
+  /** Seconds by which a step takes longer. */
   seconds: number;
   /** Heading and value. */
   figures: [string, string][];
   sentences: string[];
-  /** Bins in which saved storages are made again, and their bytes. */
+  /** Bins in which saved storages are recomputed, and the bytes. */
   replays: [number, number][];
-  /** By module, headings first. */
+  /** The table by module, headings first. */
   cells: string[][];
-  /** A letter for each storage that is listed. */
+  /** A letter for the fate of each listed storage. */
   fates: string;
   totals: [Fate, number][];
 }
 
 export interface Frontier {
   tasks: number;
-  /** Tasks of one bin. */
+  /** Tasks per bin. */
   size: number;
-  /** Of the first task of each bin. */
+  /** The name of the first task in each bin. */
   names: string[];
-  /** The plan that is shown first, and the one that was asked for. */
+  /** The place of the plan that is shown first, and of the requested one. */
   place: number;
   asked: number | null;
   measured: (Levels & { name: string })[];
   notes: string[];
   /** Size, operation, module, time, obstacle. */
   storages: [string, string, string, string, string][];
-  /** How many more there are. */
+  /** Number of storages that are not listed. */
   others: number;
-  /** The first one lets go of nothing. */
+  /** The first plan drops nothing. */
   plans: Plan[];
 }
 
-/** Its name, and the colour that it has. */
+/** Name and colour of each fate. */
 export const FATES: Record<Fate, [string, string]> = {
-  d: ["let go", "accent"],
-  w: ["made on the way", "buffer"],
+  d: ["dropped", "accent"],
+  w: ["recomputed for others", "buffer"],
   k: ["kept", "saved"],
   n: ["newly kept", "held"],
   "-": ["not needed", "line2"],

@@ -1,4 +1,4 @@
-/** What a page, or a notebook's output, runs as it is: shows each frontier in it that no script has shown yet. */
+/** The script of a page or of a notebook's output: shows each frontier that no script has shown yet. */
 
 import { showFrontier } from "./page.ts";
 

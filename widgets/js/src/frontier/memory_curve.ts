@@ -1,4 +1,4 @@
-/** The level over the tasks without a plan, with the one that is chosen, and as it was measured. */
+/** A chart of memory over the tasks: without a plan, with the chosen plan, and as measured. */
 
 import { size } from "../format.ts";
 import { byteTicks } from "../ticks.ts";
@@ -7,17 +7,17 @@ import { BOTTOM, draw, PANEL, TOP } from "./svg_elements.ts";
 
 const LEFT = 58;
 const RIGHT = 12;
-/** Room that the peak's number needs to the right of its ring, pixels. */
+/** Pixels that the label of the peak needs to the right of its ring. */
 const NUMBER = 110;
 
-/** Of measured curves, in turn. */
+/** Colours of measured curves, used in turn. */
 const LINES = ["ink", "pgrad", "held", "work"];
 
 export function lineColour(number: number): string {
   return LINES[number % LINES.length];
 }
 
-/** Draws them into `host`; `tell` is given what is under the pointer, and "" where nothing is. */
+/** Draws the chart into `host`; `tell` is called with the text for the pointer's position, "" if it is outside. */
 export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell: (text: string) => void): void {
   host.textContent = "";
   const [plain] = data.plans;
@@ -51,10 +51,10 @@ export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell
     const tall = 3 + (25 * bytes) / most;
     const wide = Math.max(1.5, x(1) - x(0) - 1);
     const box = { x: x(at), y: y(0) - tall, width: wide, height: tall };
-    draw(chart, "rect", { ...box, fill: "var(--accent)", class: "again" });
+    draw(chart, "rect", { ...box, fill: "var(--accent)", class: "recomputed" });
   }
   line(plain, "ink3", 1.6, { class: "plain" });
-  line(plan, "accent", 2.4, { class: "mirrored" });
+  line(plan, "accent", 2.4, { class: "planned" });
   data.measured.forEach((each, number) =>
     line(each, lineColour(number), 1.2, { "stroke-dasharray": "3 3", class: "measured" }),
   );
@@ -93,16 +93,16 @@ export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell
   });
 }
 
-/** The first task of a bin, and its levels. */
+/** Returns the first task of a bin and the levels there. */
 function said(data: Frontier, place: number, at: number): string {
   const [plain] = data.plans;
   const plan = data.plans[place];
-  const again = plan.replays.find(([bin]) => bin === at);
+  const recomputed = plan.replays.find(([bin]) => bin === at);
   return [
     `${data.names[at]}${data.size > 1 ? ` and ${data.size - 1} more` : ""}`,
     `without ${size(plain.levels[at])}`,
     `with this plan ${size(plan.levels[at])}`,
     ...data.measured.map((each) => `${each.name} ${size(each.levels[at])}`),
-    ...(again ? [`makes ${size(again[1])} again`] : []),
+    ...(recomputed ? [`recomputes ${size(recomputed[1])}`] : []),
   ].join(" · ");
 }

@@ -1,4 +1,4 @@
-/** Plans for mirroring under a slider, which curve, prices, modules and storages follow. */
+/** A slider over recompute plans, with the curve, the costs, the modules and the storages of the chosen plan. */
 
 import { el } from "../dom.ts";
 import { followAround } from "../page_theme.ts";
@@ -8,7 +8,7 @@ import { put } from "./svg_elements.ts";
 import { drawPrice } from "./cost_chart.ts";
 import { addModules, addStorages } from "./tables.ts";
 
-/** Shows the plans that stand as JSON in `root`. */
+/** Shows the plans stored as JSON in `root`. */
 export function showFrontier(root: HTMLElement): void {
   const content = root.querySelector('script[type="application/json"]');
   const data = JSON.parse(content?.textContent ?? "") as Frontier;
@@ -66,14 +66,14 @@ export function showFrontier(root: HTMLElement): void {
 
 function addSlider(host: Element, plans: number, place: number): HTMLInputElement {
   const budget = put(host, "label", { class: "budget" });
-  put(budget, "span", {}, "nothing let go of");
+  put(budget, "span", {}, "nothing dropped");
   const slider = put(budget, "input", {
     type: "range",
     min: "0",
     max: String(plans - 1),
     step: "1",
     value: String(place),
-    "aria-label": "budget: which plan",
+    "aria-label": "budget: choose a plan",
     "data-lm-suppress-shortcuts": "true", // else JupyterLab takes its arrow keys
   });
   put(budget, "span", {}, "lowest peak");
@@ -92,7 +92,7 @@ function addKey(host: Element, data: Frontier): void {
   entry(line("ink3", "solid"), "without");
   entry(line("accent", "solid"), "with this plan");
   data.measured.forEach((each, number) => entry(line(lineColour(number), "dashed"), each.name));
-  entry("background:var(--accent)", "bytes made again", "box");
+  entry("background:var(--accent)", "bytes recomputed", "box");
 }
 
 function showFigures(host: Element, plan: Plan): void {

@@ -1,4 +1,4 @@
-/** What both charts have in common: elements put where they belong, and the room around a plot. */
+/** Shared by both charts: helpers that append elements, and the margins of a plot. */
 
 import { el, svg } from "../dom.ts";
 
@@ -6,7 +6,7 @@ export const PANEL = 250;
 export const TOP = 12;
 export const BOTTOM = 30;
 
-/** An HTML element at the end of another one. */
+/** Appends an HTML element to `parent` and returns it. */
 export function put<K extends keyof HTMLElementTagNameMap>(
   parent: Element,
   tag: K,
@@ -18,7 +18,7 @@ export function put<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** An SVG element at the end of another one. */
+/** Appends an SVG element to `parent` and returns it. */
 export function draw<K extends keyof SVGElementTagNameMap>(
   parent: Element,
   tag: K,

@@ -1,4 +1,4 @@
-/** Below the charts: what the plan does by module, and what becomes of the storages. */
+/** The tables below the charts: the plan by module, and the fates of the storages. */
 
 import { size } from "../format.ts";
 import { type Fate, FATES, type Frontier, type Plan } from "./frontier_data.ts";
@@ -6,7 +6,7 @@ import { put } from "./svg_elements.ts";
 
 const WORDS = ["module", "operations"];
 
-/** Modules, in a section that is hidden where the plan says nothing of any. Returns what shows a plan. */
+/** Adds the table of modules, hidden for a plan without rows. Returns a function that shows a plan. */
 export function addModules(host: Element): (plan: Plan) => void {
   const section = put(host, "section");
   put(section, "h3", {}, "By module");
@@ -27,7 +27,7 @@ export function addModules(host: Element): (plan: Plan) => void {
   };
 }
 
-/** The largest storages, and a bar of all. Returns what shows a plan. */
+/** Adds the largest storages and a bar of all storages. Returns a function that shows a plan. */
 export function addStorages(host: Element, data: Frontier): (plan: Plan) => void {
   const section = put(host, "section");
   const title = put(section, "h3", {}, "Storages of the forward");
@@ -35,7 +35,7 @@ export function addStorages(host: Element, data: Frontier): (plan: Plan) => void
   const key = put(section, "div", { class: "key" });
   const table = put(put(section, "div", { class: "scroll" }), "table");
   const head = put(put(table, "thead"), "tr");
-  for (const [text, kind] of [["size", "number"], ["fate"], ["made by"], ["in"], ["takes", "number"], [""]]) {
+  for (const [text, kind] of [["size", "number"], ["fate"], ["made by"], ["in"], ["time", "number"], [""]]) {
     put(head, "th", { class: kind }, text);
   }
   const body = put(table, "tbody");
@@ -53,7 +53,7 @@ export function addStorages(host: Element, data: Frontier): (plan: Plan) => void
   }
   return (plan) => {
     bar.textContent = key.textContent = "";
-    const isHeld = (fate: Fate) => fate !== "w"; // what is only made on the way is held in neither backward
+    const isHeld = (fate: Fate) => fate !== "w"; // neither backward saves intermediates
     const sum = plan.totals.reduce((total, [fate, bytes]) => total + (isHeld(fate) ? bytes : 0), 0) || 1;
     for (const [fate, bytes] of plan.totals) {
       if (!bytes) continue;

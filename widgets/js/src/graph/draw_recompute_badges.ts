@@ -1,4 +1,4 @@
-/** What mirroring does at a task, as signs at its lower right corner: let go, made again first, newly kept for that. */
+/** Signs of recomputation at the lower right corner of a task: dropped, recomputed, newly kept. */
 
 import type { Rect } from "../layout/layout_types.ts";
 import { type Mark, markSays, type Sign, signsOf } from "../model/recompute.ts";
@@ -7,21 +7,21 @@ import { cardOpacity, type Facts, opacityOf } from "./frame_state.ts";
 import type { Pen } from "./pen.ts";
 import type { Spot } from "./scene_types.ts";
 
-/** A sign's square, pixels, and what is free between two. */
+/** Side of a sign, and the gap between two, in pixels. */
 const SIDE = 12;
 const GAP = 2;
-/** So far signs stand out over the right edge. */
+/** Pixels by which signs extend over the right edge. */
 const OVER = 6;
-/** Beside chips they are smaller. */
+/** Scale of signs beside chips. */
 const SMALL = 0.6;
 const DASHES = [2, 1.6];
-/** Corners of the arrow's arc. */
+/** Number of points of the arrow's arc. */
 const CORNERS = 9;
 
-/** The signs in the words of the legend. */
+/** The words of the legend. */
 export const SIGN_WORDS: Record<Sign, string> = {
-  "let go": "let go",
-  again: "made again first",
+  dropped: "dropped",
+  recomputed: "recomputed",
   kept: "newly kept",
 };
 
@@ -34,7 +34,7 @@ export function drawMarks(pen: Pen, colours: Colours, facts: Facts, spot: Spot, 
   pen.alpha = 1;
 }
 
-/** Of all that is in a closed box. */
+/** Draws the signs of all tasks in a closed box. */
 export function drawCardMarks(
   pen: Pen,
   colours: Colours,
@@ -51,7 +51,7 @@ export function drawCardMarks(
   pen.alpha = 1;
 }
 
-/** Ending at x; y is their middle. */
+/** Draws signs that end at x, centred vertically on y. */
 function drawSigns(pen: Pen, colours: Colours, marks: readonly Mark[], x: number, y: number, size: number): void {
   const side = SIDE * size;
   pen.begin(markSays(marks).join("\n"));
@@ -63,11 +63,11 @@ function drawSigns(pen: Pen, colours: Colours, marks: readonly Mark[], x: number
   pen.end();
 }
 
-/** Around its middle. */
+/** Draws one sign centred on (x, y). */
 export function drawSign(pen: Pen, colours: Colours, sign: Sign, x: number, y: number, size: number): void {
   const half = (SIDE / 2) * size;
   const rect = { x: x - half, y: y - half, width: 2 * half, height: 2 * half };
-  const dash = sign === "let go" ? DASHES.map((length) => length * size) : undefined;
+  const dash = sign === "dropped" ? DASHES.map((length) => length * size) : undefined;
   const fill = sign === "kept" ? colours.saved : colours.panel;
   pen.rounded(rect, 3 * size, { fill: colours.panel });
   pen.rounded(rect, 3 * size, { fill, stroke: colours.saved, width: 1.3 * size, dash });
@@ -76,10 +76,10 @@ export function drawSign(pen: Pen, colours: Colours, sign: Sign, x: number, y: n
     const paint = { stroke: colours.panel, width: 1.6 * size };
     pen.lines([x - arm, y, x + arm, y], paint);
     pen.lines([x, y - arm, x, y + arm], paint);
-  } else if (sign === "again") drawArrow(pen, colours, x, y, 3 * size, size);
+  } else if (sign === "recomputed") drawArrow(pen, colours, x, y, 3 * size, size);
 }
 
-/** Three quarters of a circle, with a tip. */
+/** Draws three quarters of a circle with an arrowhead. */
 function drawArrow(pen: Pen, colours: Colours, x: number, y: number, radius: number, size: number): void {
   const corners = Array.from({ length: CORNERS }, (_, at) => (-0.25 + (1.5 * at) / (CORNERS - 1)) * Math.PI);
   const arc = corners.flatMap((angle) => [x + radius * Math.cos(angle), y + radius * Math.sin(angle)]);

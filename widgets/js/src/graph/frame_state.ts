@@ -2,7 +2,7 @@
 
 import type { PlacedBox } from "../layout/layout_types.ts";
 import type { Box } from "../layout/box_tree.ts";
-import { type Mark, mirrorMarks, type Marks as MirrorMarks } from "../model/recompute.ts";
+import { type Mark, recomputeMarks, type Marks as RecomputeMarks } from "../model/recompute.ts";
 import type { Replay, ShownState } from "../model/replay.ts";
 import type { Marks } from "../model/stops.ts";
 import type { Unreal } from "../model/task_timing_words.ts";
@@ -51,7 +51,7 @@ export interface Facts {
   wireReach: Uint8Array | null;
   cardReach: Uint8Array | null;
   /** Recomputation marks by task and by closed box. */
-  marks: MirrorMarks;
+  marks: RecomputeMarks;
   cardMarks: ReadonlyMap<number, Mark[]>;
   /** Outlined groups; null if none. */
   grouping: Grouping | null;
@@ -91,7 +91,7 @@ export class FactFinder {
       scene, version: scene.version, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
       fades: matches !== null && state.searching,
       cardBreakpoints: this.cardBreakpoints,
-      marks: mirrorMarks(replay),
+      marks: recomputeMarks(replay),
       cardMarks: this.cardMarks,
       counts: this.counts as BoxCounts,
       ringed: ringed >= 0 && scene.shows(ringed) ? ringed : -1,
@@ -134,7 +134,7 @@ export class FactFinder {
     const task = reachedFrom(state);
     if (scene !== this.scene || this.counts?.replay !== replay) this.counts = new BoxCounts(scene, replay);
     if (moved || this.markedFor !== replay) {
-      this.cardMarks = cardsMarked(mirrorMarks(replay), scene);
+      this.cardMarks = cardsMarked(recomputeMarks(replay), scene);
       this.markedFor = replay;
     }
     if (moved || state.matches !== this.matches) {
@@ -164,7 +164,7 @@ function cardsWith(marks: Marks, scene: Scene): Map<PlacedBox, boolean> {
 }
 
 /** Return the marks of the tasks in each closed box. */
-function cardsMarked(marks: MirrorMarks, scene: Scene): Map<number, Mark[]> {
+function cardsMarked(marks: RecomputeMarks, scene: Scene): Map<number, Mark[]> {
   const found = new Map<number, Mark[]>();
   for (const [task, mark] of marks) {
     const card = scene.spotOf[task] < 0 ? scene.cardOf[task] : -1;

@@ -1,11 +1,11 @@
 /** The strip below the graph: the legend of its signs, and the buttons for the camera and the export. */
 
 import { el, svg } from "../dom.ts";
-import { mirrorMarks, signsOf } from "../model/recompute.ts";
+import { recomputeMarks, signsOf } from "../model/recompute.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Store } from "../store.ts";
 import { grouped } from "../format.ts";
-import { glyph, icon, mirrorSign } from "../views/icons.ts";
+import { glyph, icon, recomputeSign } from "../views/icons.ts";
 import { SIGN_WORDS } from "./draw_recompute_badges.ts";
 import type { Reach } from "./upstream_downstream.ts";
 
@@ -50,11 +50,11 @@ export class Strip {
   }
 
   private showSigns(): void {
-    const shown = signsOf(mirrorMarks(this.store.replay).values());
+    const shown = signsOf(recomputeMarks(this.store.replay).values());
     this.signs.hidden = !shown.length;
     if (this.signed === shown.join()) return;
     this.signed = shown.join();
-    this.signs.replaceChildren(...shown.map((sign) => el("span", { "data-sign": sign }, mirrorSign(sign), SIGN_WORDS[sign])));
+    this.signs.replaceChildren(...shown.map((sign) => el("span", { "data-sign": sign }, recomputeSign(sign), SIGN_WORDS[sign])));
     this.element.classList.toggle("signed", shown.length > 0);
   }
 

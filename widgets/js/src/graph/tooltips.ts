@@ -124,8 +124,8 @@ export function nameOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const mark = facts.breakpoints.get(spot.task);
   const breakpoint = mark === undefined ? "" : mark ? ", breakpoint" : ", disabled breakpoint";
   const groups = groupsOf(facts, spot.task).map(({ name }) => `, group ${name}`).join("");
-  const mirrored = facts.marks.get(spot.task);
-  const marks = mirrored ? `, ${markSays([mirrored]).join(", ")}` : "";
+  const recomputed = facts.marks.get(spot.task);
+  const marks = recomputed ? `, ${markSays([recomputed]).join(", ")}` : "";
   return `${cut(graph.name(spot.task))} in ${place}, ${stateInWords(facts, spot)}${marks}${breakpoint}${groups}`;
 }
 

@@ -188,7 +188,7 @@ export interface Schedule {
  * `starts[k]` to `starts[k + 1]`.
  */
 export interface Curve {
-  name: "plain" | "mirrored";
+  name: "plain" | "planned";
   starts: number[];
   levels: number[];
 }

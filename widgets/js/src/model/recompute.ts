@@ -1,31 +1,31 @@
-/** What mirroring means to the tasks of a schedule: which let go of what they saved, and which make it again first. */
+/** Recomputation by task: the tasks whose saved tensors were dropped, and the tasks that recompute them. */
 
 import { NONE } from "./document.ts";
 import { NEVER, type Replay } from "./replay.ts";
 import { count as counted, milliseconds, size } from "../format.ts";
 
 /** The signs of a task in the graph, in the order of the legend. */
-export const SIGNS = ["let go", "again", "kept"] as const;
+export const SIGNS = ["dropped", "recomputed", "kept"] as const;
 export type Sign = (typeof SIGNS)[number];
 
-/** What a task makes again before it runs. */
-export interface Again {
-  /** Storages, those on the way included where the plan is known. */
+/** The recomputation in front of a task. */
+export interface Recomputed {
+  /** Number of storages, including intermediate ones if the plan is known. */
   count: number;
   bytes: number;
-  /** As planned; null: the plan is not known. */
+  /** Planned time; null if the plan is not known. */
   ns: number | null;
-  /** What is kept for this alone. */
+  /** Number of newly kept storages that it reads. */
   kept: number;
   keptBytes: number;
 }
 
 export interface Mark {
-  /** How many storages it saved were let go of, and their bytes. */
+  /** Number and bytes of the saved storages that were dropped. */
   count: number;
   bytes: number;
-  /** null: earlier tasks make all of it again. */
-  again: Again | null;
+  /** null if earlier tasks recompute all of them. */
+  recomputed: Recomputed | null;
 }
 
 export type Marks = ReadonlyMap<number, Mark>;
@@ -33,8 +33,8 @@ export type Marks = ReadonlyMap<number, Mark>;
 const known = new WeakMap<Replay, Marks>();
 const NOTHING: Marks = new Map();
 
-/** By task; empty where the forward was not mirrored. */
-export function mirrorMarks(replay: Replay): Marks {
+/** Returns the marks by task; empty if the forward ran without a plan. */
+export function recomputeMarks(replay: Replay): Marks {
   if (!replay.graph.document.saved.made_by) return NOTHING;
   let found = known.get(replay);
   if (!found) known.set(replay, (found = marksOf(replay)));
@@ -52,18 +52,19 @@ function marksOf(replay: Replay): Marks {
     const [task, storage] = [saved.task[row], saved.storage[row]];
     if (seen.has(`${task} ${storage}`)) continue;
     seen.add(`${task} ${storage}`);
-    const mark = found.get(task) ?? { count: 0, bytes: 0, again: null };
+    const mark = found.get(task) ?? { count: 0, bytes: 0, recomputed: null };
     found.set(task, { ...mark, count: mark.count + 1, bytes: mark.bytes + saved.bytes[row] });
     const first = firsts.get(storage);
     if (first === undefined || replay.place[task] < replay.place[first]) firsts.set(storage, task);
   }
-  const add = (task: number, more: Again) => {
+  const add = (task: number, more: Recomputed) => {
     const mark = found.get(task);
     if (!mark || replay.place[task] === NEVER) return;
-    const { again } = mark;
-    mark.again = again ? sum(again, more) : more;
+    const { recomputed } = mark;
+    mark.recomputed = recomputed ? sum(recomputed, more) : more;
   };
   const { replays } = replay.schedule;
+  // Without a plan the first task that saves a storage recomputes it; its inputs and its time are unknown.
   if (replays) {
     replays.task.forEach((task, row) => add(task, {
       count: replays.count[row], bytes: replays.bytes[row], ns: replays.ns[row],
@@ -78,26 +79,29 @@ function marksOf(replay: Replay): Marks {
   return found;
 }
 
-/** Those of some tasks: of one that makes again what it let go of, the latter goes without saying. */
+/** Returns the signs of some tasks. A task that recomputes what it dropped has no sign for dropping. */
 export function signsOf(marks: Iterable<Mark>): Sign[] {
   const found = new Set<Sign>();
-  for (const { again } of marks) {
-    found.add(again ? "again" : "let go");
-    if (again?.kept) found.add("kept");
+  for (const { recomputed } of marks) {
+    found.add(recomputed ? "recomputed" : "dropped");
+    if (recomputed?.kept) found.add("kept");
   }
   return SIGNS.filter((sign) => found.has(sign));
 }
 
-/** What is said of some tasks, such as those in a closed box. */
+/** Adds up the marks of some tasks, such as those in a closed box. */
 function together(marks: readonly Mark[]): Mark {
   return marks.reduce((one, other) => ({
     count: one.count + other.count,
     bytes: one.bytes + other.bytes,
-    again: one.again && other.again ? sum(one.again, other.again) : (one.again ?? other.again),
+    recomputed:
+      one.recomputed && other.recomputed
+        ? sum(one.recomputed, other.recomputed)
+        : (one.recomputed ?? other.recomputed),
   }));
 }
 
-function sum(one: Again, other: Again): Again {
+function sum(one: Recomputed, other: Recomputed): Recomputed {
   return {
     count: one.count + other.count,
     bytes: one.bytes + other.bytes,
@@ -107,37 +111,37 @@ function sum(one: Again, other: Again): Again {
   };
 }
 
-/** `replays 2 first, 0.65 ms`; when it did, `replayed 2 in 0.71 ms`; "" for a task that makes nothing again. */
+/** Returns `recomputes 2 first, 0.65 ms`, or `recomputed 2 in 0.71 ms` once it has; "" if it recomputes nothing. */
 export function replays(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
-  if (ran) return `replayed ${ran[0]} in ${milliseconds(ran[1])}`;
-  const again = mirrorMarks(replay).get(task)?.again;
-  if (!again) return "";
-  return `replays ${again.count} first${again.ns === null ? "" : `, ${milliseconds(again.ns)}`}`;
+  if (ran) return `recomputed ${ran[0]} in ${milliseconds(ran[1])}`;
+  const recomputed = recomputeMarks(replay).get(task)?.recomputed;
+  if (!recomputed) return "";
+  return `recomputes ${recomputed.count} first${recomputed.ns === null ? "" : `, ${milliseconds(recomputed.ns)}`}`;
 }
 
-/** What replays were to take, and took: `0.71 ms, planned 0.65 ms`; "" where neither is known. */
+/** Returns measured and planned recompute time, `0.71 ms, planned 0.65 ms`; "" if neither is known. */
 export function replayTimes(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
-  const ns = mirrorMarks(replay).get(task)?.again?.ns ?? null;
+  const ns = recomputeMarks(replay).get(task)?.recomputed?.ns ?? null;
   const planned = ns === null ? "" : `planned ${milliseconds(ns)}`;
   return [ran ? milliseconds(ran[1]) : "", planned].filter(Boolean).join(", ");
 }
 
-/** What a tooltip says of the marks of a task, or of several, a line each. */
+/** Returns the tooltip lines for the marks of one or several tasks. */
 export function markSays(marks: readonly Mark[]): string[] {
   if (!marks.length) return [];
-  const { count, bytes, again } = together(marks);
-  const said = [`lets go of ${tensors("saved tensor", count, bytes)}`];
-  if (again) {
-    const planned = again.ns === null ? "" : `, ${milliseconds(again.ns)} planned`;
-    said.push(`makes ${tensors("tensor", again.count, again.bytes)} again first${planned}`);
+  const { count, bytes, recomputed } = together(marks);
+  const said = [`drops ${tensors("saved tensor", count, bytes)}`];
+  if (recomputed) {
+    const planned = recomputed.ns === null ? "" : `, in ${milliseconds(recomputed.ns)} as planned`;
+    said.push(`recomputes ${tensors("tensor", recomputed.count, recomputed.bytes)} first${planned}`);
   }
-  if (again?.kept) said.push(`newly keeps ${tensors("tensor", again.kept, again.keptBytes)} for that`);
+  if (recomputed?.kept) said.push(`newly keeps ${tensors("tensor", recomputed.kept, recomputed.keptBytes)} for that`);
   return said;
 }
 
-/** `2 tensors, 1.0 MiB`. */
+/** Returns `2 tensors, 1.0 MiB`. */
 function tensors(what: string, amount: number, bytes: number): string {
   return `${counted(amount, what)}, ${size(bytes)}`;
 }

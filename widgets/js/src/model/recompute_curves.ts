@@ -1,12 +1,12 @@
-/** What a plan for mirroring predicts: the level of the backward without it, and with it. */
+/** The memory curves that a recompute plan predicts, without and with the plan. */
 
 import type { Curve, Schedule } from "./document.ts";
 import { Columns, type Steps, timesOf } from "./memory.ts";
 
 export class CurveLevels {
-  /** By event its time, as in `MemoryLevels`. */
+  /** The time of each event, as in `MemoryLevels`. */
   private readonly times: Float64Array;
-  /** By place the highest level while the task ran; after them the level at the end. */
+  /** The highest level during each task, in order; then the level at the end. */
   readonly taskLevels: Float64Array;
   readonly peak: number;
 
@@ -24,7 +24,7 @@ export class CurveLevels {
     this.peak = levels.reduce((most, level) => Math.max(most, level), 0);
   }
 
-  /** The level over the backward. Of each column the highest, the lowest and the last are left. */
+  /** Returns the curve, reduced to the highest, the lowest and the last level in each column. */
   steps(columnOf: (time: number) => number): Steps {
     const points = new Columns(columnOf);
     this.curve.levels.forEach((level, before) => points.add(before ? Math.max(0, this.times[before - 1]) : 0, level));
@@ -40,13 +40,13 @@ export function levelsOfCurve(curve: Curve): CurveLevels {
   return found;
 }
 
-/** What each curve is: in words, and in one. */
+/** Title and short name of each curve. */
 export const CURVES: Record<Curve["name"], { title: string; name: string }> = {
   plain: { title: "without the plan", name: "without" },
-  mirrored: { title: "as planned", name: "planned" },
+  planned: { title: "as planned", name: "planned" },
 };
 
-/** Those that are drawn: where the memory shown is the plan's own, the second would lie on it. */
+/** Returns the curves to draw. If the memory shown is the plan's own, its curve would coincide with that. */
 export function curvesOf({ curves, memory }: Schedule): Curve[] {
   return (curves ?? []).filter(({ name }) => name === "plain" || memory?.basis !== "calibrated");
 }

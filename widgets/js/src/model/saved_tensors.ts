@@ -107,12 +107,12 @@ export function fate(replay: Replay, saved: Saved, t: number): string {
   return when + sharers(replay, saved, freed ? "was also saved" : "also saved");
 }
 
-/** Return the predicted recomputation, `, in 0.65 ms as planned, with 2 others on the way`; "" without a plan. */
+/** Return the predicted recomputation, `, in 0.65 ms as planned, with 2 intermediates`; "" without a plan. */
 function planned({ schedule: { replays } }: Replay, { storage }: Saved): string {
   const row = replays?.storage.indexOf(storage) ?? NONE;
   if (!replays || row === NONE) return "";
   const others = replays.count[row] - 1;
-  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "other")} on the way` : ""}`;
+  return `, in ${milliseconds(replays.ns[row])} as planned${others ? `, with ${count(others, "intermediate")}` : ""}`;
 }
 
 /** Return `, also saved by Relu, 3rd, and 2 more`, or "". */

@@ -100,11 +100,11 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
 }
 
 /** Return a sign of recomputation, as in the graph. */
-export function mirrorSign(sign: Sign): SVGSVGElement {
+export function recomputeSign(sign: Sign): SVGSVGElement {
   const made = picture(14);
   const frame = svg("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3, stroke: "var(--saved)", "stroke-width": 1.3 });
   made.append(frame);
-  if (sign === "let go") frame.setAttribute("stroke-dasharray", "2 1.6");
+  if (sign === "dropped") frame.setAttribute("stroke-dasharray", "2 1.6");
   else if (sign === "kept") {
     frame.setAttribute("fill", "var(--saved)");
     made.append(svg("path", { d: "M4 7h6M7 4v6", stroke: "var(--panel)", "stroke-width": 1.6 }));
