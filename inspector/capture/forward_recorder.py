@@ -279,7 +279,10 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for each, called in zip(self._operations, self._called, strict=True)
         ]
         program = ForwardProgram(replace(graph, nodes=()), tuple(operations), tuple(storages), seconds)
-        faults = self._all_faults()
+        faults = dict(self._faults)
+        for storage in self._storages:
+            if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
+                faults[storage.made_by] = "no operation is seen to write into it"
         reasons = obstacles(program, faults, packs)
         early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
         known = tuple(
