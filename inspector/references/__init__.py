@@ -1,4 +1,4 @@
-"""What holds an object that is alive, as an expression that a user can read.
+"""Find what holds a living object, as an expression that a user can read.
 
 May import: graph, torch_private.
 """

@@ -1,4 +1,4 @@
-"""Everything private of torch that tapescope uses, by subject, and nowhere else.
+"""Access to private parts of torch, grouped by subject. No other package uses private names of torch.
 
 May import: validation, garbage_collector, threads.
 """
