@@ -1,1 +1,1 @@
-"""What the forward left: the graph, creation times, saved tensors, source lines, pictures. Needs torch alone."""
+"""The graph of a forward: tasks, saved tensors, source lines, pictures. Depends on torch only."""
