@@ -1,1 +1,1 @@
-"""The graph that a forward builds: its tasks, saved tensors, source lines and pictures. Imports only torch."""
+"""The graph of a forward: tasks, saved tensors, source lines, pictures. Depends on torch only."""

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read within limits where anybody may have written them."""
+"""Files: atomic writing, and reading of untrusted files within limits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .validation import a_kind
 Loaded = TypeVar("Loaded")
 
 _GZIP = b"\x1f\x8b"
-_READ_AT_ONCE = 2**20  # bytes: reading the most that is allowed at once would take that much memory
+_READ_AT_ONCE = 2**20  # bytes; reading up to the limit at once would allocate that much memory
 
 
 def path_of(path: object, asked_by: str) -> Path:
-    """The path that a user gave.
+    """Return a path passed by the user as a Path.
 
     Raises:
-        TypeError: it is not a path.
+        TypeError: `path` is not a str or Path.
     """
     if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"{asked_by} takes the path of a file, a str or a Path, not {a_kind(path)}")
+        raise TypeError(f"{asked_by} takes the path of a file (str or Path), got {a_kind(path)}")
     return Path(path)
 
 
@@ -39,10 +39,10 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file for writing. Readers of `path` see the old file until the block ends, and the whole new one after.
 
     The block writes to a file in the same folder, which replaces `path` at its end and is deleted if the block raises.
-    A link is followed. What is not a regular file, such as /dev/stdout, is written to directly.
+    Links are followed. Special files such as /dev/stdout are written directly.
 
     Raises:
-        OSError: it can't be written. The error names `path`, not the file beside it.
+        OSError: The file cannot be written. The error names `path`, not the temporary file.
     """
     target = Path(os.path.realpath(path))
     is_replaced = target.is_file() or not target.exists()
@@ -64,7 +64,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_file(path: str | Path, content: str | bytes) -> Path:
-    """Write a text, as UTF-8, or bytes, see `atomic_write`."""
+    """Write a text (as UTF-8) or bytes; see `atomic_write`."""
     with atomic_write(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
     return Path(path)
@@ -72,18 +72,20 @@ def write_file(path: str | Path, content: str | bytes) -> Path:
 
 @contextmanager
 def open_untrusted(path: Path, what: str, *, follow_link: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that anybody may have written. What the block raises about its content becomes one ValueError.
+    """Open an untrusted file. Errors of the block about its contents become a ValueError.
 
     Args:
         path: the file.
-        what: what it should be: "a run".
+        what: the expected kind of file, such as "a run".
         follow_link: whether `path` may be a link to another file.
 
     Raises:
-        ValueError: `path` is not a regular file, or the block raised an error of wrong data. The message names `path`.
-        OSError: it can't be read.
+        ValueError: `path` is not a regular file, or its contents are invalid. The message names `path`.
+        OSError: The file cannot be read.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # never waits for a pipe's writer
+    flags = (
+        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )  # do not wait for the writer of a pipe
     if not follow_link:
         flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -101,14 +103,14 @@ def open_untrusted(path: Path, what: str, *, follow_link: bool = True) -> Iterat
 
 _WRONG_CONTENT = (
     *(ValueError, TypeError, KeyError, AttributeError, OverflowError, EOFError, BadZipFile),
-    *(RuntimeError, MemoryError),  # among them RecursionError, of lists in lists, and NotImplementedError, of zipfile
+    *(RuntimeError, MemoryError),  # includes RecursionError (nested lists) and NotImplementedError (zipfile)
 )
-"""What parsing raises where data are wrong."""
+"""Errors that parsers raise for invalid data."""
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return "there is too little memory for it"
+        return "it does not fit into memory"
     if isinstance(error, RecursionError):
         return "its lists are nested too deeply"
     if isinstance(error, KeyError | TypeError | AttributeError):
@@ -119,16 +121,16 @@ def _reason(error: BaseException) -> str:
 def load_file(
     path: Path, what: str, most_bytes: int, parse: Callable[[bytearray], Loaded], *, follow_link: bool = True
 ) -> Loaded:
-    """Read a file that anybody may have written, unpack it if it is compressed, and parse it.
+    """Read an untrusted file, decompress it if needed, and parse it.
 
     Args:
         path, what, follow_link: as in `open_untrusted`.
-        most_bytes: how many bytes it may have, or unpack to.
-        parse: makes the result of these bytes.
+        most_bytes: maximum size of the file, compressed and decompressed.
+        parse: function that converts the bytes to the result.
 
     Raises:
-        ValueError: the file is empty, cut off, too large, or not what it should be. The message names it.
-        OSError: it can't be read.
+        ValueError: The file is empty, truncated, too large, or invalid. The message names it.
+        OSError: The file cannot be read.
     """
     with open_untrusted(path, what, follow_link=follow_link) as file:
         is_packed = file.read(2) == _GZIP
@@ -162,12 +164,12 @@ def json_object(content: str | bytes | bytearray, name: str, newest: int) -> dic
 
 
 def check_format(found: object, version: object, name: str, newest: int) -> None:
-    """Refuse what has another `format`, or a `version` later than the newest one that is read.
+    """Check the `format` and `version` of a file.
 
     Raises:
-        ValueError: it has.
+        ValueError: The format is not `name`, or the version is later than `newest`.
     """
-    if found not in (name, name.replace("tapescope", "tapehead", 1)):  # as it was called formerly
+    if found not in (name, name.replace("tapescope", "tapehead", 1)):  # the project's former name
         raise ValueError(f'"format" is not {name}')
     if type(version) is not int:
         raise ValueError('"version" is not a whole number')

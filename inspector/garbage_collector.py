@@ -1,4 +1,4 @@
-"""Pausing Python's garbage collector while many objects are made that are no garbage."""
+"""Pausing Python's garbage collector while many objects are created, and searching all tracked objects."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from .threads import LOOKS_EACH_S
 
 T = TypeVar("T")
 
-_UNDISTURBED_S = 10.0  # how long a count waits for the looks of other threads, in all
+_UNDISTURBED_S = 10.0  # total seconds that a count waits for searches in other threads
 
-_looking: dict[object, int] = {}  # the looks at all objects that are under way, each with its thread
+_looking: dict[object, int] = {}  # running searches of all objects, with their thread
 
-_looks_begun: Counter[int] = Counter()  # the looks that began, by thread
+_looks_begun: Counter[int] = Counter()  # searches begun, by thread
 
-_lock = RLock()  # a finalizer that runs below it may read a graph
+_lock = RLock()  # reentrant: a finalizer that runs while it is held may read a graph
 _pausing: list[object] = []  # one object per pause, of all threads
-_was_enabled = False  # when the first of them began
+_was_enabled = False  # whether the collector was enabled at the first pause
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector while graphs are read and laid out: it would take a third of the time to look through all
-    their new objects. It runs again once the last pause of all threads has ended, if it ran before the first."""
+    """Pause the collector while graphs are read and laid out; otherwise it would take a third of the time.
+
+    It is enabled again when the last pause of all threads has ended, if it was enabled before the first.
+    """
     pause = object()
-    try:  # an interrupt may come as soon as it is disabled
+    try:  # entered first, because an interrupt may come as soon as it is disabled
         _begin(pause)
         yield
     finally:
         try:
             _end(pause)
-        except BaseException:  # Ctrl-C; to end it twice does no harm
+        except BaseException:  # Ctrl-C; ending a pause twice is harmless
             _end(pause)
             raise
 
@@ -54,13 +56,13 @@ def _end(pause: object) -> None:
     with _lock:
         if pause in _pausing:
             if _was_enabled and len(_pausing) == 1:
-                gc.enable()  # before the pause is dropped: one that begins in between would find it disabled
+                gc.enable()  # before the pause is removed: a pause that begins in between would see it disabled
             _pausing.remove(pause)
 
 
 @contextmanager
 def all_objects() -> Iterator[list[Any]]:
-    """A context with all objects that the collector tracks. It holds each of them, so `undisturbed` counts wait."""
+    """Yield all objects tracked by the collector. The list refers to each of them, so `undisturbed` waits for it."""
     look = object()
     objects: list[Any] = []
     try:
@@ -74,9 +76,9 @@ def all_objects() -> Iterator[list[Any]]:
 
 
 def undisturbed(count: Callable[[], T]) -> T:
-    """Returns the result of `count`, which counts references, from a moment without a look in another thread.
+    """Return the result of `count`, which counts references, from a moment without `all_objects` in another thread.
 
-    `count` may look at all objects itself.
+    `count` may use `all_objects` itself.
     """
     own = get_ident()
     until_s = time.monotonic() + _UNDISTURBED_S

@@ -1,4 +1,4 @@
-"""What draws which result: one flat table. A result is data, and imports nothing that draws it."""
+"""The table of renderers for results. Results are data, and do not import the code that draws them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .files import write_file
 
 GraphTheme = Literal["auto", "light", "dark"]
-"""The theme of a figure or a picture of a graph; "auto" follows the page around it, or the reader."""
+"""The theme of a figure or a graph's picture; "auto" follows the page around it, or the viewer's settings."""
 
 DRAWN_BY = {
     "graph as SVG": "inspector.drawing.svg:graph_to_svg",
@@ -56,29 +56,29 @@ DRAWN_BY = {
     "a deck": "widgets.deck.open_deck:deck",
     "session at a prompt": "widgets.terminal.prompt:interact",
 }
-"""By what is wanted the function that makes it, as "module:function" within the package. It gets the result first."""
+"""The function for each kind of output, as "module:function" in the package. Its first argument is the result."""
 
 
 def drawn(what: str, *given: object, **options: object) -> Any:
-    """What the function gives that stands beside `what` in the table. Its module is imported only now.
+    """Call the renderer for `what`, importing its module on first use, and return its result.
 
     Raises:
-        ModuleNotFoundError: what its module needs is not installed, plotly for a figure, say.
+        ModuleNotFoundError: A package that the module needs is not installed, such as plotly for a figure.
     """
     module, _, function = DRAWN_BY[what].partition(":")
     return getattr(import_module(f"{__name__.partition('.')[0]}.{module}"), function)(*given, **options)
 
 
 def text_of(what: str, *given: object, **options: object) -> str:
-    """The same where a text is drawn: HTML, SVG or JSON."""
+    """Return the renderer's result as text: HTML, SVG or JSON."""
     return str(drawn(what, *given, **options))
 
 
 def saved_page(what: str, path: str | Path, *given: object) -> Path:
-    """Writes a page that is drawn as text to a file."""
+    """Render a page as text and write it to a file."""
     return write_file(path, text_of(what, *given))
 
 
 def saved(what: str, *given: object, **options: object) -> Path:
-    """The same where a file is written."""
+    """Call a renderer that writes a file, and return the file's path."""
     return Path(drawn(what, *given, **options))

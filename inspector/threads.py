@@ -1,4 +1,4 @@
-"""Threads to wait for, exclusive use without locks, and a look at all objects that leaves reference counts alone."""
+"""Daemon threads that can be waited for, and exclusive use of a resource without locks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Caller:
 
     Args:
         verb: the name of the call, for messages.
-        stays: whether the use goes on after the function that makes this has returned.
-        is_brief: whether the use ends soon by itself: others wait for it, and it waits for others.
+        stays: whether the use continues after the function that creates this has returned.
+        is_brief: whether the use ends soon by itself. Others wait for it, and it waits for others.
 
     Attributes:
         ended: whether the use is over; set by the caller.
@@ -34,14 +34,14 @@ class Caller:
         self.is_brief = is_brief
         self.ended = False
         self.thread = get_ident()
-        self._frame = None if stays else id(sys._getframe(1))  # no other frame has it while the function runs
+        self._frame = None if stays else id(sys._getframe(1))  # unique while the function runs
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the call has not ended.
+        """Return whether the call is still running.
 
-        Two interrupts in a row may keep it from setting `ended`, and the error's traceback may hold its frame. So in
-        the calling thread its frame has to be on the stack.
+        Two interrupts in a row may keep it from setting `ended`, and the error's traceback may keep its frame alive. So
+        in the calling thread the frame must be on the stack.
         """
         if self.ended or self._frame is None or self.thread != get_ident():
             return not self.ended
@@ -52,12 +52,12 @@ class Caller:
 
 
 class DaemonThread(Thread):
-    """A daemon thread that is known to run until its work is over, also where a wait for it was interrupted.
+    """A daemon thread that can be joined reliably, even after an interrupted wait.
 
-    In Python 3.11 `Thread.join` and `Thread.is_alive` take a running thread for ended once Ctrl-C interrupts them.
+    In Python 3.11 `Thread.join` and `Thread.is_alive` report a running thread as ended after Ctrl-C interrupted them.
 
     Attributes:
-        begun, ended: set as its work begins and ends.
+        begun, ended: events set when its work begins and ends.
     """
 
     def __init__(self, work: Callable[[], object], name: str) -> None:
@@ -75,16 +75,16 @@ class DaemonThread(Thread):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether its work has begun, and is not over."""
+        """Return whether its work has begun and not ended."""
         return self.begun.is_set() and not self.ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
-        """Waits for the end of its work, and then for what the interpreter and PyTorch free of the thread."""
+        """Wait for the end of its work, and then until the interpreter and PyTorch have freed the thread's state."""
         if self.ended.wait(timeout):
             super().join(timeout)
 
     def join_in_any_case(self) -> None:
-        """`join`, however often it is interrupted; raises the interrupt afterwards."""
+        """Join the thread regardless of interrupts, and raise the last interrupt afterwards."""
         try:
             self.join()
         except BaseException:
@@ -92,7 +92,7 @@ class DaemonThread(Thread):
             raise
 
 
-_ended: list[int | None] = []  # native ids of threads whose work is over
+_ended: list[int | None] = []  # native ids of threads whose work has ended
 
 
 @atexit.register
@@ -109,24 +109,26 @@ def _wait_for_native_ends() -> None:
 
 
 def _exists(native_id: int | None) -> bool:
-    return os.path.exists(f"/proc/self/task/{native_id}")  # Linux; elsewhere nothing tells
+    return os.path.exists(f"/proc/self/task/{native_id}")  # Linux only; unknown elsewhere
 
 
 class _Link:
-    """A caller, and the link of the caller that took the use after it."""
+    """A caller, and the link of the caller that acquired the use after it."""
 
     __slots__ = ("caller", "next")
 
     def __init__(self, caller: Callable[[], Caller | None]) -> None:
         self.caller = caller
-        self.next: dict[None, _Link] = {}  # one at most: `setdefault` lets one of several callers in
+        self.next: dict[
+            None, _Link
+        ] = {}  # at most one entry: dict.setdefault is atomic, so only one of several callers succeeds
 
 
 class ExclusiveUse:
-    """A resource that one caller at a time uses.
+    """A resource that one caller at a time may use.
 
-    There is no lock: an interrupt (Ctrl-C) may come at any line, also just before a lock would be released, which would
-    then be held for ever. A caller has the use until it sets `ended`, or is gone.
+    It has no lock, because an interrupt (Ctrl-C) may come at any line: just before a lock is released, it would leave
+    the lock held forever. A caller has the use until it sets `ended` or is garbage collected.
     """
 
     def __init__(self) -> None:
@@ -134,7 +136,7 @@ class ExclusiveUse:
 
     @property
     def holder(self) -> Caller | None:
-        """The caller that has the use; None if there is none."""
+        """Return the caller that has the use, or None."""
         link = self._last
         while link.next:
             link = link.next[None]
@@ -143,11 +145,11 @@ class ExclusiveUse:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another thread has the use."""
+        """Return whether another thread has the use."""
         return (holder := self.holder) is not None and holder.thread != get_ident()
 
     def take(self, caller: Caller) -> Caller | None:
-        """Gives this caller the use and returns None; or returns the caller that has it."""
+        """Acquire the use and return None, or return the caller that has it."""
         link, mine = self._last, _Link(ref(caller))
         while True:
             other = link.caller()
@@ -160,7 +162,7 @@ class ExclusiveUse:
             link = found
 
     def wait_for(self, caller: Caller, limit_s: float) -> Caller | None:
-        """`take`, after waiting up to `limit_s` seconds for another thread's caller, if one of the two is brief."""
+        """Call `take` after waiting up to `limit_s` seconds for another thread's caller, if one of the two is brief."""
         until_s = time.monotonic() + limit_s
         while (other := self.take(caller)) is not None:
             here = other.thread == caller.thread

@@ -1,4 +1,4 @@
-"""Checks of what users pass: each error names the argument, its type, and what was expected."""
+"""Checks of users' arguments. Each error names the argument, its type, and the expected value."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from torch import Tensor, nn
 
 
 def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
-    """Refuses what is of another type.
+    """Check the type of an argument.
 
     Args:
-        value: what was passed.
-        kind: what it should be an instance of.
-        name: of the argument.
-        wanted: what to pass, in words.
+        value: the argument.
+        kind: the expected type.
+        name: the argument's name.
+        wanted: description of the expected value, for the message.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: `value` is not an instance of `kind`.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} is {a_kind(value)}; expected {wanted}")
 
 
 def expect_number(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
-    """Refuses what is no number of this kind, truth values included."""
+    """Check that an argument is a number of this kind; booleans are rejected."""
     if isinstance(value, bool):
         raise TypeError(f"{name} is {value}; expected {wanted}")
     expect(value, kind, name, wanted)
 
 
 def expect_truth(value: object, name: str) -> None:
-    """Refuses what is neither True nor False: of anything else Python would make one of them in silence."""
+    """Check that an argument is True or False, since Python would convert any other value silently."""
     if not isinstance(value, int) or value not in (0, 1):
         what = value if isinstance(value, int | float) else a_kind(value)
         raise TypeError(f"{name} is {what}; expected True or False")
 
 
 def expect_choice(value: object, known: tuple[str, ...], name: str) -> None:
-    """Refuses what is none of these words."""
+    """Check that an argument is one of the known values."""
     if not (isinstance(value, str) and value in known):
         raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(repr, known))}")
 
 
 def expect_callable(value: object, arguments: int, name: str, wanted: str) -> None:
-    """Refuses what can't be called with so many arguments by position, as far as its signature tells.
+    """Check that an argument can be called with this number of positional arguments, according to its signature.
 
-    A module of torch's own takes tensors, whatever its signature: with others it raises from inside of a kernel.
+    torch's own modules are rejected, because they only accept tensors, whatever their signature says.
     """
     called: object = value
     if isinstance(value, nn.Module):
@@ -61,7 +61,7 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
         raise TypeError(f"{name} is {a_kind(value)}; expected {wanted}")
     try:
         takes = signature(called)
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # implemented in C, without a signature
         return
     try:
         takes.bind(*[None] * arguments)
@@ -72,10 +72,10 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
 
 
 def expect_model(model: object) -> None:
-    """Refuses what can't name a forward's modules.
+    """Check that an argument can name a forward's modules.
 
     Raises:
-        TypeError: it is neither None nor a module.
+        TypeError: `model` is neither None nor a module.
     """
     wanted = (
         'the module to name things after; several are one, nn.ModuleDict({"G": generator, "D": critic}). '
@@ -85,10 +85,10 @@ def expect_model(model: object) -> None:
 
 
 def expect_outputs(value: object) -> None:
-    """Refuses what a backward can't start from, and says what was meant: the loss, not the model nor a dict of losses.
+    """Check that a backward can start from an argument; the error suggests the loss instead of a model or a dict.
 
     Raises:
-        TypeError: it is neither a tensor nor what tensors can be got from one after the other.
+        TypeError: `value` is neither a tensor nor an iterable.
     """
     wanted = f"expected a tensor or a sequence of tensors, got {a_kind(value)}"
     if isinstance(value, nn.Module):
@@ -108,7 +108,7 @@ def expect_outputs(value: object) -> None:
 
 
 def a_kind(value: object) -> str:
-    """What a value is, in the midst of a sentence: "an int", "a Tensor", "None"."""
+    """Return the type of a value for use in a sentence: "an int", "a Tensor", "None"."""
     if value is None:
         return "None"
     name = type(value).__name__
@@ -117,22 +117,22 @@ def a_kind(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'heap'?` of the nearest known one, and `;` where none is near: to stand behind the word."""
+    """Return text to follow an unknown word: `, did you mean 'heap'?` for the nearest known word, otherwise `;`."""
     near = get_close_matches(word, [*known], 1)
     return f", did you mean {near[0]!r}?" if near else ";"
 
 
 def asked_in_vain(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:
-    """For a `__getattr__`: raises what Python would, but of names of which it is known where they are.
+    """Raise AttributeError from a `__getattr__`, with advice for names that users may look for on this object.
 
     Args:
-        asked: whose attribute.
-        name: which.
-        what: what it is, in the midst of a sentence: "a session".
-        elsewhere: by name what to do instead; `{name}` in it is the name.
+        asked: the object.
+        name: the missing attribute.
+        what: description of the object for use in a sentence: "a session".
+        elsewhere: advice by name; `{name}` in it is replaced by the name.
 
     Raises:
-        AttributeError: always, unless it is a property, whose own AttributeError is raised again.
+        AttributeError: Always. If `name` is a property, its own AttributeError is raised again.
     """
     if hasattr(type(asked), name):
         return object.__getattribute__(asked, name)

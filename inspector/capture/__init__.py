@@ -1,4 +1,4 @@
-"""Recording of a forward and construction of its graph: `ts.capture`, `ts.graph`.
+"""Record a forward and build its graph: `ts.capture`, `ts.graph`.
 
 May import: hips, graph, torch_private, validation, garbage_collector.
 """

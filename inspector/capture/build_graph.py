@@ -1,4 +1,4 @@
-"""`ts.graph`: builds a `Graph` from the nodes below a loss. Nothing is executed."""
+"""`ts.graph`: build a `Graph` from the nodes below a loss. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..torch_private.thread_state import functorch_is_active, without_torch_func
 from ..validation import a_kind, expect, expect_model, expect_outputs
 from .graph_cache import EdgeDraft, Found, TaskDraft, as_edges, as_tasks, sight_of
 
-_WRAPPED = "_fsdp_wrapped_module"  # what FullyShardedDataParallel puts into the paths of what it wraps
+_WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"
 
 Namer = Callable[[Tensor], str | None]
@@ -136,13 +136,15 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
 
     Raises:
         TypeError, RuntimeError: as in `graph`; or `model` is not a module.
-        ValueError: `of` is a graph, which has names already, and `model` was given.
+        ValueError: `of` is a graph, which already has names, and `model` was passed.
     """
     expect_model(model)
     if not isinstance(of, Graph):
         return read_graph(of, model)
     if model is not None:
-        raise ValueError("model= is for a loss, and this is a graph, which has its names: ts.graph(loss, model=model)")
+        raise ValueError(
+            "model= is only for a loss, and this is a graph; name it when reading it: ts.graph(loss, model=model)"
+        )
     return of
 
 
@@ -226,7 +228,7 @@ def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int
         for child, _ in found[node]:
             if child is not None and child not in ids:
                 ids[child] = len(ids)
-    for node in found:  # a root which is itself a leaf has no user
+    for node in found:  # a root that is a leaf has no user
         ids.setdefault(node, len(ids))
     return ids
 
@@ -315,10 +317,10 @@ def free_one_by_one(root: Node, below: Sequence[Node]) -> None:
 
 
 class _Calls:
-    """Numbers the module calls which a graph's tasks need, parents first.
+    """Numbers the module calls of a graph's tasks, parents first.
 
     Args:
-        model: the outermost modules that were called are named after it.
+        model: the module that gives the outermost called modules their names.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -339,7 +341,7 @@ class _Calls:
         known = self._ids.get(record)
         if known is not None:
             return known
-        parent = self.id_of(record.parent)  # as deep as modules are nested
+        parent = self.id_of(record.parent)  # recursion as deep as modules are nested
         call = ModuleCall(len(self.found), self._path_of(record), record.module_class.__name__, parent, record.index)
         self.found.append(call)
         self._ids[record] = call.id

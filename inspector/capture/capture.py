@@ -1,4 +1,4 @@
-"""`ts.capture`: records the modules, source lines and saved tensors of a forward."""
+"""`ts.capture`: record the modules, source lines and saved tensors of a forward."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """One captured forward. `ts.graph(loss)` finds what was seen through the nodes; the tape need not be kept.
+    """One captured forward. `ts.graph(loss)` finds the records through the nodes, so the tape need not be kept.
 
     Attributes:
         started_ns: `time.perf_counter_ns()` when the capture began.
-        error: the exception that ended it, if one did. Then `graph()` gives the graph up to it.
+        error: the exception that ended it, if any. In that case `graph()` returns the graph built before it.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -47,15 +47,15 @@ class Tape:
         return f"<Tape, ended by {type(self.error).__name__}>" if self.error else "<Tape>"
 
     def restart(self, facts: Facts) -> None:
-        """The capture has begun a new record."""
+        """Start over with a new record of the capture."""
         self.started_ns = time.perf_counter_ns()
         self._facts = facts
 
     def graph(self) -> Graph:
-        """The graph which a forward that raised had built when it raised.
+        """Return the graph that a forward had built before it raised.
 
         Raises:
-            ValueError: the forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
+            ValueError: The forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
         """
         from .build_graph import graph_of_nodes
 
@@ -71,12 +71,12 @@ class Tape:
     def note_error(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Keeps what an exception's frames still hold of the graph, so that it can be drawn. An exit callback."""
+        """Keep the tensors in an exception's frames, so that their graph can be drawn. An exit callback."""
         self.error = error
         nodes: dict[Node, None] = {}
         while frames is not None:
             for value in list(frames.tb_frame.f_locals.values()):
-                with suppress(Exception):  # a user's container may do anything when it is read
+                with suppress(Exception):  # a user's container may raise anything when it is read
                     nodes.update(dict.fromkeys(nodes_of(value)))
             frames = frames.tb_next
         self._frontier = tuple(node for node in nodes if made_during(self._facts, node))
@@ -133,7 +133,7 @@ class capture:
 
     def __enter__(self) -> Tape:
         if self._recording is not None:
-            raise RuntimeError("this capture is open already; make another one with ts.capture()")
+            raise RuntimeError("this capture is already open; create another one with ts.capture()")
         facts = Facts()
         tape = Tape(facts)
         record = CaptureRecord(facts, self._model, self._observer)

@@ -23,9 +23,9 @@ Paths = dict[nn.Module, str]
 CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
 """Positions in the list that describes a running call of a module. At 0 is the module itself, then:
 
-the call's record; its outermost module, with that one's number; the user's place from which it was called, None until
-that is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of modules
-see the calls, the last element is the sequence number at which the call began.
+the call's record; its outermost module, with that module's number; the user's place from which it was called, None
+until it is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of
+modules see the calls, the last element is the sequence number at which the call began.
 """
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
@@ -70,7 +70,7 @@ class CaptureRecord:
 
     @property
     def current(self) -> CallRecord | None:
-        """The innermost call of a module that is running."""
+        """Return the innermost running module call."""
         calls = self.calls
         if not calls:
             return None
@@ -101,7 +101,7 @@ class CaptureRecord:
                 root, call, place = self._root_of(module), None, None
             else:
                 call, root = above[CALL], above[_ROOT]
-                place = above[PLACE] if above[IS_TORCHS] else None  # a forward of torch's calls its parts itself
+                place = above[PLACE] if above[IS_TORCHS] else None  # torch's own forward calls its submodules
             number, paths = root
             path = paths.get(module)
             if path is None:  # not registered below the outermost module
@@ -110,7 +110,7 @@ class CaptureRecord:
             above = entry
 
     def renew(self) -> Facts:
-        """Forgets all modules, and starts new facts."""
+        """Forget all modules and start a new record of facts."""
         before, self.facts = self.facts, Facts()
         self.facts.sees_every_call = before.sees_every_call
         self._roots.clear()
@@ -123,7 +123,7 @@ class CaptureRecord:
         self.last_result = ref(result) if isinstance(result, Tensor) else None
 
     def note_stream(self, operation: Operation, result: object) -> None:
-        """Its nodes have the stream that is current as it ends: on that one their backward runs (node.h)."""
+        """Note the stream current at an operation's end, on which its nodes' backward runs (node.h)."""
         if self.accelerator is None:
             return
         for tensor in (result,) if isinstance(result, Tensor) else tensors_of(result):
@@ -132,7 +132,7 @@ class CaptureRecord:
                 return
 
     def entered(self, module: nn.Module, args: object) -> None:
-        """Begin a module's call. A hook of modules."""
+        """Begin a module's call. A module hook."""
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
         self.calls.append([module])
@@ -140,7 +140,7 @@ class CaptureRecord:
         self.calls[-1].append(sequence_nr())
 
     def left(self, module: nn.Module, args: object, result: object) -> None:
-        """End a module's call, and those inside of it that an exception left. A hook of modules."""
+        """End a module's call, and nested calls ended by an exception. A module hook."""
         if is_dynamo_compiling() or get_ident() != self._thread:
             return
         last = self.last_result

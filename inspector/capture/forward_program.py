@@ -1,4 +1,4 @@
-"""A forward as the operations that the kernels ran, and the storages between them: what a replay would have to do."""
+"""A forward as the operations that ran and the storages between them: the basis of a recomputation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ..graph.source_lines import Source
 from ..torch_private.tensors import View
 from ..torch_private.thread_state import unobserved
 
-WHOLE = -1  # in place of the number of an output: the operation gives one tensor, not several
+WHOLE = -1  # in place of an output number: the operation returns a single tensor
 
 
 class StorageRead(NamedTuple):
-    """An operation's use of a storage: a tensor on it as it was after `version` operations had written it.
+    """An operation's use of a storage: a tensor on it after `version` operations have written to it.
 
-    The one that made it counts as the first; of what was there before the forward, only writes in it count.
+    The operation that made the storage counts as the first write. For a storage from before the forward, only writes in
+    the forward count.
     """
 
     storage: int
@@ -90,7 +91,7 @@ class ForwardStorage:
 
     @property
     def program(self) -> tuple[int, ...]:
-        """The operations that a replay runs, in order; none where none was seen to make it."""
+        """Operations that a recomputation runs, in order; empty if no recorded operation made the storage."""
         return () if self.made_by is None else (self.made_by, *self.written_by)
 
 
@@ -117,11 +118,11 @@ class ForwardProgram:
 
     @property
     def saved(self) -> list[ForwardStorage]:
-        """The storages that nodes keep and that were made in the forward."""
+        """Return the storages that were made in the forward and saved by nodes."""
         return [each for each in self.storages if each.saved_by and each.made_by is not None]
 
     def inputs_of(self, storage: int) -> tuple[int, ...]:
-        """The other storages that its replay reads, ascending; those included that were there before the forward."""
+        """Return the other storages read by its recomputation, ascending, including those from before the forward."""
         return self._inputs[storage]
 
     @cached_property
@@ -138,7 +139,7 @@ class ForwardProgram:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for forwards of equal operations on equal sizes, whose graphs keep the same: 16 hexadecimal digits."""
+        """Return 16 hexadecimal digits, equal for forwards with equal operations, sizes and saved tensors."""
         parts: list[object] = [(each.name, each.makes, each.writes) for each in self.operations]
         parts += [(each.nbytes, each.device, each.made_by, each.saved_by) for each in self.storages]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -161,7 +162,7 @@ def overlap(first: View, second: View, nbytes: int) -> bool:
 
 
 def _span(view: View) -> tuple[int, int]:
-    """The first byte, and the one behind the last; strides in torch are never negative."""
+    """Return the first byte, and the one after the last; strides in torch are never negative."""
     size = view.dtype.itemsize
     if 0 in view.shape:
         return 0, 0
@@ -216,7 +217,7 @@ def _is_overwritten(program: ForwardProgram, reading: StorageRead) -> bool:
     writers = storage.program if storage.made_by is not None else storage.written_by
     for number in writers[reading.version :]:
         for other in program.operations[number].reads:
-            # The result of an operation in place is what it writes, and among what it reads.
+            # The result of an in-place operation is the tensor it writes to, which is also among its reads.
             if other.storage == reading.storage and overlap(reading.view, other.view, storage.nbytes):
                 return True
     return False

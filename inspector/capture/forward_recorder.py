@@ -1,4 +1,4 @@
-"""Watching a forward below autograd: which operation made and wrote which storage, and what nodes saved of them."""
+"""Recording of a forward below autograd: the operations that made and wrote each storage, and the saved tensors."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class _Packed:
     def __init__(self, tensor: Tensor, reading: StorageRead | None) -> None:
         self.tensor = detached(tensor)
         self.reading = reading
-        self.sequence_nr = sequence_nr() - 1  # of the newest node, which mostly is the one that saves
-        self.is_read_early = False  # by a backward inside of the forward
+        self.sequence_nr = sequence_nr() - 1  # of the newest node, which usually is the one that saves
+        self.is_read_early = False  # by a backward inside the forward
 
 
 _PURPOSE = "ts.plan_recompute and ts.record_forward follow what a forward saves"
@@ -80,7 +80,7 @@ class _Storage:
         self.made_by = made_by
         self.output = output
         self.written_by: list[int] = []
-        self.followed = FollowedStorage(tensor)  # else its address could become another's
+        self.followed = FollowedStorage(tensor)  # keeps the address from being reused
 
     def reading(self, tensor: Tensor) -> StorageRead:
         return StorageRead(self.number, len(self.written_by) + (self.made_by is not None), View.of(tensor))
@@ -89,7 +89,7 @@ class _Storage:
 class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     """Context manager that records the operations of one forward of this thread.
 
-    Open it once, inside the capture that it is given. `restore` undoes the forward's writes to tensors that existed
+    Open it once, inside the capture passed to it. `restore` undoes the forward's writes to tensors that existed
     before it.
 
     Attributes:
@@ -110,9 +110,11 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         self._fused: set[int] = set()  # operations whose fault is a fused kernel
         self._empty: set[int] = set()  # the operations that only allocate
         self._packed: list[weakref.ref[_Packed]] = []
-        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # what was written, and a copy
-        self._contents: dict[int, Callable[[], None]] = {}  # by id() what puts back those without a storage
-        self._sparse: dict[int, weakref.ref[Tensor]] = {}  # by id() those that operations made
+        self._before: list[
+            tuple[torch.UntypedStorage, torch.UntypedStorage]
+        ] = []  # (written storage, copy from before)
+        self._contents: dict[int, Callable[[], None]] = {}  # by id(): functions that restore tensors without a storage
+        self._sparse: dict[int, weakref.ref[Tensor]] = {}  # by id(): sparse tensors made by operations
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -133,14 +135,14 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
 
     def wrote(self, tensor: Tensor) -> bool:
         """Return whether the forward wrote to this tensor, which existed before it."""
-        parts = {part.untyped_storage().data_ptr() for part in strided_parts(tensor)} - {0}  # of no bytes
+        parts = {part.untyped_storage().data_ptr() for part in strided_parts(tensor)} - {0}  # 0: no bytes
         return id(tensor) in self._contents or any(each.data_ptr() in parts for each, _ in self._before)
 
     def restore(self) -> None:
-        """Writes back what the forward found."""
+        """Restore the tensors that the forward modified."""
         with unobserved():
             for storage, copy in self._before:
-                if storage.nbytes() == copy.nbytes():  # else fully_shard has freed the gathered parameter
+                if storage.nbytes() == copy.nbytes():  # otherwise fully_shard has freed the gathered parameter
                     storage.copy_(copy)
             for put_back in self._contents.values():
                 put_back()
@@ -174,7 +176,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         makes: list[tuple[int, int]] = []
         seconds = 0.0
         began = perf_counter()
-        try:  # one that raises an error is an operation, too: the forward may go on
+        try:  # an operation that raises counts, too, since the forward may continue
             result = operator(*args, **kwargs)
             seconds = perf_counter() - began
             for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
@@ -206,7 +208,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
     def _storage(self, tensor: Tensor) -> _Storage | None:
-        """The storage of an argument; None where it has none of its own, or is more than a view of it."""
+        """Return the storage of an argument; None if it has none, or is more than a view of it."""
         found = None if is_wrapped(tensor) else storage_of(tensor)
         if found is None:
             return None
@@ -230,7 +232,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                 self._before.append((whole, whole.clone()))  # type: ignore[no-untyped-call]
 
     def _inside(self, tensors: Sequence[Tensor]) -> set[int]:
-        """The storages of the parts of sparse and wrapped tensors, which an operation may show (`values`)."""
+        """Return the storages inside sparse and wrapped tensors, which an operation such as `values` may return."""
         return {
             part.untyped_storage()._cdata
             for tensor in tensors
@@ -239,8 +241,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         }
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Keep the values of a tensor that is about to be written and older than the forward, and more than a view of a
-        storage."""
+        """Copy a tensor from before the forward that is about to be written, and is more than a view of a storage."""
         made = self._sparse.get(id(tensor))
         if (made is not None and made() is tensor) or without_bytes(tensor):
             return
@@ -258,7 +259,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         return packed
 
     def program(self, graph: Graph, seconds: float = 0.0) -> ForwardProgram:
-        """Return the recorded forward, given its graph. The capture must be open still, or just closed."""
+        """Return the recorded forward, given its graph. The capture must still be open, or just closed."""
         saved, packs = self._saved(graph)
         resolve_sources(self._called)
         storages = [
@@ -302,7 +303,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     def _saved(self, graph: Graph) -> tuple[dict[int, list[tuple[int, str]]], dict[int, list[StorageRead]]]:
         """Map each storage to the (task, slot) pairs that save it, and to the parts of it that they read."""
         keepers: list[tuple[_Packed, int, str]] = []
-        numbers: list[tuple[int, int]] = []  # of the nodes that have one, with their tasks: ascending
+        numbers: list[tuple[int, int]] = []  # (sequence number, task) of the numbered nodes, ascending
         for task, node in enumerate(graph.nodes):
             if not graph.tasks[task].is_leaf:
                 numbers.append((number_of(node), task))
@@ -323,12 +324,12 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _unpack(packed: _Packed) -> Tensor:
-    packed.is_read_early = packed.is_read_early or in_backward()  # the loss's backward never runs here
+    packed.is_read_early = packed.is_read_early or in_backward()  # in this context only a nested backward can run
     return packed.tensor
 
 
 def _numbered(result: object) -> list[tuple[int, Tensor]]:
-    """The tensors among several outputs, with their numbers."""
+    """Return the tensors among several outputs, with their numbers."""
     if not isinstance(result, tuple | list):
         return []
     return [(number, each) for number, each in enumerate(result) if isinstance(each, Tensor)]

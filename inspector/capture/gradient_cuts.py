@@ -1,7 +1,7 @@
-"""Following a model's parameters through a forward: which operations took what depends on them, and what became of it.
+"""Following a model's parameters through a forward: the operations that depend on them, and where gradients are cut.
 
-The autograd graph has only what gradients come back through. Here is the rest, too: what was detached, rounded to
-integers, computed under no_grad, or handed to Python.
+The autograd graph contains only paths that gradients can take. This module also records results that were detached,
+rounded to integers, computed under no_grad, or converted to Python values.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _TO_PYTHON = frozenset(
         *("__dlpack__", "to_dlpack", "is_nonzero", "equal", "allclose"),
     }
 )
-_NOT_COMPUTED = frozenset({"requires_grad_", "share_memory_"})  # they end like what writes in place
+_NOT_COMPUTED = frozenset({"requires_grad_", "share_memory_"})  # their names end like those of in-place operations
 
 
 @dataclass(slots=True, eq=False)
@@ -113,11 +113,11 @@ class Step:
 
 
 class Taken(NamedTuple):
-    """A tensor as it was when an operation took it, before that may have written into it."""
+    """A tensor's state when it was passed to an operation, which may write to it afterwards."""
 
     tensor: Tensor
     node: Node | None
-    output: int  # of the node
+    output: int  # output number of the node
     requires_grad: bool
 
     @classmethod
@@ -142,10 +142,10 @@ class Dataflow:
         self.unseen: set[nn.Module] = set()
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._made: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
-        self._written: dict[int, tuple[FollowedStorage, int]] = {}  # by address the step that wrote last
+        self._written: dict[int, tuple[FollowedStorage, int]] = {}  # by address: the last step that wrote
 
     def steps_of(self, taken: Taken) -> list[tuple[int, bool]]:
-        """The steps that a tensor has been made by, and whether its own gradient gets to them."""
+        """Return the steps that produced a tensor, and whether gradients flow back from it to each of them."""
         tensor = taken.tensor
         found: list[tuple[int, bool]] = []
         parameter = self._numbers.get(id(tensor))
@@ -159,7 +159,7 @@ class Dataflow:
             if known is not None and known.alive and written > (step or 0):
                 found.append((written, taken.node is not None))
         if not found and tensor._base is not None and (step := self._made.get(tensor._base)) is not None:
-            found.append((step, taken.requires_grad))  # vmap makes this view of its result, for out_dims
+            found.append((step, taken.requires_grad))  # vmap returns this view of its result, for out_dims
         if not found and taken.node is not None and (below := self._below(taken.node)):
             self._made[tensor] = len(self.steps)
             found.append((len(self.steps), True))
@@ -167,12 +167,12 @@ class Dataflow:
         return found
 
     def _below(self, node: Node) -> list[int]:
-        """The parameters in a graph: of what came from where no capture sees, or from before it."""
+        """Return the parameters in the graph of a tensor from before the capture, or from code that it cannot see."""
         _, leaves = _reached(node, 0, 0)
         return [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
 
     def add(self, step: Step, result: Tensor | None = None, writes: bool = False) -> None:
-        """Adds a step, with what it gave or wrote in place."""
+        """Add a step with its result or the tensor it modified in place."""
         if result is not None:
             self._made[result] = len(self.steps)
             if writes and (storage := storage_of(result)) is not None:
@@ -217,15 +217,15 @@ def follow(
 
 
 class _Follower(TorchFunctionMode):
-    """Sees each operation from Python, and notes those that take what depends on a parameter."""
+    """A function mode that records each operation with an argument that depends on a parameter."""
 
     def __init__(self, flow: Dataflow, watched: capture, newest: list[Operation]) -> None:
         super().__init__()
         self._flow = flow
         self._watched = watched
-        self._newest = newest  # what the capture has written down
+        self._newest = newest  # the newest operation recorded by the capture
         self._thread = get_ident()
-        self._switches: list[Operation | None] = []  # who switched gradients off, None: on; the innermost comes last
+        self._switches: list[Operation | None] = []  # calls that disabled gradients, innermost last; None: enabled
 
     def __torch_function__(
         self,
@@ -260,7 +260,7 @@ class _Follower(TorchFunctionMode):
     def around_apply(
         self, function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[object], None]:
-        """Notes a custom Function, which the function mode does not see."""
+        """Record a custom Function, which the function mode does not see."""
         if get_ident() != self._thread or is_dynamo_compiling() or in_function_forward():
             return _ignore
         with without_torch_function():
@@ -281,7 +281,7 @@ class _Follower(TorchFunctionMode):
 
     def _switch(self, on: bool) -> None:
         if _leaves_grad_mode():
-            # `with set_grad_enabled()` switches twice as it is entered, and what is only called is never left.
+            # `with set_grad_enabled()` switches twice on entry; a plain call is never undone by an exit.
             del self._switches[-1:]
             while self._switches and (self._off is None) != on:
                 self._switches.pop()
@@ -299,7 +299,7 @@ class _Follower(TorchFunctionMode):
         written: Tensor | None,
         start: int,
     ) -> None:
-        """Notes an operation, if it took or wrote over what depends on a parameter."""
+        """Record an operation if it read or overwrote a tensor that depends on a parameter."""
         flow = self._flow
         before = {id(taken.tensor) for taken in given}
         new: list[Tensor] = []
@@ -309,7 +309,7 @@ class _Follower(TorchFunctionMode):
             elif isinstance(function, type) and result.grad_fn is not None and number_of(result.grad_fn) >= start:
                 written = result  # mark_dirty
         if not new and written is None and results:
-            return  # it gave back what it was given
+            return  # it returned its argument
         sources = [(taken, flow.steps_of(taken)) for taken in given]
         if not any(steps for _, steps in sources):
             return
@@ -319,7 +319,7 @@ class _Follower(TorchFunctionMode):
             cut = self._cut(function, operation, each)
             off = self._off if cut is Cut.NO_GRAD else None
             takes = self._takes(sources, each, cut, start)
-            if len(made) > 1 and cut is None:  # the others may be made of what this one is not
+            if len(made) > 1 and cut is None:  # the other results may depend on other arguments
                 takes = [(taken, how) for taken, how in takes if how is not Cut.OTHER]
             flow.add(Step(operation, takes, (number, len(made)), not made, off), each, writes=each is written)
 
@@ -361,7 +361,7 @@ class _Follower(TorchFunctionMode):
 
 def _leaves_grad_mode() -> bool:
     """Return whether the end of `with torch.no_grad()`, or of a similar block, restores the grad mode."""
-    frame: FrameType | None = sys._getframe(3)  # who called `_set_grad_enabled`
+    frame: FrameType | None = sys._getframe(3)  # the caller of `_set_grad_enabled`
     while frame is not None and frame.f_globals.get("__name__") == torch.autograd.grad_mode.__name__:
         if frame.f_code.co_name == "__exit__":
             return True
@@ -370,7 +370,7 @@ def _leaves_grad_mode() -> bool:
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Tensor | None:
-    """The tensor that an operation writes: its first argument, or what it is to write its result into."""
+    """Return the tensor that an operation writes to: its first argument, or `out`."""
     if kwargs and isinstance(out := kwargs.get("out"), Tensor):
         return beneath_transforms(out)
     if not args or not isinstance(args[0], Tensor):
@@ -381,7 +381,7 @@ def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) ->
 
 
 def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]], set[int]]:
-    """The edges and the leaves, by id, to which an output of a node leads, through the nodes made from `start` on."""
+    """Return edges and leaves (by id) reachable from a node's output through nodes made from `start` on."""
     edges: set[tuple[Node, int]] = set()
     leaves: set[int] = set()
     stack: list[tuple[Node | None, int]] = [(node, output)]
@@ -412,4 +412,4 @@ _ATTRIBUTES = frozenset(
     for attribute in (Tensor.data, Tensor.T, Tensor.mT, Tensor.H, Tensor.mH, Tensor.real, Tensor.imag)
     for access in ("__get__", "__set__")
 )
-"""Reading and writing the attributes which are computed of a tensor's values."""
+"""Getters and setters of the attributes that are computed from a tensor's values."""

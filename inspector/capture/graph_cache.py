@@ -1,4 +1,4 @@
-"""A cache of graphs that look alike, and the fast construction of their tasks and edges."""
+"""A cache of graphs with equal structure, and fast construction of their tasks and edges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TaskDraft:
-    """The fields of a `Task` that has not been made yet."""
+    """The fields of a `Task` under construction."""
 
     __slots__ = Task.__slots__
 
@@ -50,7 +50,7 @@ class TaskDraft:
 
 
 class EdgeDraft:
-    """The fields of an `Edge` that has not been made yet."""
+    """The fields of an `Edge` under construction."""
 
     __slots__ = Edge.__slots__
 
@@ -62,14 +62,15 @@ class EdgeDraft:
 
 
 def as_tasks(drafts: list[TaskDraft]) -> tuple[Task, ...]:
-    """The tasks that these have been drafts of."""
+    """Turn the drafts into tasks."""
+    # Assigning the class is several times faster than calling the constructor of a frozen dataclass.
     for draft in drafts:
         draft.__class__ = Task  # type: ignore[assignment]
     return tuple(drafts)  # type: ignore[arg-type]
 
 
 def as_edges(drafts: list[EdgeDraft]) -> tuple[Edge, ...]:
-    """The edges that these have been drafts of."""
+    """Turn the drafts into edges."""
     for draft in drafts:
         draft.__class__ = Edge  # type: ignore[assignment]
     return tuple(drafts)  # type: ignore[arg-type]
@@ -78,18 +79,18 @@ def as_edges(drafts: list[EdgeDraft]) -> tuple[Edge, ...]:
 Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 """The nodes of a graph with their `next_functions`."""
 
-_MOST_NODES = 100_000  # of all graphs that are kept: a node takes some 500 bytes
+_MOST_NODES = 100_000  # in all cached graphs; a node needs about 500 bytes
 _MOST_GRAPHS = 64
 _NAMED_APART = "CppFunction"  # the type of all C++ nodes of extensions
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A graph that was read.
+    """A cached graph.
 
     Attributes:
-        graph: it, without its nodes.
-        places: by task the place of its node among those found.
+        graph: the graph, without its nodes.
+        places: for each task, the index of its node among the found nodes.
     """
 
     graph: Graph
@@ -100,10 +101,10 @@ _known: Latest[_Known] = Latest(_MOST_NODES, lambda known: max(len(known.graph),
 
 
 class Sight:
-    """A graph as it looks before it is read.
+    """The cache key of a graph that has not been read yet.
 
     Attributes:
-        metas: by node what it takes.
+        metas: for each node, the metadata of its inputs.
     """
 
     def __init__(self, found: Found, roots: Sequence[tuple[Node, int]]) -> None:
@@ -125,7 +126,7 @@ class Sight:
         )
 
     def known(self) -> Graph | None:
-        """The graph, if one that looks like it is known."""
+        """Return the cached graph of equal structure, if there is one."""
         known = _known.get(self._looks)
         if known is None:
             return None
@@ -141,7 +142,7 @@ class Sight:
         return graph
 
     def keep(self, graph: Graph) -> None:
-        """It has been read: this is the graph."""
+        """Cache the graph that was read for this key."""
         places = {node: place for place, node in enumerate(self._nodes)}
         vars(graph)["_like"] = like = replace(graph, nodes=())
         _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
@@ -165,7 +166,7 @@ def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
 
 
 def forget_graphs() -> None:
-    """From here on each is read."""
+    """Clear the cache."""
     _known.clear()
 
 

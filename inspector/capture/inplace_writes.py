@@ -1,4 +1,4 @@
-"""In-place writes that a forward makes, seen by tensor versions, and the log of them."""
+"""In-place writes of a forward, detected by tensor versions, and a log of them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Write(NamedTuple):
     """One call that wrote a tensor's bytes.
 
     Attributes:
-        what: the function's name.
-        place: where it was called.
-        storage: which bytes. It keeps none.
-        before, after: the versions which it found and left.
-        is_silent: whether the versions are of another tensor on the bytes (`.data`), so that autograd doesn't notice.
+        what: name of the function.
+        place: the line that called it.
+        storage: identifies the bytes, without keeping them alive.
+        before, after: the versions before and after the write.
+        is_silent: whether the versions belong to another tensor on the same bytes (`.data`), which autograd does not
+            see.
     """
 
     what: str
@@ -44,22 +45,22 @@ class Write(NamedTuple):
     is_silent: bool
 
     def __str__(self) -> str:
-        """`add_ at train.py:45`."""
+        """Return the write as text: `add_ at train.py:45`."""
         source = None if self.place is None else source_at(self.place)
         return f"{self.what} at {source.short}" if source is not None else self.what
 
 
-_MOST = 10_000  # an optimizer's step may be some hundreds; each keeps 300 bytes
+_MOST = 10_000  # an optimizer step may make hundreds; each needs 300 bytes
 _log: deque[Write] = deque(maxlen=_MOST)  # of all threads
 
 
 def note_write(
     what: str, place: Place | None, tensor: Tensor, before: int, after: int, is_silent: bool = False
 ) -> None:
-    """This call wrote the tensor."""
+    """Log that a call wrote to the tensor."""
     try:
         storage = FollowedStorage(local_of(tensor))
-    except (NotImplementedError, RuntimeError, ValueError):  # has none of its own: sparse, nested
+    except (NotImplementedError, RuntimeError, ValueError):  # no storage: sparse, nested
         return
     _log.append(Write(what, place, storage, before, after, is_silent))
 
@@ -69,7 +70,7 @@ def writes_between(address: int, version: int, now: int) -> list[Write]:
     found: list[Write] = []
     for write in tuple(_log):
         if write.storage.address == address and not write.is_silent and version <= write.before and write.after <= now:
-            while found and write.before <= found[-1].before:  # what a call called itself, or what two watched
+            while found and write.before <= found[-1].before:  # a nested call, or one seen by two watchers
                 found.pop()
             found.append(write)
     ends = [(version, version), *((write.before, write.after) for write in found), (now, now)]
@@ -79,7 +80,7 @@ def writes_between(address: int, version: int, now: int) -> list[Write]:
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
-_aliases: dict[int, ref[Tensor]] = {}  # what `.data` has given, by id: such a tensor counts its own versions
+_aliases: dict[int, ref[Tensor]] = {}  # by id(): results of `.data`, which have a version counter of their own
 
 Versions = Sequence[tuple[Tensor, int]]
 """The tensors that a call may write, with their versions before it."""
@@ -92,10 +93,10 @@ class UnnoticedWrites(Protocol):
     """
 
     def begins(self, tensor: Tensor) -> None:
-        """The tensor, or its `.data`, is about to be written."""
+        """Called when the tensor, or its `.data`, is about to be written."""
 
     def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
-        """It was; after `tensor.data = other` it has other bytes."""
+        """Called after the write. After `tensor.data = other` the tensor has other bytes."""
 
     def is_shared(self, array: Any) -> None:
         """Note that a NumPy array shares a tensor's bytes; no call reports when the array is written."""
@@ -106,7 +107,7 @@ _watchers: list[UnnoticedWrites] = []
 
 @contextmanager
 def watching_unnoticed_writes(watcher: UnnoticedWrites) -> Iterator[None]:
-    """Tells of them what modes see that are open meanwhile: a capture's, and `WritesSeen`."""
+    """Report unnoticed writes seen by the open modes (a capture's, or `WritesSeen`) to the watcher."""
     _watchers.append(watcher)
     try:
         yield
@@ -123,11 +124,11 @@ class _Writes(Enum):
     IF_TOLD = auto()
     """The first argument if `inplace` is true."""
     ANYTHING = auto()
-    """Nobody knows, or several."""
+    """Unknown, or several."""
     UNNOTICED = auto()
-    """Nothing, but it gives a tensor or an array on the same bytes, of which these count no version: `.data`."""
+    """None, but the result shares the bytes without sharing the version counter: `.data`, `numpy`."""
     REBOUND = auto()
-    """The first argument gets other bytes, and its version stays: `tensor.data = other`."""
+    """The first argument gets other bytes, and keeps its version: `tensor.data = other`."""
 
 
 @lru_cache(maxsize=4096)
@@ -142,7 +143,7 @@ def _what(function: Callable[..., Any]) -> _Writes:
     by_schema = writes_arguments(function)
     if by_schema is not None:
         return _Writes.ANYTHING if by_schema else _Writes.NOTHING
-    if not hasattr(function, "__code__"):  # made in C
+    if not hasattr(function, "__code__"):  # implemented in C
         return _Writes.NOTHING
     if not str(getattr(function, "__module__", "")).startswith("torch"):
         return _Writes.ANYTHING
@@ -155,7 +156,7 @@ def _what(function: Callable[..., Any]) -> _Writes:
 def versions_before(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Versions | None:
-    """To be asked before a call of torch; None: it writes nothing."""
+    """Return the versions of the tensors that a call of torch may write; None if it writes nothing."""
     what = _what(function)
     if what is _Writes.NOTHING and not (kwargs and "out" in kwargs):
         return None
@@ -180,7 +181,7 @@ def versions_before(
 
 
 def note_writes(versions: Versions, function: Callable[..., Any], result: object) -> None:
-    """The call is over: notes what it wrote."""
+    """Log the writes of a call that has returned."""
     if not versions:
         if function == _DATA and isinstance(result, Tensor):
             _aliases[id(result)] = ref(result, _forget(id(result)))
@@ -205,7 +206,7 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
 
 
 def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Versions:
-    """As `versions_before`, of a custom Function, which no mode sees."""
+    """Return the same as `versions_before` for a custom Function, which no mode sees."""
     if not marks_dirty(function):
         return ()
     with without_torch_function():
@@ -230,7 +231,7 @@ def _is_alias(tensor: Tensor) -> bool:
 
 
 class WritesSeen(TorchFunctionMode):
-    """Notes, while it is open, which calls of this thread write which tensors."""
+    """A mode that logs the calls of this thread that write to tensors."""
 
     def __torch_function__(
         self,

@@ -22,9 +22,9 @@ class Opened:
     """Contexts that are open on behalf of an object.
 
     Args:
-        owner: the object; when it is collected, what is still open is closed.
-        enter: enters the contexts into the stack that it is given. Ctrl-C waits until it is through, and then closes
-            them. It must not refer to the owner, nor may they.
+        owner: the object; when it is collected, the contexts are closed.
+        enter: enters the contexts into the stack passed to it. Ctrl-C is delayed until it returns, and then closes
+            them. Neither it nor the contexts may refer to the owner.
     """
 
     def __init__(self, owner: object, enter: Callable[[ExitStack], None]) -> None:
@@ -79,7 +79,7 @@ def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
 
 
 def refuse_disabled_hooks(purpose: str) -> None:
-    """Raises NotImplementedError where `torch.autograd.graph.disable_saved_tensors_hooks` is open."""
+    """Raise NotImplementedError if `torch.autograd.graph.disable_saved_tensors_hooks` is open."""
     if (why := why_hooks_are_disabled()) is not None:
         raise NotImplementedError(
             f"{purpose} by saved_tensors_hooks, which are disabled here ({why.rstrip('.')}): call it outside of "
@@ -95,7 +95,7 @@ def _abandon(stack: ExitStack) -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Meanwhile Ctrl-C is noted, and comes at the end. Only the main thread gets any."""
+    """Delay Ctrl-C until the end of the block. Python raises it in the main thread only."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

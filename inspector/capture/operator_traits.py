@@ -1,4 +1,4 @@
-"""Side effects of ATen operators, as far as a replay has to know them."""
+"""Side effects of ATen operators that matter for a recomputation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..torch_private.tensors import View
 _aten = torch.ops.aten
 
 _BATCH_NORMS = (_aten.native_batch_norm.default, _aten.cudnn_batch_norm.default, _aten.miopen_batch_norm.default)
-"""In training they write their running statistics, arguments 3 and 4, and their schemas do not say so."""
-_TRAINING = 5  # the number of that argument
+"""Operators that write their running statistics (arguments 3 and 4) in training, although their schemas omit it."""
+_TRAINING = 5  # the position of the argument `training`
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
 
@@ -33,11 +33,11 @@ _LIKE = {
 """Operators that fill a new tensor with a constant. They read only their argument's shape, dtype and device."""
 
 _OPAQUE = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
-"""Their kernels give more with gradients on than without, and keep states of their own."""
+"""Fused operators with internal state, which return more if gradients are enabled."""
 
 
 def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments which a call writes into."""
+    """Return the arguments that a call writes to."""
     positions, names = schema_writes(operator)
     if positions or names:
         found: list[Any] = [args[each] for each in positions if each < len(args)]
@@ -86,7 +86,7 @@ def leaves_empty(operator: Operator) -> bool:
 
 
 def allocates_only(name: str) -> bool:
-    """The same of an operator's name: `aten.empty_like.default`."""
+    """Return whether the operator of this name (`aten.empty_like.default`) only allocates its result."""
     return name.startswith("aten.") and name.split(".")[1] in _EMPTY
 
 
@@ -112,7 +112,7 @@ class Traits(NamedTuple):
 
 @cache
 def traits_of(operator: Operator) -> Traits:
-    """All of it at once."""
+    """Return the traits of an operator."""
     writes_first = schema_writes(operator) == ((0,), ()) and takes_tensor_first(operator)
     return Traits(
         may_write(operator), writes_first, reads_nothing(operator), is_random(operator), operator in _BATCH_NORMS

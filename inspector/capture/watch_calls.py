@@ -1,4 +1,4 @@
-"""Watch calls of torch functions and of `Function.apply`, and the storages that they allocate."""
+"""Watchers of calls of torch functions and `Function.apply`, and of the storages they allocate."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def note_allocations(
     that torch did not allocate, such as that of a NumPy array, is not noted.
 
     Args:
-        facts: those of the capture.
-        result: what the operation returned.
-        args, kwargs: what it was called with.
-        is_new: whether a result on none of the arguments' bytes is on new ones. An attribute's (`.grad`) was there.
+        facts: the capture's facts.
+        result: the operation's result.
+        args, kwargs: its arguments.
+        is_new: whether a result that shares no bytes with the arguments is on new ones. An attribute such as `.grad`
+            existed before.
     """
     for made in (result,) if isinstance(result, Tensor) else tensors_of(result):
         address = _address(made)
@@ -73,7 +74,7 @@ def _made_here(facts: Facts, owner: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """The address of the tensor's bytes; 0 for a tensor without bytes of its own, and for subclasses."""
+    """Return the address of the tensor's bytes; 0 for a tensor without bytes of its own, and for subclasses."""
     return address_below(tensor) or 0 if type(tensor) in (Tensor, Parameter) and not tensor.is_sparse else 0
 
 
@@ -86,7 +87,7 @@ def watch_calls(stack: ExitStack, record: CaptureRecord, observer: Observer | No
 
 
 class _OperationWatcher(TorchFunctionMode):
-    """Sees each call of torch from Python, and marks the nodes it made."""
+    """A function mode that marks the nodes made by each call of torch."""
 
     def __init__(self, record: CaptureRecord, observer: Observer | None, keep: bool) -> None:
         super().__init__()
@@ -122,9 +123,9 @@ class _OperationWatcher(TorchFunctionMode):
             return result
         with without_torch_function():
             inputs = kept and kept.close()
-            last = end if new is None else start  # no node is looked for by its number where each has a mark
+            last = end if new is None else start  # every node has a mark, so none is searched for by number
             operation = Operation(record.facts, function, start, last, record.current, users_place(), inputs, began_ns)
-            if not isinstance(result, Tensor):  # indices beside values
+            if not isinstance(result, Tensor):  # (values, indices)
                 leaves = [each for each in tensors_of(result) if is_leaf(each)]
                 note_allocations(record.facts, leaves, args, kwargs or {})
             record.note_stream(operation, result)
@@ -149,7 +150,7 @@ class _OperationWatcher(TorchFunctionMode):
     ) -> None:
         name = getattr(function, "__name__", None)
         facts, call = self._record.facts, self._record.current
-        is_attribute = name == "__get__"  # such as .grad, which was there before, and .data
+        is_attribute = name == "__get__"  # such as .grad, which existed before, and .data
         if not is_attribute or isinstance(result, Tensor):
             with without_torch_function():
                 note_allocations(facts, result, args, kwargs, is_new=not is_attribute)

@@ -1,4 +1,4 @@
-"""Watch new nodes (torch 2.14 and later), and find the torch function that made each."""
+"""Watcher of new nodes (torch 2.14 and later), which finds the torch function that made each."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from ..torch_private.sequence_numbers import current_number
 from .capture_record import CALL, FORWARD, IS_TORCHS, PLACE, CaptureRecord
 
 Called = Callable[..., Any] | str
-"""A function of torch's, or the name of one that can't be had."""
+"""A function of torch, or the name of one that is not available."""
 
 CALLS_ITSELF = "an operator of torch.ops"
-"""Stands for the operator whose `__call__` is running: only its frame says which one that is."""
+"""Placeholder for the operator whose `__call__` is running; its frame tells which one it is."""
 
 _OPERATORS = {
     "+": "add",
@@ -66,14 +66,14 @@ _KIND = re.compile(r"Backward\d*$")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _MOST_PLACES = 20_000
-_known: dict[tuple[int, int], tuple[CodeType, Called | None]] = {}  # by id: the hash of a code object is a slow one
+_known: dict[tuple[int, int], tuple[CodeType, Called | None]] = {}  # by id, since hashing a code object is slow
 
 
 def called_at(code: CodeType, instruction: int, names: Mapping[str, object]) -> Called | None:
-    """Return the function of torch that the instruction at this offset calls; None where the code does not say it.
+    """Return the function of torch that the instruction at this offset calls; None if the code does not show it.
 
     Args:
-        code, instruction: where the call is under way.
+        code, instruction: the code object and offset of the running call.
         names: the globals of the code.
     """
     key = id(code), instruction
@@ -192,7 +192,7 @@ def watch_nodes(stack: ExitStack, record: CaptureRecord, *, modules: bool) -> No
 
     Args:
         stack: closes what is opened here.
-        record: the capture's.
+        record: the capture's record.
         modules: whether to watch the calls of modules, too.
     """
     if modules:
@@ -217,7 +217,7 @@ class _NodeWatcher:
         self._watches_modules = watches_modules
         self._codes = overridable_codes()
         self._newest: Operation | None = None
-        self._code: CodeType | None = None  # where the newest operation was called
+        self._code: CodeType | None = None  # the code that called the newest operation
         self._instruction = self._progress = 0
         self._kinds: tuple[type[Node], ...] = ()
 

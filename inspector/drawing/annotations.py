@@ -10,13 +10,13 @@ HUES = 6
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Some tasks of a graph.
+    """An outline around some tasks of a graph.
 
     Attributes:
-        name: a letter or two, which stands at each of them.
-        title: what they are, for the legend.
-        tasks: their ids.
-        dashed: drawn so, and its name hollow.
+        name: one or two letters, drawn at each of the tasks.
+        title: description for the legend.
+        tasks: ids of the tasks.
+        dashed: whether the outline is dashed and its name hollow.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Outline:
 
 
 def letters(number: int) -> str:
-    """The name of the outline of this number: "A" to "Z", "AA", "AB", ..."""
+    """Return the name of an outline by its number: "A" to "Z", "AA", "AB", ..."""
     name, left = "", number + 1
     while left:
         left, letter = divmod(left - 1, 26)
@@ -35,11 +35,11 @@ def letters(number: int) -> str:
 
 
 class Around:
-    """Which outlines are around what is drawn.
+    """The outlines around each drawn task.
 
     Args:
-        outlines: in the order of their colours.
-        shown_by: by task the one that is drawn in its place, see `Layout`.
+        outlines: the outlines, in the order of their colours.
+        shown_by: for each task, the task drawn in its place; see `Layout`.
     """
 
     def __init__(self, outlines: Sequence[Outline], shown_by: Sequence[int]) -> None:
@@ -50,15 +50,15 @@ class Around:
                 self._of.setdefault(task, []).append(number)
 
     def of(self, *tasks: int) -> list[int]:
-        """The numbers of the outlines around any of these tasks, ascending."""
+        """Return the numbers of the outlines around any of these tasks, ascending."""
         return sorted({number for task in tasks for number in self._of.get(task, ())})
 
     def kind(self, number: int) -> str:
-        """Its classes in the style sheet."""
+        """Return the style sheet classes of an outline."""
         return f"ts-hue{number % HUES}" + (" ts-dashed" if self.outlines[number].dashed else "")
 
     def entries(self) -> Iterator[tuple[int, Outline]]:
-        """The outlines of which anything is drawn, with their numbers."""
+        """Yield the outlines that have a drawn task, with their numbers."""
         drawn = {number for numbers in self._of.values() for number in numbers}
         for number in sorted(drawn):
             yield number, self.outlines[number]
@@ -72,7 +72,7 @@ SIGN_TITLES = {
 }
 """The meaning of each kind of sign, in the order of the legend."""
 
-# Each 12 px wide and high. They differ in glyph and outline, never in colour alone.
+# Each shape is 12 px wide and high. They differ in glyph and outline, so they can be told apart without colour.
 SIGN_SHAPES = {
     DROPPED: '<rect class="ts-dropped" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>',
     RECOMPUTED: '<rect class="ts-recomputed" x=".65" y=".65" width="10.7" height="10.7" rx="3"/>'
@@ -84,12 +84,12 @@ SIGN_SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The signs of one task.
+    """The signs of a task.
 
     Attributes:
-        task: its id.
+        task: id of the task.
         kinds: keys of `SIGN_TITLES`.
-        title: the text of their tooltip, in lines.
+        title: tooltip, one line or more.
     """
 
     task: int
@@ -98,11 +98,11 @@ class Sign:
 
 
 class Signs:
-    """The signs at what is drawn.
+    """The signs at each drawn task.
 
     Args:
-        signs: at most one a task.
-        shown_by: by task the one that is drawn in its place, see `Layout`.
+        signs: the signs, at most one per task.
+        shown_by: for each task, the task drawn in its place; see `Layout`.
     """
 
     def __init__(self, signs: Iterable[Sign], shown_by: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class Signs:
             self._of.setdefault(shown_by[each.task], []).append(each)
 
     def at(self, *tasks: int) -> tuple[list[str], str] | None:
-        """The kinds at these drawn tasks, and the tooltip; None: they have no sign."""
+        """Return the kinds of sign at these drawn tasks and the tooltip, or None if they have no sign."""
         found = [sign for task in tasks for sign in self._of.get(task, ())]
         if not found:
             return None
@@ -123,7 +123,7 @@ class Signs:
 
     @property
     def kinds(self) -> list[str]:
-        """Those that are there, in the order of the legend."""
+        """Return the kinds of sign in the picture, in the order of the legend."""
         there = {kind for signs in self._of.values() for sign in signs for kind in sign.kinds}
         return [kind for kind in SIGN_TITLES if kind in there]
 

@@ -1,4 +1,4 @@
-"""What a box holds, with its size: a task with its parameters, a row of chips, a closed or an open box."""
+"""The contents of a box and their sizes: a task with its parameters, a row of chips, a closed or an open box."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ TASK_HEIGHT: int = LAYOUT["TASK_HEIGHT"]
 PILL_HEIGHT: int = LAYOUT["PILL_HEIGHT"]
 PILL_LINE: int = LAYOUT["PILL_LINE"]
 CHIP, CHIP_GAP = 12, 5
-# Of more chips than that a row is made narrow: 50 of them are to be read in a notebook.
+# A row of more chips than this is drawn narrow, because a row of 50 has to fit into a notebook.
 MOST_ROOMY: int = LAYOUT["MOST_ROOMY"]
 NARROW_CHIP, NARROW_GAP = 10, 3
 DOT: int = LAYOUT["DOT"]
-BESIDE: int = LAYOUT["BESIDE"]  # between a task and its pills, and between two of them
-LONGEST_SIDE: int = LAYOUT["LONGEST_SIDE"]  # pills that are longer together take several lines
-SPINE: int = LAYOUT["SPINE"]  # from the left edge of a task to its glyph, and to the wires that come and go there
+BESIDE: int = LAYOUT["BESIDE"]  # pixels between a task and its pills, and between two pills
+LONGEST_SIDE: int = LAYOUT["LONGEST_SIDE"]  # pixels; longer rows of pills are broken into lines
+SPINE: int = LAYOUT["SPINE"]  # from the left edge of a task to its glyph, where wires enter and leave
 MOST_PILLS: int = LAYOUT["MOST_PILLS"]
-PAD: int = LAYOUT["PAD"]  # around what is in an open box
+PAD: int = LAYOUT["PAD"]  # pixels around the contents of an open box
 HEADER: int = LAYOUT["HEADER"]  # the height of an open box's title
-CARDS_BEHIND: int = LAYOUT["CARDS_BEHIND"]  # pixels by which they stand out
+CARDS_BEHIND: int = LAYOUT["CARDS_BEHIND"]  # pixels by which the cards behind a box stick out
 WIDEST_LABEL: int = LAYOUT["WIDEST_LABEL"]
 WIDEST_FOLDED: int = LAYOUT["WIDEST_FOLDED"]
-CHEVRON: int = LAYOUT["CHEVRON"]  # which the deck draws before the title of an open box
+CHEVRON: int = LAYOUT["CHEVRON"]  # width of the arrow that the deck draws before the title of an open box
 BEFORE_LAYERS: int = LAYOUT["BEFORE_LAYERS"]
-MOST_BUTTONS, BUTTON, BUTTON_PITCH = 6, 28, 32  # so many equal layers are told by numbers on buttons, pixels
-MOST_CELLS, CELL, CELL_PITCH = 23, 7, 9  # so many by cells; more are one strip
+MOST_BUTTONS, BUTTON, BUTTON_PITCH = 6, 28, 32  # up to 6 equal layers get numbered buttons; sizes in pixels
+MOST_CELLS, CELL, CELL_PITCH = 23, 7, 9  # up to 23 layers get cells; more share one strip
 STRIP_WIDTH: int = LAYOUT["STRIP_WIDTH"]
 NEARLY_STRAIGHT: int = LAYOUT["NEARLY_STRAIGHT"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rect:
-    """In pixels, from the left top corner of the picture."""
+    """A rectangle in pixels, relative to the top left corner of the picture."""
 
     x: float
     y: float
@@ -57,7 +57,10 @@ class Rect:
 
 @dataclass(frozen=True, slots=True)
 class PlacedTask:
-    """A task. `caption` names the module that consists of it alone; `chip` says that it is too small for its label."""
+    """A drawn task.
+
+    `caption` names the module if the task is its only one. `chip` is True if the task is too small for its label.
+    """
 
     task: int
     rect: Rect
@@ -68,9 +71,9 @@ class PlacedTask:
 
 @dataclass(frozen=True, slots=True)
 class Pill:
-    """A parameter (very many of one task are one pill), as its AccumulateGrad task, at one of its users.
+    """The AccumulateGrad task of a parameter, drawn beside one of its users; many parameters of a task share one pill.
 
-    A `dot` is too small for its label.
+    `dot` is True if the pill is too small for its label.
     """
 
     tasks: tuple[int, ...]
@@ -82,7 +85,7 @@ class Pill:
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """The end of a wire that is not drawn in full, at `task`: `others` are at its other end.
+    """The end at `task` of a wire that is not drawn in full; `others` are the tasks at the other end.
 
     `kind` is "parameter" (a further use of a parameter whose pill is elsewhere), "to" or "from" (other tasks).
     """
@@ -96,7 +99,7 @@ class Stub:
 
 @dataclass(frozen=True, slots=True)
 class ChipRow:
-    """The label of a row of chips, beside it."""
+    """A row of chips and the label beside it."""
 
     tasks: tuple[int, ...]
     rect: Rect
@@ -107,8 +110,8 @@ class ChipRow:
 class PlacedBox:
     """A module, open or closed. `title` and `subtitle` are shortened to fit. `depth` counts the boxes around it.
 
-    `layers_at` is where, from its left edge, the buttons of the equal layers begin that it is drawn for, 0 without.
-    `shades` counts the boxes, each of which darkens its ground a little, that its label stands on.
+    `layers_at` is the distance from the left edge to the buttons of its equal layers, 0 if it has none. `shades` counts
+    the boxes under its label; each of them darkens the background a little.
     """
 
     group: FoldedCalls
@@ -122,10 +125,10 @@ class PlacedBox:
 
 @dataclass(frozen=True, slots=True)
 class PlacedWire:
-    """One line: the numbers of the edges which it stands for, the tasks at its ends and its corners.
+    """A line in the picture: the numbers of the edges it represents, the tasks at its ends, and its corners.
 
-    `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another of a run of folded blocks,
-    where `source` or `target` is None). Without points it is too small to be drawn.
+    `kind` is "gradient", "parameter" (to a pill or stub) or "between" (to or from another block of a folded run;
+    `source` or `target` is None). A wire without points is too small to be drawn.
     """
 
     kind: str
@@ -137,7 +140,7 @@ class PlacedWire:
 
 @dataclass(slots=True)
 class Canvas:
-    """What has been placed so far. Wires between cells come in pieces, the outermost first."""
+    """The elements placed so far. Wires between cells are collected in pieces, the outermost first."""
 
     boxes: list[PlacedBox] = field(default_factory=list)
     tasks: list[PlacedTask] = field(default_factory=list)
@@ -153,7 +156,7 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A pill or stub to be placed beside its user. `edges` are those that its wire stands for."""
+    """A pill or stub to be placed beside its user. `edges` are the edges that its wire represents."""
 
     kind: str  # "pill", "parameter", "to" or "from"
     tasks: tuple[int, ...]
@@ -167,7 +170,7 @@ class Side:
 
 
 class TaskCell:
-    """A task on its spine, with pills and stubs at its right."""
+    """A task on its spine, with pills and stubs to its right."""
 
     def __init__(self, task: Task, caption: str, sides: Sequence[Side]) -> None:
         self.task = task.id
@@ -188,7 +191,7 @@ class TaskCell:
 
 
 def _extent_beside(width: float, sides: Sequence[Side]) -> Extent:
-    """Of something of that width on its spine, with pills and stubs at its right."""
+    """Return the extent of an item of that width on its spine, with pills and stubs to its right."""
     lines = _lines(sides)
     room = max((sum(side.width + BESIDE for side in line) for line in lines), default=0)
     return Extent(SPINE, width - SPINE + room, PILL_LINE * (max(len(lines), 1) - 1) + TASK_HEIGHT, TASK_HEIGHT)
@@ -207,7 +210,7 @@ def _lines(sides: Sequence[Side]) -> list[list[Side]]:
 
 
 def _place_sides(task: int, sides: Sequence[Side], beside: Rect, canvas: Canvas) -> None:
-    """Lines of pills and stubs at the right of a task or a folded box; those below the first hang on a rail."""
+    """Place the lines of pills and stubs to the right of a task or a folded box; lines below the first share a rail."""
     edge, middle = beside.right, beside.y + TASK_HEIGHT / 2
     rail = edge + BESIDE / 2
     for number, line in enumerate(_lines(sides)):
@@ -236,10 +239,10 @@ def _place_side(task: int, side: Side, rect: Rect, points: tuple[Point, ...], ca
 
 
 class RowCell:
-    """Many like tasks as a row of chips, a grid where there are very many.
+    """Many tasks of the same name as a row of chips, or as a grid if there are very many.
 
-    Parameters of single chips are dots beside them; those that chips share are pills at the right, each with a wire
-    below the row that collects from its users.
+    A parameter of a single chip is a dot beside it. A parameter shared by chips is a pill to the right, with a wire
+    below the row that connects it to its users.
     """
 
     def __init__(
@@ -251,7 +254,7 @@ class RowCell:
         self.tasks = [task.id for task in tasks]
         self.own, self.shared = own, shared
         self.label = f"{shorten(short_name(tasks[0].name), WIDEST_LABEL)} ×{len(tasks)}"
-        # The deck, whose layout is the same, writes below it how many have run.
+        # The deck uses this layout, too, and writes the number of finished tasks below the label.
         progress = text_width(f"{len(tasks):,} of {len(tasks):,} done")
         self.label_width = ceil(max(text_width(self.label, bold=True), progress)) + 4
         self.grid = len(tasks) > ROW_LINE
@@ -301,7 +304,7 @@ class RowCell:
                 canvas.pills.append(Pill(side.tasks, first, rect, side.label))
             else:
                 canvas.stubs.append(Stub(side.kind, first, side.tasks, rect, side.label))
-            if self.grid:  # the grid as a whole has one wire
+            if self.grid:  # one wire for the whole grid
                 every = tuple(edge for edges in users.values() for edge in edges)
                 start = edge + self.chip / 2 + 3
                 points = ((start, y), (start, rail), (pill, rail))
@@ -321,12 +324,12 @@ def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
 
 
 class FoldedCell:
-    """A closed box as one row: name and class on its spine, with stubs at its right."""
+    """A closed box as one row: name and class on its spine, with stubs to its right."""
 
     def __init__(self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side], shades: int) -> None:
         self.group, self.depth, self.sides, self.shades = group, depth, sides, shades
         self.title, self.subtitle, widest = _fitted_label(group, WIDEST_FOLDED)
-        if group.is_views:  # while one of them runs the deck, whose layout is the same, names it
+        if group.is_views:  # the deck uses this layout, too, and shows the name of the running view
             names = {short_name(graph.tasks[task].name) for task in group.items if isinstance(task, int)}
             running = (f"{shorten(name, WIDEST_FOLDED)} ⋯ {len(group.items)}" for name in names)
             widest = max(widest, *(text_width(text, bold=True) for text in running))
@@ -347,7 +350,7 @@ class FoldedCell:
 
 
 def _open_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
-    """Of equal layers the title of the one that is drawn, with room for that of any."""
+    """Return title, subtitle and width of an open box; for equal layers, wide enough for the title of each."""
     if group.times == 1:
         return _fitted_label(group, width)
     labels = [_fitted_label(replace(group, title=title), width) for title in dict.fromkeys(group.members)]
@@ -356,7 +359,7 @@ def _open_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
 
 
 def layers_width(count: int) -> float:
-    """How wide the buttons of so many equal layers are together."""
+    """Return the total width of the buttons for `count` equal layers."""
     if count > MOST_CELLS:
         return STRIP_WIDTH
     width, pitch = (CELL, CELL_PITCH) if count > MOST_BUTTONS else (BUTTON, BUTTON_PITCH)
@@ -364,18 +367,19 @@ def layers_width(count: int) -> float:
 
 
 def _fitted_label(group: FoldedCalls, width: float) -> tuple[str, str, float]:
-    """Title, subtitle and their width together; of both the title is shortened last."""
+    """Return title, subtitle and their total width. The subtitle is shortened before the title."""
     title = shorten_path(group.title, width, bold=True)
     left = width - text_width(title, bold=True) - 6
     subtitle = shorten(group.subtitle, left) if left > 24 else ""
-    if "×" in group.subtitle and subtitle != group.subtitle:  # numbers are never cut
+    # The subtitle of equal layers ends with their number, which is never cut.
+    if group.times > 1 and subtitle != group.subtitle:
         subtitle = group.subtitle
         title = shorten_path(group.title, max(60, width - text_width(subtitle) - 6), bold=True)
     return title, subtitle, text_width(title, bold=True) + (6 + text_width(subtitle) if subtitle else 0)
 
 
 class BoxCell:
-    """An open box around what has been laid out in it."""
+    """An open box around its contents, which are laid out already."""
 
     def __init__(
         self,
@@ -402,7 +406,7 @@ class BoxCell:
         self.extent = Extent(self.axis, self.width - self.axis + behind, self.height + behind, self.height)
 
     def _axis(self, weights: Sequence[int]) -> float:
-        """Where the heaviest wire comes in or leaves, or else the middle: where wires of both sides are straightest."""
+        """Return the x of the heaviest wire's entry or exit, or the middle, whichever keeps wires straightest."""
         middle = self.width / 2
         entry = _main_port(self.entry_x, weights, middle)
         leave = _main_port(self.exit_x, weights, entry)
@@ -427,7 +431,7 @@ class BoxCell:
 
 
 def _main_port(ports: dict[int, float], weights: Sequence[int], otherwise: float) -> float:
-    """The x of the heaviest wire's port, of equally heavy ones of that in the middle."""
+    """Return the x of the heaviest wire's port; of several equally heavy wires, the middle one's."""
     if not ports:
         return otherwise
     heaviest = max(weights[wire] for wire in ports)
@@ -440,7 +444,7 @@ Cell = TaskCell | RowCell | FoldedCell | BoxCell
 
 @dataclass(frozen=True, slots=True)
 class UnplacedBox:
-    """A box's content, to be placed with its corner at (x, y). Wires come in at `top` and leave at `bottom`."""
+    """The contents of a box, to be placed with the corner at (x, y). Wires enter at `top` and leave at `bottom`."""
 
     inside: Arrangement
     cells: Sequence[Cell]

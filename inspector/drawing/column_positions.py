@@ -1,4 +1,4 @@
-"""Where the nodes of a column are from left to right: a straight spine, and rigid chains packed towards it."""
+"""The x positions of the nodes in a column: a straight spine, and rigid chains packed towards it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE: int = LAYOUT["WIDE"]
 
 
 def pack(net: Net) -> None:
-    """Gives each node its x, from the spine of its column."""
+    """Set the x of each node, relative to the spine of its column."""
     net.x = [0.0] * len(net.rank)
     jumps = sorted(net.jumps, key=lambda jump: net.weight[jump[1].nodes[0]])
     after_jump = {before.nodes[-1]: after.nodes[0] for before, after in jumps}
@@ -20,6 +20,7 @@ def pack(net: Net) -> None:
     start: int | None = None
     for first, end in pairwise(net.cuts):
         layers = net.layers[first:end]
+        # The spine continues the heaviest wire from the column before, so that the main path stays straight in each.
         if start is None or net.rank[start] != first:
             start = max(layers[0], key=lambda node: (node in entered, net.weight[node]))
         spine = _spine(net, start)
@@ -29,7 +30,7 @@ def pack(net: Net) -> None:
 
 
 def _spine(net: Net, node: int) -> list[int]:
-    """The heaviest path from a node down to the end of its column."""
+    """Return the heaviest path from a node down to the end of its column."""
     spine = [node]
     while net.down[node]:
         node, _ = net.main(node)
@@ -45,14 +46,14 @@ class _Column:
         self.layers = layers
         self.spine = set(spine)
         self.chain: dict[int, int] = {}  # node -> number of its chain
-        self.offset: dict[int, float] = {}  # node -> its x from that of its chain
+        self.offset: dict[int, float] = {}  # node -> its x relative to its chain
         self.chains: list[list[int]] = []
 
     def place(self) -> None:
-        """Sets `net.x` of the column's nodes."""
+        """Set `net.x` of the column's nodes."""
         self._make_chains(self._aligned())
         positions = self._packed()
-        if positions is None:  # chains cross in a way that no position satisfies: then nothing is aligned
+        if positions is None:  # the chains cross, so no position satisfies all: align nothing
             self.chain, self.offset, self.chains = {}, {}, []
             self._make_chains({})
             positions = self._packed()
@@ -62,7 +63,10 @@ class _Column:
             x[node] = positions[chain] + self.offset[node]
 
     def _aligned(self) -> dict[int, tuple[int, float]]:
-        """Which node is to be straight below which, without crossings; wires before boxes, the spine before all."""
+        """Return for each node the node to align below it; alignments do not cross.
+
+        The spine takes precedence, then wires, then boxes.
+        """
         net, spine = self.net, self.spine
         aligned: dict[int, tuple[int, float]] = {}
         for layer in self.layers[:-1]:
@@ -81,6 +85,7 @@ class _Column:
                 (net.place_of[node], net.place_of[below], priority, node, shift)
                 for below, (priority, node, shift) in wanted.items()
             ):
+                # Two alignments cross if their order above differs from that below; the one of higher priority wins.
                 while accepted and accepted[-1][1] > candidate[1] and accepted[-1][2] < candidate[2]:
                     accepted.pop()
                 if not accepted or accepted[-1][1] < candidate[1]:
@@ -91,7 +96,7 @@ class _Column:
         return aligned
 
     def _too_wide(self, node: int, below: int) -> bool:
-        """Whether two nodes off the spine are a wire's place and a wide box: such boxes would push the wires apart."""
+        """Return whether aligning a wire with a box, both off the spine, would push the wires apart."""
         net = self.net
         if (node < net.items) == (below < net.items) or node in self.spine:
             return False
@@ -99,8 +104,10 @@ class _Column:
         return net.left[item] + net.right[item] > WIDE
 
     def _make_chains(self, aligned: dict[int, tuple[int, float]]) -> None:
-        """Chain 0 is the spine, with every node at 0: where its wires leave a wide box aside, they bend, and it goes
-        on."""
+        """Group the nodes into chains of aligned nodes. Chain 0 is the spine, with every node at x = 0.
+
+        A wire that leaves a wide box off its axis bends, so that the spine stays straight.
+        """
         self.chains.append(sorted(self.spine, key=self.net.rank.__getitem__))
         for node in self.chains[0]:
             self.chain[node], self.offset[node] = 0, 0.0
@@ -120,8 +127,10 @@ class _Column:
                     offset += shift
 
     def _packed(self) -> list[float] | None:
-        """The x of each chain: those on either side of the spine as near to it as they can be, then nearer to their
-        own."""
+        """Return the x of each chain, or None if the chains cross.
+
+        Each chain is first placed as near to the spine as possible, then moved outwards towards its neighbours.
+        """
         sides = self._sides()
         positions = [0.0] * len(self.chains)
         pushed = []
@@ -135,10 +144,9 @@ class _Column:
         return positions
 
     def _sides(self) -> list[dict[int, list[int]]]:
-        """For each rank the nodes left (-1) and right (1) of the spine, from the spine outwards, and the spine's node
-        (0).
+        """Return for each rank the nodes left (-1) and right (1) of the spine, from the spine outwards.
 
-        Below the end of the spine a chain stays on the side where its upper neighbour is.
+        Below the end of the spine a chain stays on the side of its upper neighbour.
         """
         side = {0: 0}
         rows = []
@@ -161,9 +169,11 @@ class _Column:
     def _push(
         self, rows: list[list[int]], sign: int, positions: list[float]
     ) -> tuple[list[int], dict[int, list[tuple[int, float]]]] | None:
-        """Sets the positions of the chains on one side. Gives them from the spine outwards, with the least distances.
+        """Set the positions of the chains on one side, as near to the spine as possible.
 
-        `None` if they cross in a circle.
+        Returns:
+            The chains from the spine outwards, and the minimum distances between neighbours; None if the chains cross
+            in a cycle.
         """
         net, chain_of, offset = self.net, self.chain, self.offset
         outer, inner = (net.right, net.left) if sign > 0 else (net.left, net.right)
@@ -190,6 +200,7 @@ class _Column:
                         apart[before].append((chain, least))
                         missing[chain] += 1
                 previous = node
+        # A chain is final once all chains between it and the spine are, so go through them in topological order.
         order = [chain for chain, count in missing.items() if not count]
         for chain in order:
             for after, least in apart[chain]:
@@ -202,7 +213,7 @@ class _Column:
     def _loosen(
         self, sign: int, order: list[int], apart: dict[int, list[tuple[int, float]]], positions: list[float]
     ) -> None:
-        """Moves chains outwards, where there is room, to be straight with what they are joined to."""
+        """Move chains outwards, as far as there is room, to line up with the nodes they are connected to."""
         net, chain_of, offset = self.net, self.chain, self.offset
         for chain in reversed(order):
             wanted = []
@@ -216,5 +227,6 @@ class _Column:
                 continue
             wanted.sort()
             distance = sign * positions[chain]
+            # The median of the wanted places keeps the most wires straight.
             room = min((sign * positions[after] - least for after, least in apart[chain]), default=wanted[-1])
             positions[chain] = sign * max(distance, min(wanted[(len(wanted) - 1) // 2], room))

@@ -1,4 +1,4 @@
-"""The wires of one box threaded through its ranks, and the order within each rank."""
+"""The order of items and wires within each rank of a box, chosen to reduce crossings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAR = float("inf")
 
 
 class Piece(NamedTuple):
-    """The part of a wire that lies in one column: the nodes that it goes through, and its shift at both ends."""
+    """The part of a wire within one column: the nodes it passes, and its shift at both ends."""
 
     wire: int
     nodes: list[int]
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class Net:
-    """Items and the places that wires hold in the ranks they pass, as nodes of a graph whose edges span one rank."""
+    """A graph whose edges span one rank: its nodes are the items, and one place per rank for each passing wire."""
 
     def __init__(self, extents: Sequence[Extent], ranks: list[int], cuts: list[int]) -> None:
         self.items = len(extents)
@@ -34,7 +34,7 @@ class Net:
         self.up: list[list[tuple[int, float]]] = [[] for _ in extents]  # (node above, x of this node - x of that one)
         self.down: list[list[tuple[int, float]]] = [[] for _ in extents]
         self.column = [column for column, (first, end) in enumerate(pairwise(cuts)) for _ in range(first, end)]
-        self.weight = [0.0] * len(extents)  # of the heaviest wire at an item; of a place, that of its wire
+        self.weight = [0.0] * len(extents)  # the heaviest wire at an item, or the wire at a place
         self.links: list[Piece] = []
         self.jumps: list[tuple[Piece, Piece]] = []  # wires from one column to another
         self.entries: list[Piece] = []
@@ -44,7 +44,7 @@ class Net:
         self.x: list[float] = []
 
     def thread(self, links: Sequence[Link], entries: Sequence[Port], exits: Sequence[Port]) -> None:
-        """Gives each wire its places."""
+        """Reserve a place for each wire in every rank it passes."""
         for port in entries:
             self._thread_entry(port)
         leaving: list[Link | Port] = [*links, *exits]
@@ -105,7 +105,7 @@ class Net:
         return Piece(wire, nodes, leaves, arrives)
 
     def sort(self) -> None:
-        """Orders the nodes of each rank so that few wires cross."""
+        """Order the nodes of each rank so that few wires cross."""
         self.place_of = [0] * len(self.rank)
         self.layers = self._first_order(mirrored=False)
         self._note_places()
@@ -113,6 +113,7 @@ class Net:
         if not fewest:
             return
         best = self.layers
+        # The sweeps end in a local minimum, which depends on the start: try both, and keep the best order of all.
         for mirrored in (False, True):
             self.layers = self._first_order(mirrored)
             self._note_places()
@@ -127,7 +128,7 @@ class Net:
         self._note_places()
 
     def _first_order(self, mirrored: bool) -> list[list[int]]:
-        """The order in which a walk downwards meets the nodes. Most graphs are nearly trees: then nothing crosses."""
+        """Return the order of a depth-first walk downwards. Most graphs are nearly trees, for which nothing crosses."""
         layers: list[list[int]] = [[] for _ in range(self.cuts[-1])]
         seen = bytearray(len(self.rank))
         rank = self.rank
@@ -146,7 +147,7 @@ class Net:
         return layers
 
     def _sweep(self, upwards: bool) -> None:
-        """Orders each rank by the mean place of its neighbours in the rank before."""
+        """Order each rank by the mean place of its neighbours in the rank before."""
         neighbours = self.down if upwards else self.up
         for layer in reversed(self.layers) if upwards else self.layers:
             if len(layer) > 1:
@@ -157,7 +158,7 @@ class Net:
         keys = {}
         for node in layer:
             near = neighbours[node]
-            if near:  # of wires to one box, the one further left comes first
+            if near:  # `tilt` breaks ties: of wires to one box, the one further left comes first
                 keys[node] = sum(place_of[other] + shift * tilt for other, shift in near) / len(near)
             else:
                 keys[node] = place_of[node]
@@ -185,6 +186,7 @@ class Net:
                     found = [(place_of[near[0][0]], near[0][1])]
                 else:
                     found = sorted([(place_of[below], shift) for below, shift in near])
+                # Wires cross if they start left of one another and end right: count inversions as in insertion sort.
                 for end in found:
                     if ends and ends[-1] > end:
                         count += len(ends) - bisect_right(ends, (end[0], FAR))
@@ -194,7 +196,7 @@ class Net:
         return count
 
     def main(self, node: int) -> tuple[int, float]:
-        """Of the nodes below that of the heaviest wire; of several equally heavy ones that in the middle."""
+        """Return the node below on the heaviest wire; of several equally heavy wires, the middle one."""
         below = self.down[node]
         if len(below) == 1:
             return below[0]

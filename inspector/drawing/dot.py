@@ -1,4 +1,4 @@
-"""A graph for Graphviz: `graph.to_graphviz()`."""
+"""Export of graphs to Graphviz: `graph.to_graphviz()`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ _LOOK = {
 
 
 def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
-    """The graph with a cluster for each module call. Node "t12" is task 12, "m3" the cluster of call 3.
+    """Return the graph with a cluster for each module call. Node "t12" is task 12, "m3" the cluster of call 3.
 
-    Graphviz draws up to about a thousand tasks well, and takes minutes for an unrolled LSTM: `save_svg` has no such
-    limit.
+    Graphviz is fast up to about a thousand tasks, and needs minutes for an unrolled LSTM. `save_svg` has no such limit.
 
     Raises:
-        ModuleNotFoundError: the Python package `graphviz` is missing. The program `dot` is needed for rendering only.
+        ModuleNotFoundError: The Python package `graphviz` is missing. The program `dot` is only needed for rendering.
     """
     try:
         import graphviz
@@ -92,5 +91,5 @@ def _node(task: Task) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A DOT string which means these characters: names are data, and a backslash in a label would be a command."""
+    """Return `text` as a DOT string. Backslashes are escaped, since DOT reads them as commands in labels."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'

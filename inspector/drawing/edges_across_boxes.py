@@ -1,4 +1,4 @@
-"""What is directly in each box of a folded graph, and which wires cross whose edges."""
+"""The items directly in each box of a folded graph, and the wires that cross its edges."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..graph.paths_and_repeats import ranks_of
 from .fold import ROW_LENGTH, Folded, FoldedCalls, is_pill
 from .layout_types import LAYOUT
 
-LONG: int = LAYOUT["LONG"]  # a wire over more ranks is long
-# Of so many long wires from one task, or to one, none is drawn: both ends get a stub.
+LONG: int = LAYOUT["LONG"]  # a wire that spans more ranks than this is long
+# More long wires than this from or to one task are not drawn; both ends get a stub instead.
 LARGE_FAN: int = LAYOUT["LARGE_FAN"]
 
 
 @dataclass(slots=True)
 class Wire:
-    """Edges drawn as one line. `source` and `target` are the tasks drawn, None outside of a run of folded blocks."""
+    """Edges drawn as one line. `source` and `target` are drawn tasks; None for another block of a folded run."""
 
     source: int | None
     target: int | None
@@ -27,10 +27,10 @@ class Wire:
 
 @dataclass(slots=True)
 class Contents:
-    """A box, open or closed: `group` is None for the whole picture, `around` the box that it is in.
+    """The contents of a box, open or closed. `group` is None for the whole picture; `around` is the enclosing box.
 
-    Items are keys: a task's id, or `Wiring.box_item` of a box, or `Wiring.row_item` of a row. Links are (source item,
-    target item, wire), entries and exits (item, wire).
+    An item is a task's id, the `Wiring.box_item` of a box, or the `Wiring.row_item` of a row. Links are (source item,
+    target item, wire); entries and exits are (item, wire).
     """
 
     group: FoldedCalls | None
@@ -45,7 +45,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Task `user` gives the gradient of a parameter by its outputs `edges`; `parameter` is the AccumulateGrad task."""
+    """A use of a parameter: task `user` passes its gradient along `edges` to the AccumulateGrad task `parameter`."""
 
     user: int
     parameter: int
@@ -57,13 +57,13 @@ class Wiring:
     """The boxes of a folded graph from the outermost inwards, their items, ranks and wires.
 
     Attributes:
-        boxes: number 0 is the whole picture.
-        wires: by number.
-        anchor: for each task the item that shows it, a task or a closed box; of an AccumulateGrad its own id.
-        caption: names of modules that consist of one task without parameters, by that task.
+        boxes: the boxes; number 0 is the whole picture.
+        wires: the wires by number.
+        anchor: for each task, the item that shows it: a task or a closed box. For an AccumulateGrad, its own id.
+        caption: for each task that is the only one of a module without parameters, that module.
         rows: the tasks of each row of chips.
-        uses: per drawn task its parameters, by output.
-        apart: numbers of the wires that are not drawn but marked at both ends.
+        uses: the parameters of each drawn task, by output.
+        apart: numbers of the wires that are not drawn but marked with stubs at both ends.
     """
 
     def __init__(self, graph: Graph, folded: Folded) -> None:
@@ -93,12 +93,12 @@ class Wiring:
         return len(self.graph.tasks) + len(self.boxes) + row
 
     def box_of(self, item: int) -> int:
-        """The number of the box that directly holds an item."""
+        """Return the number of the box that directly contains an item."""
         tasks = len(self.graph.tasks)
         return self._holder[item] if item < tasks else self.boxes[item - tasks].around
 
     def ends_of(self, wire: int) -> tuple[int, int]:
-        """The items at which a wire ends: tasks or closed boxes."""
+        """Return the items at both ends of a wire: tasks or closed boxes."""
         return self._ends[wire]
 
     def _place_tasks(self, folded: Folded) -> None:
@@ -109,7 +109,7 @@ class Wiring:
         while stack:
             box, items = stack.pop()
             contents = self.boxes[box]
-            for item in reversed(items):  # the latest created first: a backward's own order
+            for item in reversed(items):  # the latest created first, as a backward runs them
                 if isinstance(item, int):
                     contents.items.append(item)
                     self._holder[item] = box
@@ -129,7 +129,7 @@ class Wiring:
             self.anchor = [closed.get(task, task) for task in self.anchor]
 
     def _join(self, folded: Folded) -> None:
-        """Makes one wire of all edges between the same two drawn things, and collects the uses of parameters."""
+        """Merge all edges between two drawn items into one wire, and collect the uses of parameters."""
         tasks = len(self.graph.tasks)
         numbers: dict[tuple[int, int], int] = {}
         uses: dict[tuple[int, int], Use] = {}
@@ -162,7 +162,7 @@ class Wiring:
                 self.wires[wire].edges.append(number)
 
     def _crossing(self, wire: int) -> tuple[int, int, int]:
-        """The innermost box around both ends of a wire, and the two items in it which the wire joins."""
+        """Return the innermost box around both ends of a wire, and the two items of that box that it connects."""
         source, target = self._ends[wire]
         here, there = self.box_of(source), self.box_of(target)
         boxes, tasks = self.boxes, len(self.graph.tasks)
@@ -185,7 +185,7 @@ class Wiring:
             _lower_sources(contents.ranks, pairs)
 
     def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
-        """Finds the wires that would fill the picture: large fans of long ones, and what there is no room for."""
+        """Find the wires that would fill the picture: large fans of long wires, and wires that exceed a box's room."""
         rank = {
             item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
         }
@@ -198,6 +198,7 @@ class Wiring:
                 fans["from", self._ends[wire][0]].append(wire)
                 fans["to", self._ends[wire][1]].append(wire)
         apart = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
+        # A wire needs a place in each rank it passes. The shortest are drawn first, until a box has no places left.
         room = [12 * len(contents.items) + 500 for contents in self.boxes]
         for wire in sorted(range(len(spans)), key=spans.__getitem__):
             if wire not in apart:
@@ -207,7 +208,7 @@ class Wiring:
         self.apart = sorted(apart)
 
     def _lift(self, crossings: list[tuple[int, int, int]]) -> None:
-        """Notes each wire in every box whose edge it crosses, and in the one that it lies in."""
+        """Add each wire to every box whose edge it crosses, and to the innermost box around it."""
         apart = set(self.apart)
         for wire, (box, source, target) in enumerate(crossings):
             if wire not in apart:
@@ -218,14 +219,14 @@ class Wiring:
                     crossed.entries.append((item, wire))
 
     def _ways_out(self, item: int, outside: int) -> Iterator[tuple[int, Contents]]:
-        """The boxes around an item from the innermost to below `outside`, each with what the wire comes from in it."""
+        """Yield the boxes around an item, from the innermost to below `outside`, each with the item inside it."""
         box = self.box_of(item)
         while box != outside:
             yield item, self.boxes[box]
             item, box = self.box_item(box), self.boxes[box].around
 
     def _lead_round(self, folded: Folded) -> None:
-        """Edges from one folded block to the next go out at the frame's bottom, and come in at its top."""
+        """Lead edges from one folded block to the next out at the bottom of the frame, and in at its top."""
         frames = {
             contents.group.repeat: number
             for number, contents in enumerate(self.boxes)
@@ -244,7 +245,7 @@ class Wiring:
                 ways = list(self._ways_out(item, around))
                 side = ways[-1][1].exits if out else ways[-1][1].entries
                 if any(self._ends[wire][0 if out else 1] == item for _, wire in side):
-                    continue  # a wire from outside of the run is drawn here already
+                    continue  # a wire from outside the run is already drawn here
                 wire = len(self.wires)
                 task = folded.stands_in[
                     self.graph.edges[edges[0]].task if out else self.graph.edges[edges[0]].next_task
@@ -255,7 +256,7 @@ class Wiring:
                     (contents.exits if out else contents.entries).append((way, wire))
 
     def _form_rows(self) -> None:
-        """Makes a row of 16 or more tasks of one name at one rank of one box."""
+        """Merge 16 or more tasks of the same name and rank in a box into a row."""
         tasks = self.graph.tasks
         row_of: dict[int, int] = {}
         for contents in self.boxes:
@@ -277,7 +278,7 @@ class Wiring:
 
 
 def _lower_sources(ranks: list[int], links: set[tuple[int, int]]) -> None:
-    """Puts an item that nothing leads to right above the first that it leads to."""
+    """Move each item without predecessors to the rank directly above its first successor."""
     lowest: dict[int, int] = {}
     for source, target in links:
         lowest[source] = min(lowest.get(source, ranks[target]), ranks[target])

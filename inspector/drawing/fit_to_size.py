@@ -1,7 +1,7 @@
-"""The picture that is whole: as much folded as it takes to see all of a graph at once.
+"""Folding to fit a size: the most detailed picture that shows a whole graph at once.
 
-What says least is folded first: chains of views, then modules that hold no other. Where that is not enough all modules
-are rows, and those are opened again that leave room for the rest, the outermost and largest first.
+The least informative parts are folded first: chains of views, then modules without submodules. If that is not enough,
+all modules are closed, and reopened while the picture still fits, the outermost and largest first.
 widgets/js/src/layout/fit_to_size.ts does the same for the size of the deck's panel.
 """
 
@@ -16,16 +16,16 @@ from .fold import Folded, FoldedCalls, fold_graph
 from .layout import Layout, lay_out
 from .layout_types import LAYOUT
 
-# A thing takes so many square pixels at least: of more than there is room for no layout is tried.
+# Minimum area of an item in square pixels. No layout is tried if the items cannot fit.
 LEAST_AREA: int = LAYOUT["LEAST_AREA"]
-MOST_TRIED: int = LAYOUT["MOST_TRIED"]  # so many boxes are tried one by one
-TALL = (1, 0.6)  # columns are as tall as the room, or lower where it is the width that there is too little of
+MOST_TRIED: int = LAYOUT["MOST_TRIED"]  # number of boxes tried one by one
+TALL = (1, 0.6)  # column heights to try, as a share of the height; lower columns make a wider picture
 
 
 def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST_TRIED) -> Layout:
-    """Lays out a graph with so much folded that it fits, or with all modules as rows where even that does not.
+    """Lay out a graph, folded until it fits; with all modules closed if even that does not fit.
 
-    Where not all modules can be open so many are tried, each with a layout of its own.
+    If not all modules can be open, up to `most_tried` are tried one by one, each with a separate layout.
     """
     tree = _Tree(fold_graph(graph, "fit"))
     for opened in tree.levels():
@@ -38,13 +38,13 @@ def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST
 @dataclass(frozen=True, slots=True)
 class _Box:
     group: FoldedCalls
-    parent: int  # -1 outside of all
+    parent: int  # -1 for an outermost box
     depth: int
     holds_modules: bool
 
     @property
     def tasks(self) -> int:
-        """Those of all the equal ones that it is drawn for."""
+        """Number of tasks in all the equal layers that the box is drawn for."""
         return self.group.size * self.group.times
 
 
@@ -54,9 +54,9 @@ class _Tree:
     def __init__(self, folded: Folded) -> None:
         self.folded = folded
         self.boxes: list[_Box] = []
-        self.inside: list[list[int]] = []  # by box the numbers of those in it
+        self.inside: list[list[int]] = []  # for each box, the numbers of the boxes in it
         self._add(folded.items, -1)
-        for number, box in enumerate(self.boxes):  # grows while it runs
+        for number, box in enumerate(self.boxes):  # `_add` appends to self.boxes during the loop
             self.inside.append(self._add(box.group.items, number))
 
     def _add(self, items: tuple[FoldedCalls | int, ...], parent: int) -> list[int]:
@@ -71,28 +71,28 @@ class _Tree:
         return list(range(first, len(self.boxes)))
 
     def levels(self) -> list[frozenset[int]]:
-        """What is open: all, all but views, modules that hold others."""
+        """Return the sets of open boxes to try: all boxes, all but views, only modules with submodules."""
         quiet = {number for number, box in enumerate(self.boxes) if box.group.is_views}
         every = frozenset(range(len(self.boxes)))
         return [every, every - quiet, self.branching()]
 
     def branching(self) -> frozenset[int]:
-        """The modules that hold others."""
+        """Return the modules that have submodules."""
         return frozenset(number for number, box in enumerate(self.boxes) if box.holds_modules)
 
     def is_seen(self, number: int, opened: frozenset[int]) -> bool:
-        """Whether a box and all around it are open."""
+        """Return whether a box and all boxes around it are open."""
         while number >= 0 and number in opened:
             number = self.boxes[number].parent
         return number < 0
 
     def things(self, opened: frozenset[int]) -> int:
-        """How many rows there are with these boxes open."""
+        """Count the rows of the picture with these boxes open."""
         seen = (box.group for number, box in enumerate(self.boxes) if self.is_seen(number, opened))
         return len(self.folded.items) + sum(len(group.items) - 1 for group in seen)
 
     def with_open(self, opened: frozenset[int]) -> Folded:
-        """The same graph with these boxes open, and all others closed."""
+        """Return the graph with these boxes open, and all others closed."""
         made: dict[int, FoldedCalls] = {}
         for number in range(len(self.boxes) - 1, -1, -1):
             group = self.boxes[number].group
@@ -112,12 +112,12 @@ def _with(
 
 
 def _is_single(group: FoldedCalls) -> bool:
-    """Whether it is drawn as the task that it consists of."""
+    """Return whether the group is drawn as its only task."""
     return group.size == 1 and group.times == 1
 
 
 def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, height: float) -> Layout | None:
-    """The layout with these boxes open; None where it is too large."""
+    """Return the layout with these boxes open, or None if it is too large."""
     if tree.things(opened) * LEAST_AREA > width * height:
         return None
     folded = tree.with_open(opened)
@@ -129,9 +129,9 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
 
 
 def _opened(graph: Graph, tree: _Tree, width: float, height: float, most_tried: int) -> Layout:
-    """From all modules as rows on those are opened that leave room for the rest: the outermost and largest first.
+    """Start with all modules closed, and open those that fit, the outermost and largest first.
 
-    One like several equal ones, which is none of them, says no more than they do: it stays closed where they do.
+    If equal layers do not fit when open, single modules of the same kind stay closed, too.
     """
     opened: frozenset[int] = frozenset()
     placed = _fitted(graph, tree, opened, width, height)
@@ -153,6 +153,6 @@ def _opened(graph: Graph, tree: _Tree, width: float, height: float, most_tried: 
 
 
 def _kind(box: _Box) -> tuple[int, str, str]:
-    """Where it is, its name without its number, and its class: `layers.`, `Block`."""
+    """Return the kind of a box: its parent, its name without the number, and its class, such as `layers.`, `Block`."""
     title, subtitle = box.group.title.partition(" – ")[0], box.group.subtitle.partition(" ×")[0]
     return box.parent, re.sub(r"\d+", "", title), subtitle

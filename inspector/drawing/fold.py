@@ -1,4 +1,4 @@
-"""Which tasks are drawn as one: closed modules, chains of views, and runs of equal blocks ("×12")."""
+"""Folding of tasks that are drawn as one: closed modules, chains of views, and runs of equal blocks ("×12")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIEWS = frozenset({"View", "UnsafeView", "Clone", "Transpose", "Expand", "Permut
 def fold_views(
     graph: Graph, children: Sequence[RepeatedPart | int], links: Iterable[tuple[int, int]]
 ) -> list[RepeatedPart | int]:
-    """The children with each chain of two and more views as one part. `links` are (upper, lower) places of children."""
+    """Merge each chain of two or more views into one part. `links` are (upper, lower) places of children."""
     is_view = [isinstance(child, int) and short_name(graph.tasks[child].name) in VIEWS for child in children]
     if not any(is_view):
         return list(children)
@@ -57,23 +57,27 @@ def fold_views(
     return sorted([*kept, *folded], key=first_task)
 
 
-ROW_LENGTH: int = LAYOUT["ROW_LENGTH"]  # so many like siblings are drawn as a row of chips
-ROW_LINE: int = LAYOUT["ROW_LINE"]  # a longer row is a grid, of so many chips a line
+ROW_LENGTH: int = LAYOUT["ROW_LENGTH"]  # this many siblings of the same name are drawn as a row of chips
+ROW_LINE: int = LAYOUT["ROW_LINE"]  # chips per line; a longer row becomes a grid
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
-MOST_LOOSE = 120  # of more things in one box runs of tasks that no module call holds are folded, too
+MOST_LOOSE = 120  # in a box with more items, runs of tasks outside of modules are folded, too
 MOST_DRAWN = 200_000  # boxes and tasks: 70 MB of SVG
-_MOST_NAMES = 3  # in the title of such a run
+_MOST_NAMES = 3  # in the title of a folded run of tasks
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedCalls:
-    """Some module calls drawn as one box.
+    """Module calls drawn as one box.
 
-    `items` are the groups and task ids drawn in it, oldest first; of a closed group the ids of its tasks. `times` is
-    how many equal runs of siblings it stands for, of which `items` is one; `repeat` numbers the groups for which that
-    is more than one. `size` counts the tasks of one of them, its parameters' included. `is_views` marks a chain of
-    views, which is in no module of its own; `members` are the titles of equal runs, the first created first, `paths`
-    the same with whole paths, `layers` their tasks, of which those at one place do the same.
+    Attributes:
+        items: groups and task ids drawn in the box, oldest first; for a closed group, the ids of its tasks.
+        size: number of tasks in one layer, including those of its parameters.
+        times: number of equal layers the box represents; `items` are those of one of them.
+        repeat: number of the run of equal layers; None for a single module.
+        is_views: whether the group is a chain of views rather than a module.
+        members: titles of the equal layers, the first created first.
+        paths: the same as full module paths.
+        layers: the tasks of each equal layer; tasks at the same index correspond to one another.
     """
 
     path: str
@@ -90,7 +94,7 @@ class FoldedCalls:
     paths: tuple[str, ...] = ()
 
     def tasks(self) -> Iterator[int]:
-        """The ids of all tasks drawn in the group or in groups below it."""
+        """Yield the ids of all tasks drawn in the group or in groups below it."""
         stack: list[FoldedCalls | int] = [self]
         while stack:
             item = stack.pop()
@@ -102,10 +106,10 @@ class FoldedCalls:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A graph's tasks in groups. AccumulateGrad tasks are in none: a parameter is drawn beside the tasks that use it.
+    """A graph's tasks in groups. AccumulateGrad tasks are in no group: parameters are drawn beside their users.
 
-    `stands_in[task]` is the task drawn in the place of `task`, itself where it is not one of a folded run. `between`
-    has the edges that lead from one of a run of folded blocks to another: edge number -> `FoldedCalls.repeat`.
+    `stands_in[task]` is the task drawn in place of `task`: itself, or its counterpart in a folded run. `between` maps
+    the number of each edge from one block of a folded run to another to that run's `FoldedCalls.repeat`.
     """
 
     items: tuple[FoldedCalls | int, ...]
@@ -114,23 +118,23 @@ class Folded:
 
 
 def fold_graph(graph: Graph, fold: Fold = "repeats") -> Folded:
-    """Groups a graph's tasks by the module calls that made them.
+    """Group a graph's tasks by the module calls that created them.
 
     Args:
-        graph: with or without module calls.
-        fold: "fit" folds runs of equal siblings and chains of views, and leaves it to `first_view` what is closed;
-            "repeats" folds runs of equal siblings, "none" opens everything, a number closes the modules from that depth
-            on (0: the outermost), a collection of module paths closes those.
+        graph: the graph, with or without module calls.
+        fold: "fit" folds runs of equal siblings and chains of views, and `first_view` decides which groups are closed.
+            "repeats" folds runs of equal siblings. "none" opens everything. A number closes all modules from that depth
+            on (0: the outermost). A collection of module paths closes those modules.
 
     Raises:
-        ValueError: an unknown word, a negative depth, or the path of no module of the graph.
+        ValueError: `fold` is an unknown string, a negative depth, or contains a path that is not in the graph.
     """
     _check(graph, fold)
     return _Folding(graph, fold).run()
 
 
 def refuse_too_many(graph: Graph, folded: Folded) -> None:
-    """Raises ValueError where so much is left to be drawn that no viewer would show it."""
+    """Raise ValueError if more tasks would be drawn than viewers can show."""
     count, stack = 0, list(folded.items)
     while stack:
         item = stack.pop()
@@ -139,19 +143,18 @@ def refuse_too_many(graph: Graph, folded: Folded) -> None:
         else:
             stack.extend(item.items)
     if count > MOST_DRAWN:
-        what = (
-            'draw it with fold="repeats", or close modules by depth, with fold=1 those below the outermost'
+        advice = (
+            'use fold="repeats", or a depth such as fold=1, which closes the modules below the outermost'
             if graph.calls
-            else "capture the forward (with ts.capture(model): ...), so that equal modules are folded"
+            else "capture the forward (with ts.capture(model): ...) so that equal modules can be folded"
         )
         raise ValueError(
-            f"{counted(count, 'task')} would be drawn one by one, and no viewer shows a picture of more than "
-            f"{MOST_DRAWN:,}: {what}"
+            f"{counted(count, 'task')} would be drawn one by one, but viewers can show at most {MOST_DRAWN:,}; {advice}"
         )
 
 
 def is_pill(graph: Graph, task: int) -> bool:
-    """Whether the task is drawn as a pill beside its user: an AccumulateGrad that has one."""
+    """Return whether the task is an AccumulateGrad with a user, which is drawn as a pill beside that user."""
     return graph.tasks[task].kind is Kind.ACCUMULATE_GRAD and bool(graph.in_edges[task])
 
 
@@ -159,18 +162,20 @@ def _check(graph: Graph, fold: Fold) -> None:
     if isinstance(fold, str):
         if fold not in ("fit", "repeats", "none"):
             raise ValueError(
-                f'unknown fold {fold!r}: expected "fit", "repeats", "none", a depth, '
+                f'unknown fold {fold!r}; expected "fit", "repeats", "none", a depth, '
                 f"or a collection of module paths such as [{fold!r}]"
             )
     elif isinstance(fold, int):
         if fold < 0:
-            raise ValueError(f"fold={fold}: a depth counts from 0, the outermost modules")
+            raise ValueError(f"fold must be a depth of at least 0 (the outermost modules), got {fold}")
     elif unknown := sorted(set(fold) - {call.path for call in graph.calls}):
-        raise ValueError(f"fold: no module of this graph has the path {', '.join(map(repr, unknown))}")
+        raise ValueError(
+            f"unknown module path in fold: {', '.join(map(repr, unknown))}; expected paths of modules of this graph"
+        )
 
 
 class _Folding:
-    """The state of one `fold_graph`: works from the outermost box inwards, into what is drawn open."""
+    """State of one `fold_graph` call, which works from the outermost box inwards, through open boxes."""
 
     def __init__(self, graph: Graph, fold: Fold) -> None:
         self._graph = graph
@@ -179,11 +184,11 @@ class _Folding:
         self._pills = bytearray(len(graph.tasks))
         self._uses: list[list[tuple[int, int]]] = [[] for _ in graph.tasks]  # task -> (output, parameter's task)
         self._edges: Edges = []
-        self._place = [0] * len(graph.tasks)  # the index of the child that holds a task, in the box at work
+        self._place = [0] * len(graph.tasks)  # for each task, the index of its child in the current box
         self._stands_in = list(range(len(graph.tasks)))
         self._between: dict[int, int] = {}
         self._repeats = 0
-        self._shapes: list[int] = []  # of the tasks
+        self._shapes: list[int] = []  # for each task
 
     def run(self) -> Folded:
         self._split_off_parameters()
@@ -193,7 +198,7 @@ class _Folding:
         top = RepeatedPart("", "", -1)
         top.children = _top_children(self._graph, self._pills, parts)
         boxes = [(top, self._edges)]
-        for box, edges in boxes:  # grows while it runs
+        for box, edges in boxes:  # the loop appends to `boxes`
             if not box.closed:
                 boxes.extend(self._settle(box, edges))
         self._follow_nested_runs()
@@ -214,7 +219,7 @@ class _Folding:
                 self._edges.append((edge.task, edge.next_task, number))
 
     def _settle(self, box: RepeatedPart, edges: Edges) -> list[tuple[RepeatedPart, Edges]]:
-        """Decides what is drawn in one box. Gives the open parts in it, each with the edges inside of it."""
+        """Decide what is drawn in one box. Return its parts, each with the edges inside it (none if closed)."""
         children, ranks = self._without_circles(box.children, edges)
         if isinstance(self._fold, str):
             merged = _merge_parallel_calls(children, ranks)
@@ -246,7 +251,7 @@ class _Folding:
         return opened
 
     def _count_things(self, children: list[RepeatedPart | int], ranks: list[int]) -> int:
-        """How many things a box shows, a line of chips as one."""
+        """Count the items of a box; a line of chips counts as one."""
         tasks = self._graph.tasks
         alike = Counter(
             (rank, tasks[child].name) for child, rank in zip(children, ranks, strict=True) if isinstance(child, int)
@@ -258,7 +263,10 @@ class _Folding:
         return self._graph.tasks[task].source
 
     def _shape(self, child: RepeatedPart | int, place: int) -> object:
-        """Return a key that is equal for parts of one run: they have like names. Merged parallel calls equal none."""
+        """Return a key that is equal for parts of one run, whose paths differ only in numbers.
+
+        The key of merged parallel calls is unique.
+        """
         if isinstance(child, int):
             return self._shapes[child]
         return (child.shape, re.sub(r"\d+", "*", child.path)) if child.shape >= 0 else -1 - place
@@ -266,7 +274,10 @@ class _Folding:
     def _without_circles(
         self, children: list[RepeatedPart | int], edges: Edges
     ) -> tuple[list[RepeatedPart | int], list[int]]:
-        """The children, and their ranks. Parts on a circle are dissolved: a module need not be convex in the graph."""
+        """Return the children and their ranks, with parts on cycles replaced by their contents.
+
+        A module can be on a cycle because data may leave it and come back through another module.
+        """
         while True:
             for index, child in enumerate(children):
                 for task in (child,) if isinstance(child, int) else child.tasks:
@@ -276,6 +287,8 @@ class _Folding:
             ranks, order = ranks_of(len(children), links)
             if len(order) == len(children):
                 return children, ranks
+            # `ranks_of` omits children on a cycle and after one; with reversed edges, those on a cycle and before one.
+            # Children omitted by both are on a cycle or between two cycles.
             below = set(range(len(children))).difference(order)
             _, order = ranks_of(len(children), ((target, source) for source, target in links))
             on_circle = below.difference(order)
@@ -306,7 +319,7 @@ class _Folding:
         return inner
 
     def _edges_between(self, children: Sequence[RepeatedPart | int], edges: Edges) -> dict[int, list[tuple[int, int]]]:
-        """For each child its edges to siblings: (index of the sibling, a hash of the places in both that they join)."""
+        """Return for each child its edges to siblings: (index of the sibling, hash of the places that they connect)."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         place = self._place
         for task, child, number in edges:
@@ -323,7 +336,7 @@ class _Folding:
         return found
 
     def _show_one(self, part: RepeatedPart) -> None:
-        """Of a run of equal members the last created, which a backward meets first, is drawn for all."""
+        """Draw the last created member for the whole run; a backward reaches it first."""
         part.repeat = self._repeats
         self._repeats += 1
         shown = part.members[-1]
@@ -337,14 +350,14 @@ class _Folding:
         part.tasks = tasks
 
     def _names_of(self, tasks: Sequence[int]) -> str:
-        """What to call a row of tasks: "Sin, Mul and 4 more"."""
+        """Return a title for a row of tasks, such as "Sin, Mul and 4 more"."""
         names = list(dict.fromkeys(self._graph.tasks[task].short_name for task in tasks))
         more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES + 1 else []
         shown = names[:_MOST_NAMES] if more else names
         return " and ".join([", ".join(shown), *more])
 
     def _lines_of(self, tasks: Sequence[int]) -> str:
-        """Where a row of tasks comes from: "model.py:60–66" of one function's lines; otherwise "12 tasks"."""
+        """Return the lines of a row of tasks, "model.py:60–66" if one function created all, otherwise "12 tasks"."""
         sources = [self._source_of(task) for task in tasks]
         known = [source for source in sources if source is not None]
         if len(known) < len(sources) or len({(source.file, source.function) for source in known}) > 1:
@@ -353,7 +366,7 @@ class _Folding:
         return replace(known[0], line=first).short + (f"–{last}" if last > first else "")
 
     def _within_shown(self, part: RepeatedPart, edges: Edges) -> Edges:
-        turn = self._place  # of no further use for tasks in this part
+        turn = self._place  # reused: tasks in this part have no other use for it
         for number, member in enumerate(part.members):
             for task in tasks_of(member):
                 turn[task] = number
@@ -371,7 +384,7 @@ class _Folding:
         return part.depth >= fold if isinstance(fold, int) else part.path in fold
 
     def _follow_nested_runs(self) -> None:
-        """In a member that is not drawn runs lead from one of their members to the next as in the one that is drawn."""
+        """Extend `_between` to nested runs, whose hidden members have the same edges as the drawn one."""
         edges, stands_in = self._graph.edges, self._stands_in
         drawn = {(edges[number].task, edges[number].next_task): repeat for number, repeat in self._between.items()}
         if not drawn:
@@ -383,14 +396,14 @@ class _Folding:
                     self._between[number] = repeat
 
     def _let_parameters_stand_in(self) -> None:
-        """A parameter used by folded blocks alone is represented by the one that the shown block uses in its place."""
+        """Represent a parameter of hidden blocks by the corresponding parameter of the drawn block."""
         stands_in = self._stands_in
         seen = {parameter for task, uses in enumerate(self._uses) if stands_in[task] == task for _, parameter in uses}
         for task, uses in enumerate(self._uses):
             shown = stands_in[task]
             if shown == task:
                 continue
-            while stands_in[shown] != shown:  # as deep as folded runs are nested
+            while stands_in[shown] != shown:  # one step per level of nested runs
                 shown = stands_in[shown]
             stands_in[task] = shown
             for (_, parameter), (_, drawn) in zip(uses, self._uses[shown], strict=True):
@@ -422,7 +435,7 @@ class _Folding:
 
 
 def _parts(graph: Graph, pills: bytearray) -> list[RepeatedPart]:
-    """One part per module call, in the order of the calls, each with its children oldest first."""
+    """Return one part per module call, in the order of the calls, each with its children oldest first."""
     parts: list[RepeatedPart] = []
     for call in graph.calls:
         depth = 0 if call.parent is None else parts[call.parent].depth + 1
@@ -439,7 +452,7 @@ def _parts(graph: Graph, pills: bytearray) -> list[RepeatedPart]:
 
 
 def _top_children(graph: Graph, pills: bytearray, parts: list[RepeatedPart]) -> list[RepeatedPart | int]:
-    """What no module call holds. The model's own call is not drawn where it is the only outermost one."""
+    """Return the outermost parts and tasks. The model's call is left out if it is the only outermost one."""
     roots = [part for call, part in zip(graph.calls, parts, strict=True) if call.parent is None and part.tasks]
     children: list[RepeatedPart | int] = [task.id for task in graph.tasks if task.call is None and not pills[task.id]]
     if len(roots) == 1 and roots[0].path == "":
@@ -452,14 +465,14 @@ def _top_children(graph: Graph, pills: bytearray, parts: list[RepeatedPart]) -> 
 
 
 def _pieces(child: RepeatedPart | int) -> Iterable[RepeatedPart | int]:
-    """What a part falls into when it cannot be drawn as one box."""
+    """Return the pieces of a part that cannot be drawn as one box."""
     if isinstance(child, int):
         return (child,)
     return [piece for member in child.members for piece in member] if child.members else child.children
 
 
 def _unwrapped(child: RepeatedPart | int) -> RepeatedPart | int:
-    """A part with one task is drawn as that task: of boxes around boxes around it the innermost is enough."""
+    """Return the innermost of nested boxes around a single task."""
     while (
         isinstance(child, RepeatedPart)
         and len(child.tasks) == 1
@@ -471,7 +484,7 @@ def _unwrapped(child: RepeatedPart | int) -> RepeatedPart | int:
 
 
 def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) -> list[RepeatedPart | int]:
-    """Many calls of one module that don't depend on each other become one part, so that their tasks can form rows."""
+    """Merge independent calls of one module into one part, so that their tasks can form rows."""
     alike: dict[tuple[str, int], list[RepeatedPart]] = defaultdict(list)
     for child, rank in zip(children, ranks, strict=True):
         if isinstance(child, RepeatedPart) and all(isinstance(task, int) for task in child.children):
@@ -490,7 +503,7 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
 
 
 def _labels(part: RepeatedPart) -> tuple[str, str]:
-    """Title and subtitle of a box: the name below the box around it, and the class or what a repeat is made of."""
+    """Return a box's title (its name relative to the enclosing box) and subtitle (its class, or that of the layers)."""
     if part.is_views:
         return f"⋯ {counted(len(part.children), 'view')}", ""
     if not part.members:
@@ -510,7 +523,10 @@ def _labels(part: RepeatedPart) -> tuple[str, str]:
 
 
 def _member_title(part: RepeatedPart, member: Sequence[RepeatedPart | int], above: str | None = None) -> str:
-    """`cell`; `cell, head`; `layers.0 – layers.5`. `above`: what to leave out of paths; None: the box around."""
+    """Return the title of a member: `cell`; `cell, head`; `layers.0 – layers.5`.
+
+    `above` is the prefix to leave out of paths; None means the enclosing box.
+    """
     above = part.above if above is None else above
     parts = (child for child in member if isinstance(child, RepeatedPart))
     names = list(dict.fromkeys(_name_below(above, child.path) or child.class_name for child in parts))

@@ -1,4 +1,4 @@
-"""The layered layout of one box: ranks from top to bottom, columns from left to right, and the wires' points."""
+"""Layered layout of one box: ranks from top to bottom, columns from left to right, and the points of wires."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .layout_types import GUTTER, ITEM_GAP, LANE, LAYOUT, RANK_GAP, Arrangement,
 
 
 def draw(net: Net, extents: Sequence[Extent]) -> Arrangement:
-    """Puts the columns side by side, the ranks one below the other, and leads each wire through its places."""
+    """Place the columns side by side and the ranks below one another, and lead each wire through its places."""
     return _Drawing(net, extents).arrangement()
 
 
 class _Drawing:
-    """Columns side by side, ranks at their heights, and each wire's places as points."""
+    """Positions of columns and ranks, and the points of each wire."""
 
     def __init__(self, net: Net, extents: Sequence[Extent]) -> None:
         self.net = net
@@ -30,9 +30,9 @@ class _Drawing:
         self.gutters = self._gutters()
         self.above: float = max((LANE * len(lanes) + 4 for lanes in self.gutters.values()), default=0)
         self.tops = [0.0] * net.cuts[-1]
-        self.floors: list[float] = []  # the bottom of each column
+        self.floors: list[float] = []  # bottom of each column
         self._stack_ranks()
-        self.starts: list[float] = []  # the left edge of each column
+        self.starts: list[float] = []  # left edge of each column
         self.width = self._set_columns_side_by_side()
 
     def arrangement(self) -> Arrangement:
@@ -50,9 +50,9 @@ class _Drawing:
         return Arrangement(self.width, height, net.x[: net.items], ys, links, entries, exits)
 
     def _gutters(self) -> dict[int, dict[tuple[int, float], int]]:
-        """For each column with wires from others: its lane, counted from the column, for each place wires come from.
+        """Return for each column with wires from other columns the lane of each of their sources, the nearest first.
 
-        The wire that goes furthest right takes the outermost lane, so that they don't cross above the column.
+        The wire that ends furthest right uses the outermost lane, so that wires do not cross above the column.
         """
         net = self.net
         reach: dict[int, dict[tuple[int, float], float]] = defaultdict(dict)
@@ -66,7 +66,7 @@ class _Drawing:
         }
 
     def _stack_ranks(self) -> None:
-        """The tops of the ranks. Where wires go far sideways between two ranks, the gap is wider."""
+        """Set the tops of the ranks. The gap between two ranks is wider if wires run far sideways there."""
         net = self.net
         for first, end in pairwise(net.cuts):
             y = self.above
@@ -101,7 +101,7 @@ class _Drawing:
         return edge
 
     def _points(self, piece: Piece, at_source: bool, at_target: bool) -> list[Point]:
-        """From the source's foot (or the column's first rank) through the places held to the target's top."""
+        """Return the points from the source's foot (or the column's first rank) to the target's top."""
         net, tops, heights = self.net, self.tops, self.heights
         points: list[Point] = []
         nodes = piece.nodes
@@ -119,11 +119,14 @@ class _Drawing:
         return points
 
     def _draw_jumps(self, links: dict[int, list[Point]]) -> float:
-        """Leads wires from the bottom of one column through the gutter to the top of another. Gives the lowest
-        point."""
+        """Lead wires from the bottom of one column through the gutter to the top of another.
+
+        Returns:
+            The y of the lowest point.
+        """
         net = self.net
         lowest = 0.0
-        lanes: list[tuple[float, float]] = []  # of each lane below the columns: where it is free from, and its y
+        lanes: list[tuple[float, float]] = []  # lanes below the columns: the x from which it is free, and its y
         jumps = []
         for before, after in net.jumps:
             head = self._points(before, True, False)
@@ -160,7 +163,7 @@ class _Drawing:
 
 
 def _extend(points: list[Point], x: float, y: float, *, at_start: bool = False) -> None:
-    """Adds a point, in place of one that lies on the straight vertical way to it."""
+    """Add a point; it replaces the previous point if that lies on the same vertical line."""
     end, before = (0, 1) if at_start else (-1, -2)
     if points and points[end] == (x, y):
         return
@@ -173,9 +176,9 @@ def _extend(points: list[Point], x: float, y: float, *, at_start: bool = False) 
 
 
 WIDEST_RANK: int = LAYOUT["WIDEST_RANK"]
-# No picture is made so many times as wide as it is high to keep its columns low.
+# Columns are not cut if the picture would become wider than this many times its height.
 WIDEST_SHAPE: int = LAYOUT["WIDEST_SHAPE"]
-HALVINGS: int = LAYOUT["HALVINGS"]  # in which the height of balanced columns is found
+HALVINGS: int = LAYOUT["HALVINGS"]  # steps of the bisection for the height of balanced columns
 
 
 def arrange(
@@ -186,13 +189,13 @@ def arrange(
     exits: Sequence[Port],
     tall: float,
 ) -> Arrangement:
-    """Lays out the items of one box.
+    """Lay out the items of one box.
 
     Args:
-        extents: of each item, in pixels.
-        ranks: of each item; every link goes to a higher rank.
-        links, entries, exits: the wires within the box, and those that come into it and leave it.
-        tall: columns are cut to be no taller.
+        extents: extent of each item, in pixels.
+        ranks: rank of each item; every link leads to a higher rank.
+        links, entries, exits: wires within the box, into the box, and out of it.
+        tall: maximum height of a column.
     """
     ranks = _without_wide_ranks(extents, ranks)
     cuts = _cuts(extents, ranks, links, tall)
@@ -204,7 +207,7 @@ def arrange(
 
 
 def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list[int]:
-    """Ranks none of which is too wide: the items of one don't depend on each other, so some can go further down."""
+    """Split ranks that are too wide. Items of one rank do not depend on each other, so some can move further down."""
     rows: list[list[int]] = [[] for _ in range(max(ranks) + 1)]
     for item, rank in enumerate(ranks):
         rows[rank].append(item)
@@ -224,7 +227,7 @@ def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list
 
 
 def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link], tall: float) -> list[int]:
-    """The first rank of each column, and the number of ranks: as few columns as are no taller than they may be."""
+    """Return the first rank of each column, and the number of ranks: the fewest columns that are not too tall."""
     count = max(ranks) + 1
     heights = [0.0] * count
     widths = [-float(ITEM_GAP)] * count
@@ -244,7 +247,7 @@ def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link]
 
 
 def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[int]:
-    """As many columns as it takes where none is taller than `most`, and none much taller than it has to be."""
+    """Cut into the fewest columns of at most `most` pixels, of nearly equal height."""
     cuts = _fill(ends, crossing, most)
     low, high = ends[-1] / (len(cuts) - 1), most
     for _ in range(HALVINGS):
@@ -258,7 +261,7 @@ def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[
 
 
 def _fill(ends: list[float], crossing: list[int], height: float) -> list[int]:
-    """Cuts where the fewest wires cross, each column at most so high unless one rank is higher."""
+    """Cut where the fewest wires cross. A column is higher than `height` only if a single rank is."""
     cuts = [0]
     last = len(ends) - 1
     while ends[last] - ends[cuts[-1]] > height:

@@ -1,10 +1,10 @@
-"""Where everything in the picture of a graph is: `layout(graph)`.
+"""Layout of a graph's picture: `layout(graph)` returns the position of every element.
 
-Plain data, for the SVG and for the deck alike. Every box is laid out on its own, from the innermost outwards
-(`layered_layout.py`), from what it holds (`boxes.py`) and the wires across its edge (`edges_across_boxes.py`).
+The layout is plain data, used by the SVG and the deck. Each box is laid out separately, the innermost first
+(`layered_layout.py`), from its contents (`boxes.py`) and the wires that cross its edges (`edges_across_boxes.py`).
 
-It stands twice: widgets/js/src/layout does the same in a browser, where boxes open and close. What is changed here is
-changed there; tests/widgets/deck/test_layout_agrees.py holds both against each other.
+widgets/js/src/layout implements the same layout in TypeScript, since boxes open and close in the browser. Change both
+together; tests/widgets/deck/test_layout_agrees.py compares them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from .svg_text import shorten_middle
 
 __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire", "Rect", "Stub", "layout"]
 
-TALL: float = LAYOUT["TALL"]  # the columns of the picture are cut to be no taller, where nothing else is asked for
-WIDEST_SIDE: int = LAYOUT["WIDEST_SIDE"]  # of the name of a parameter beside its user
-LEAST_TALL: float = LAYOUT["LEAST_TALL"]  # those of a box are lower, but no lower than this
+TALL: float = LAYOUT["TALL"]  # default maximum height of the picture's columns
+WIDEST_SIDE: int = LAYOUT["WIDEST_SIDE"]  # maximum width of a parameter's name beside its user
+LEAST_TALL: float = LAYOUT["LEAST_TALL"]  # columns of a box may be cut lower, but not below this
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A laid out graph, in pixels; y grows downwards, in the direction in which gradients flow.
+    """Positions of a graph's elements in pixels. y grows downwards, in the direction of the gradients.
 
-    `shown_by[task]` is the task drawn in place of `task`: itself, its counterpart in a run of folded blocks, or, in a
-    closed box, any task of that box; `boxes` are outermost first.
+    `shown_by[task]` is the task drawn in place of `task`: itself, its counterpart in a run of folded blocks, or any
+    task of the closed box around it. `boxes` are sorted with the outermost first.
     """
 
     width: float
@@ -70,12 +70,12 @@ class Layout:
 
 
 def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
-    """Lays out a graph. `fold` says what is drawn closed, see `Graph.save_svg`."""
+    """Lay out a graph. `fold` selects the modules drawn closed; see `Graph.save_svg`."""
     return lay_out(graph, fold_graph(graph, fold))
 
 
 def lay_out(graph: Graph, folded: Folded, tall: float = TALL) -> Layout:
-    """Lays out a folded graph in columns that are no taller than `tall` where they needn't be."""
+    """Lay out a folded graph in columns no taller than `tall`, unless a single rank is taller."""
     with collector_paused():
         return _lay_out(graph, folded, tall)
 
@@ -103,7 +103,7 @@ def _lay_out(graph: Graph, folded: Folded, tall: float) -> Layout:
 
 
 def _joined(wiring: Wiring, canvas: Canvas) -> list[PlacedWire]:
-    """The wires between cells, from their pieces: out of boxes, across, into boxes."""
+    """Return the wires between cells, joined from their pieces: out of boxes, across, into boxes."""
     wires = []
     exits, links, entries = canvas.exits, canvas.links, canvas.entries
     for number, wire in enumerate(wiring.wires):
@@ -118,7 +118,7 @@ def _joined(wiring: Wiring, canvas: Canvas) -> list[PlacedWire]:
 
 
 def _chained(pieces: Sequence[Sequence[Point]]) -> list[Point]:
-    """The pieces of one wire, each from where the last one ended, without corners on straight ways."""
+    """Join the pieces of a wire, each from the end of the one before, and drop points on straight vertical lines."""
     points: list[Point] = []
     for piece in pieces:
         for x, y in piece:
@@ -133,7 +133,7 @@ def _chained(pieces: Sequence[Sequence[Point]]) -> list[Point]:
 
 
 class _Assembly:
-    """Makes the cells of every box, the innermost first, and lays them out."""
+    """Builds the cells of every box, the innermost first, and lays them out."""
 
     def __init__(self, wiring: Wiring, tall: float) -> None:
         self.wiring = wiring
@@ -142,12 +142,13 @@ class _Assembly:
         self.owner = self._owners()
         self.marks = self._marks()
         self.weights = self._weights()
-        self.cells: dict[int, Cell] = {}  # of the boxes, by item
+        self.cells: dict[int, Cell] = {}  # cells of boxes, by item
 
     def lay_out(self) -> tuple[Arrangement, list[Cell]]:
-        """The arrangement of the whole picture, and its cells."""
+        """Return the arrangement of the whole picture, and its cells."""
         wiring = self.wiring
         shades = self._shades()
+        # Boxes have lower numbers than those inside them, so the size of an inner box is known before it is placed.
         for number in range(len(wiring.boxes) - 1, 0, -1):
             contents = wiring.boxes[number]
             assert contents.group is not None
@@ -163,7 +164,10 @@ class _Assembly:
         return self._lay_out_box(wiring.boxes[0])
 
     def _shades(self) -> list[int]:
-        """By box how many darken its ground: it and those around it, up to equal layers, whose cards are bright."""
+        """Count for each box the boxes that darken its background, from itself out to the nearest run of equal layers.
+
+        The cards of equal layers have a bright background.
+        """
         shades = [0]
         for contents in self.wiring.boxes[1:]:
             assert contents.group is not None
@@ -185,7 +189,7 @@ class _Assembly:
             same = drawn.setdefault((a, b, leaves, arrives), wire)
             if same == wire:
                 links.append(Link(a, b, wire, leaves, arrives, weights[wire], self._output(wire)))
-            else:  # a grid of chips has one wire for all
+            else:  # all chips of a grid share one wire
                 wires[same].edges.extend(wires[wire].edges)
         entries, exits = [], []
         for item, wire in contents.entries:
@@ -255,13 +259,13 @@ class _Assembly:
         return self.graph.edges[self.wiring.wires[wire].edges[0]].output
 
     def _weights(self) -> list[int]:
-        """Of each wire the tasks on the longest path from its target on: the longest path is to be straight."""
+        """Return for each wire the length of the longest path from its target. The longest path is drawn straight."""
         edges = self.graph.edges
         longest, _ = ranks_of(len(self.graph.tasks), ((edge.next_task, edge.task) for edge in edges))
         return [1 + max(longest[edges[edge].next_task] for edge in wire.edges) for wire in self.wiring.wires]
 
     def _owners(self) -> dict[int, int]:
-        """For each parameter the task that has its pill: one in its own module, else the first that used it."""
+        """Return for each parameter the task that gets its pill: a user in the same module, or else the first user."""
         users: dict[int, list[int]] = defaultdict(list)
         for user in sorted(self.wiring.uses):
             for use in self.wiring.uses[user]:
@@ -276,7 +280,7 @@ class _Assembly:
         return owners
 
     def _marks(self) -> dict[int, list[Side]]:
-        """The stubs for wires that are not drawn in full, by the item that has them."""
+        """Return for each item the stubs of wires that are not drawn in full."""
         ends: dict[tuple[str, int], list[int]] = defaultdict(list)
         for number in self.wiring.apart:
             source, target = self.wiring.ends_of(number)
@@ -306,7 +310,7 @@ def _leaving(cell: Cell, wire: int, task: int | None) -> float:
 
 
 def _summed(sides: list[tuple[int, Side]]) -> list[tuple[int, Side]]:
-    """Very many parameters of one task as one pill (and one stub for those that are drawn elsewhere)."""
+    """Merge the parameters of a task into one pill, and one stub for those drawn elsewhere."""
     summed = []
     for kind in ("pill", "parameter"):
         same = [side for _, side in sides if side.kind == kind]

@@ -1,4 +1,4 @@
-"""What the layout of one box takes and gives: extents of its items, wires between them; positions and points."""
+"""Input and output of the layout of one box: extents and wires; positions and points."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LAYOUT: dict[str, Any] = json.loads(Path(__file__).with_name("layout_constants.json").read_text(encoding="utf-8"))
-"""Sizes in pixels and counts that the layout of the deck reads, too."""
+"""Sizes in pixels and counts, shared with the deck's layout."""
 
-RANK_GAP: int = LAYOUT["RANK_GAP"]  # rows are 26 apart: 20 of a task, and this
+RANK_GAP: int = LAYOUT["RANK_GAP"]  # between rows; a task is 20 high, so rows are 26 apart
 ITEM_GAP: int = LAYOUT["ITEM_GAP"]
 WIRE_GAP: int = LAYOUT["WIRE_GAP"]
 GUTTER: int = LAYOUT["GUTTER"]  # between columns
-LANE: int = LAYOUT["LANE"]  # between wires that run side by side around the columns
+LANE: int = LAYOUT["LANE"]  # between parallel wires around the columns
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The room an item takes on both sides of its axis and below its top. Wires leave it at `foot`."""
+    """The space an item needs on both sides of its axis and below its top. Wires leave it at `foot`."""
 
     left: float
     right: float
@@ -30,10 +30,10 @@ class Extent:
 
 
 class Link(NamedTuple):
-    """A wire from one item to another, with its distance from their axes where it leaves and where it arrives.
+    """A wire from one item to another. `leaves` and `arrives` are its distances from the axes of both.
 
-    Of the wires that leave an item, that of the greatest `weight` is straight where it can be, and that of a lower
-    `output` is left of the others where nothing speaks against it.
+    Of the wires that leave an item, the one of the greatest `weight` is straight if possible. Wires of lower `output`
+    numbers are preferably further left.
     """
 
     source: int
@@ -46,7 +46,7 @@ class Link(NamedTuple):
 
 
 class Port(NamedTuple):
-    """Where a wire crosses the edge of the box: it comes to (or from) `item`, so far from its axis."""
+    """A wire across the edge of the box, to or from `item`, at the distance `shift` from the item's axis."""
 
     item: int
     wire: int
@@ -57,9 +57,9 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Where the items' axes and tops are, and the points of each wire, from the corner of the box's content.
+    """Axes and tops of the items and points of the wires, relative to the top left corner of the box's contents.
 
-    The points of an entry start at the content's top, those of an exit end at its bottom.
+    The points of an entry start at the top of the contents, those of an exit end at the bottom.
     """
 
     width: float

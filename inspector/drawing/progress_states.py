@@ -1,6 +1,6 @@
-"""How far a backward is, in the picture of its graph: what is done, what runs, what is ready.
+"""Progress of a backward in the picture of its graph: done, running and ready tasks.
 
-Of equal layers, which are drawn once, the picture shows the one that runs, or has run last, as the deck does
+Equal layers are drawn once. The picture shows the layer that runs, or that ran last, as the deck does
 (widgets/js/src/graph/layer_choice.ts).
 """
 
@@ -19,20 +19,20 @@ from .layout import Layout
 State = Literal["done", "running", "ready", "waiting"]
 
 STATE_TITLES: Mapping[State, str] = {"done": "done", "running": "running", "ready": "ready", "waiting": "waiting"}
-"""In the order of the legend, in the deck's words."""
+"""Titles of the states in the order of the legend, the same as in the deck."""
 
-_BAR = 2  # pixels: the share of a closed box that has run
+_BAR = 2  # height in pixels of a closed box's progress bar
 _BELOW_BAR = 1.5
 
 
 def states_of(count: int, ran: Sequence[int], ready: Sequence[int], current: int | None) -> list[State]:
-    """By task its state.
+    """Return the state of each task.
 
     Args:
-        count: how many tasks there are.
-        ran: the ids of those that have run.
-        ready: of those that wait in the ready queue.
-        current: of the one that runs next, if one does.
+        count: number of tasks.
+        ran: ids of the tasks that have run.
+        ready: ids of the tasks in the ready queue.
+        current: id of the task that runs next, or None.
     """
     states: list[State] = ["waiting"] * count
     for task_id in ready:
@@ -49,37 +49,40 @@ LayerState = Literal["done", "running", "begun", "waiting"]
 
 @dataclass(frozen=True, slots=True)
 class ShownLayer:
-    """Which of equal layers the picture shows, and how far each of them is, the first created first."""
+    """The one of equal layers that the picture shows, and the state of each layer, the first created first."""
 
     number: int
     states: tuple[LayerState, ...]
 
 
 class Standing:
-    """How all that is drawn stands; where no states are given, nothing does."""
+    """The progress of all drawn elements; empty without states."""
 
     def __init__(self, states: Sequence[State], graph: Graph, placed: Layout) -> None:
         self._layers: dict[int, ShownLayer] = {}  # by `FoldedCalls.repeat`
-        self._counts: dict[int, Counter[State]] = {}  # by the task that is drawn
+        self._counts: dict[int, Counter[State]] = {}  # by drawn task
         self._shown: dict[int, int] = {}
         if states:
             self._count(states, graph, placed, _Layers(states, graph, placed.boxes).choose(self._layers))
 
     def shown(self, task: int) -> int:
-        """The task that a drawn one shows: itself, or of equal layers its like in the one that is shown."""
+        """Return the task that a drawn task shows: itself, or its counterpart in the shown one of equal layers."""
         return self._shown.get(task, task)
 
     def layer(self, group: FoldedCalls) -> ShownLayer | None:
-        """Which of equal layers an open box shows; None where it shows none of them before others."""
+        """Return which of its equal layers an open box shows, or None if it shows no particular one."""
         return None if group.repeat is None else self._layers.get(group.repeat)
 
     def mark(self, tasks: Sequence[int]) -> tuple[str, str]:
-        """Classes and attributes of what shows these tasks: of several states the liveliest. Empty without states."""
+        """Return classes and attributes of the element that shows these tasks; empty without states.
+
+        The most active state of the tasks counts.
+        """
         state = self._state(tasks)
         return ("", "") if state is None else (f" ts-now-{state}", f' data-state="{state}"')
 
     def bar(self, tasks: Sequence[int], left: float, right: float, height: float) -> str:
-        """Of what holds several the share that has run, as a line at its foot; of a drawn row `left` to `right`."""
+        """Return the progress bar of an element with several tasks, a line from `left` to `right` at its bottom."""
         found = self._found(tasks)
         done, count = found["done"], found.total()
         if not 0 < done < count:
@@ -106,7 +109,7 @@ class Standing:
             if task_id in hidden or (givers and all(each.task in hidden for each in givers)):
                 continue
             self._shown.setdefault(stands_in, task_id)
-            if givers and stands_in not in drawn:  # within a closed box, with its giver
+            if givers and stands_in not in drawn:  # in a closed box, counted with the task that passes its gradient
                 stands_in = placed.shown_by[givers[0].task]
             self._counts.setdefault(stands_in, Counter())[states[task_id]] += 1
 
@@ -121,7 +124,7 @@ class _Layers:
         self._chosen: list[tuple[FoldedCalls, dict[int, int], int]] = []  # with the place of each task in its layer
 
     def choose(self, shown: dict[int, ShownLayer]) -> set[int]:
-        """Notes by `FoldedCalls.repeat` what is shown. Gives the tasks of all layers that are not."""
+        """Set in `shown` the layer shown for each `FoldedCalls.repeat`, and return the tasks of all other layers."""
         hidden: set[int] = set()
         for group in self._groups:
             assert group.repeat is not None
@@ -137,7 +140,7 @@ class _Layers:
         return hidden
 
     def _in_chosen(self, task: int) -> int:
-        """Its like in the layers that are shown around it."""
+        """Return the counterpart of a task in the shown ones of the layers around it."""
         for group, places, number in reversed(self._chosen):
             if task in places:
                 task = group.layers[number][places[task]]
@@ -153,7 +156,7 @@ class _Layers:
         return "begun" if "done" in found else "waiting"
 
     def _parameters(self, task: int, inside: set[int]) -> Iterator[int]:
-        """Those to which only the layer leads: one of all layers' runs after all of them."""
+        """Yield the parameters that only this layer uses. A shared parameter runs after all layers."""
         graph = self._graph
         for edge in graph.out_edges[task]:
             givers = graph.in_edges[edge.next_task] if graph.tasks[edge.next_task].is_leaf else ()

@@ -1,4 +1,4 @@
-"""The picture of a graph as one self-contained SVG: no script, no reference to anything outside."""
+"""Picture of a graph as a self-contained SVG, without scripts or external references."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .svg_boxes import box_label, box_shape
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
 from .svg_text import escaped, moved, pixels, text_width
 
-ROOM = (1100.0, 700.0)  # pixels in which the first view is whole: a page, or a notebook's cell and some more
+ROOM = (1100.0, 700.0)  # pixels that fold="fit" fits a graph into, about a page or a notebook cell
 MARGIN = 16
 TITLE_HEIGHT = 26
 LEGEND_LINE = 22
 CORNER = 6
 OUTLINE_GAP = 2.6  # pixels from a task to its outline
-NEXT_OUTLINE = 3.2  # and from that to the next around it
+NEXT_OUTLINE = 3.2  # pixels from an outline to the next one around it
 TAG_HEIGHT = 12
 SIGN_SIDE = 12.0
-SMALL_SIGN = 0.6  # beside a chip
+SMALL_SIGN = 0.6  # scale beside a chip
 MOST_OF_AN_ERROR = 120  # characters
-SOURCES_UP_TO = 2000  # in larger graphs no source line is looked up: each costs a walk through a traceback
+SOURCES_UP_TO = 2000  # tasks; larger graphs have no source lines, since each is read from a traceback
 
 
 def graph_to_svg(
@@ -43,21 +43,21 @@ def graph_to_svg(
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
 ) -> str:
-    """Draws a graph. See `Graph.save_svg` for `fold` and `theme`.
+    """Draw a graph. See `Graph.save_svg` for `fold` and `theme`.
 
-    `outlines` mark tasks that belong together, `signs` what some do besides. `states` has by task how far a backward
-    is with it; empty: there is none.
+    `outlines` mark tasks that belong together; `signs` mark recomputation. `states` is the progress of each task in a
+    backward, empty without one.
 
-    A picture wider than `widest` pixels has no size of its own, and is fitted into the width of where it is shown.
+    A picture wider than `widest` pixels has no fixed size, so it is scaled to the width of its container.
 
-    Every task drawn has a tooltip and the attribute `data-task`; classes begin with "ts-", so that several of these
-    pictures can be in one page.
+    Every drawn task has a tooltip and the attribute `data-task`. Classes begin with "ts-", so that one page can show
+    several of these pictures.
 
     Raises:
-        ValueError: an unknown theme; for `fold` see `fold_graph`.
+        ValueError: `theme` is unknown, or `fold` is invalid (see `fold_graph`).
     """
     if theme not in get_args(GraphTheme):
-        raise ValueError(f"unknown theme {theme!r}; known: {', '.join(get_args(GraphTheme))}")
+        raise ValueError(f"unknown theme {theme!r}; expected one of {', '.join(map(repr, get_args(GraphTheme)))}")
     title = _title(graph)
     drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
     width = drawing.width + 2 * MARGIN
@@ -80,7 +80,7 @@ def graph_to_svg(
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Elements of an SVG in the colours of `svg_style.style_sheet`, and the room that they take from (0, 0)."""
+    """Elements of an SVG in the colours of `svg_style.style_sheet`, and the size they need from (0, 0)."""
 
     width: float
     height: float
@@ -96,7 +96,7 @@ def draw_graph(
     states: Sequence[State] = (),
     room: tuple[float, float] = ROOM,
 ) -> Drawing:
-    """The graph with the legend below it, which may be so wide, without a page around them.
+    """Draw the graph with the legend below it, without a page around them.
 
     `room` is the width and height that `fold="fit"` fits the graph into.
     """
@@ -112,7 +112,7 @@ def draw_layout(
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
 ) -> Drawing:
-    """The same of a graph that is laid out already."""
+    """Draw a graph that is already laid out."""
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
     standing = Standing(states, graph, placed)
@@ -192,7 +192,7 @@ def _outlines(around: Around, placed: Sequence[PlacedTask]) -> Iterator[str]:
 
 
 def _tags(around: Around, placed: Layout) -> Iterator[str]:
-    """The names of outlines: at the corners of tasks, on closed boxes, and once beside a row of chips."""
+    """Draw the names of outlines at the corners of tasks, on closed boxes, and once beside a row of chips."""
     last: dict[int, Rect] = {}
     for each in placed.tasks:
         numbers = around.of(each.task)
@@ -217,7 +217,7 @@ def _tags_at(around: Around, numbers: Sequence[int], right: float, y: float) -> 
 
 
 def _tag(around: Around, number: int, x: float, y: float) -> str:
-    """A name; y is its middle."""
+    """Draw the name of an outline, vertically centered at y."""
     outline = around.outlines[number]
     width = _tag_width(outline)
     return (
@@ -238,7 +238,7 @@ def _outline_entries(around: Around) -> Iterator[tuple[str, float, str]]:
 
 
 def _signs(signs: Signs, placed: Layout) -> Iterator[str]:
-    """At the lower right corners of tasks and of closed boxes."""
+    """Draw the signs at the lower right corners of tasks and closed boxes."""
     for each in placed.tasks:
         if (found := signs.at(each.task)) is not None:
             small = SMALL_SIGN if each.chip else 1.0
@@ -249,7 +249,7 @@ def _signs(signs: Signs, placed: Layout) -> Iterator[str]:
 
 
 def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float) -> str:
-    """Some in a row, its end and its middle."""
+    """Draw signs in a row that ends at `right` and is vertically centered at y."""
     step = SIGN_SIDE + 2
     shapes = "".join(
         f'<g transform="{moved(step * place, 0)}">{SIGN_SHAPES[kind]}</g>' for place, kind in enumerate(kinds)
@@ -305,7 +305,7 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
-    """Full name, parameter or module, sequence number, input shapes and source line, escaped."""
+    """Return full name, parameter or module, sequence number, input shapes and source line, escaped."""
     task = graph.tasks[number]
     lines = [task.name]
     module = graph.module(task)
@@ -333,7 +333,7 @@ def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
 
 
 def path_data(points: Sequence[Point]) -> str:
-    """The corners as an SVG path: right angles rounded, sideways steps between ranks as S-curves."""
+    """Return the corners as an SVG path, with rounded right angles, and S-curves for sideways steps between ranks."""
     data = [f"M{pixels(points[0][0])} {pixels(points[0][1])}"]
     last = len(points) - 1
     for number in range(1, last + 1):
@@ -365,13 +365,13 @@ def _distance(one: Point, other: Point) -> float:
 
 
 def _toward(corner: Point, other: Point, radius: float) -> Point:
-    """The point so far from a corner on the straight way to another."""
+    """Return the point at distance `radius` from `corner` on the line to `other`."""
     share = radius / _distance(corner, other)
     return corner[0] + (other[0] - corner[0]) * share, corner[1] + (other[1] - corner[1]) * share
 
 
 def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]]:
-    """Sample, its width and its text, for what is in the picture."""
+    """Return a sample, its width and its text for each kind of element in the picture."""
     kinds = {graph.tasks[each.task].kind for each in placed.tasks}
     if placed.pills:
         kinds.add(Kind.ACCUMULATE_GRAD)
@@ -383,7 +383,7 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             sample = f'<g class="ts-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
             title = _leaf_title(graph) if kind is Kind.ACCUMULATE_GRAD else KIND_TITLES[kind]
             entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, title))
-    names = {"parameter": "further use of a parameter", "to": "goes on elsewhere", "from": "comes from elsewhere"}
+    names = {"parameter": "further use of a parameter", "to": "continues elsewhere", "from": "comes from elsewhere"}
     for kind_of_stub, name in names.items():
         if any(stub.kind == kind_of_stub for stub in placed.stubs):
             sample = '<g class="ts-stub"><rect width="26" height="16" rx="8"/>'
@@ -420,12 +420,12 @@ def _folded(noun: str, count: int, after: str) -> str:
 
 
 def _leaf_title(graph: Graph) -> str:
-    """What leaves' tasks are called: AccumulateGrad, but in a tape of HIPS autograd's."""
+    """Return the legend's title for leaf tasks: AccumulateGrad, except in a tape of HIPS autograd."""
     return next(task.short_name for task in graph.tasks if task.is_leaf)
 
 
 def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[list[str], float]:
-    """The legend's elements, in as many lines as it needs, and its height."""
+    """Return the legend's elements, broken into lines, and its height."""
     x, y = 0.0, 0.0
     elements = []
     for sample, sample_width, text in entries:

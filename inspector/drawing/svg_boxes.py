@@ -1,4 +1,4 @@
-"""Modules in the SVG: open ones as boxes, closed ones and chains of views as rows, equal layers on cards."""
+"""Modules in the SVG: open modules as boxes, closed modules and chains of views as rows, equal layers on cards."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .progress_states import LayerState, ShownLayer, Standing
 from .svg_style import MOST_SHADES
 from .svg_text import escaped, moved, pixels, shorten_path, text_width
 
-_MIDDLE = 13  # of a header, from the top of its box
+_MIDDLE = 13  # y of the middle of a header, from the top of its box
 _BUTTON_HEIGHT = 16
 _CELL_HEIGHT = 12
-_TEXT = 12  # where a row's begins
+_TEXT = 12  # x at which the text of a row begins
 _SIGNS: dict[LayerState, str] = {"done": "✓", "running": "▶", "begun": "", "waiting": ""}
 
 
 def box_shape(box: PlacedBox, standing: Standing) -> str:
-    """The box or row without its label, which is drawn above the wires."""
+    """Draw the box or row without its label, which is drawn later, above the wires."""
     rect, group = box.rect, box.group
     size = f'width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{5 if group.closed else 8}"'
     behind = ""
@@ -50,7 +50,7 @@ def box_shape(box: PlacedBox, standing: Standing) -> str:
 
 
 def box_label(box: PlacedBox, standing: Standing) -> str:
-    """Name and class, and of equal layers their buttons. The tooltip has the full name and how many tasks there are."""
+    """Draw name and class, and the buttons of equal layers. The tooltip has the full name and the number of tasks."""
     group = box.group
     shown = standing.layer(group)
     kind = f"ts-in{min(box.shades, MOST_SHADES)}" if group.is_views or not group.closed else ""
@@ -70,7 +70,7 @@ def box_label(box: PlacedBox, standing: Standing) -> str:
 
 
 def _title(box: PlacedBox, shown: ShownLayer | None) -> str:
-    """Of equal layers that of the one that is shown, cut as that of the one that is drawn is."""
+    """Return the title; for equal layers that of the shown layer, shortened in the same way as the drawn one's."""
     if shown is None:
         return box.title
     title = box.group.members[shown.number]
@@ -79,7 +79,7 @@ def _title(box: PlacedBox, shown: ShownLayer | None) -> str:
 
 
 def _path(box: PlacedBox, standing: Standing) -> str:
-    """Of equal layers that of the one that is shown, of all of them where none is."""
+    """Return the module path; for equal layers the shown layer's, or the range of all if none is shown."""
     group = box.group
     if group.times == 1:
         return group.path
@@ -91,7 +91,7 @@ def _path(box: PlacedBox, standing: Standing) -> str:
 
 
 def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
-    """A button a layer in the order in which they run, the last created first; cells or a strip where they are many."""
+    """Draw a button per layer in the order they run, the last created first; many layers get cells or a strip."""
     group, left = box.group, box.layers_at
     count = group.times
     states: list[LayerState] = [*reversed(shown.states)] if shown else ["waiting"] * count
@@ -116,7 +116,7 @@ def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
 
 
 def _strip(states: Sequence[LayerState], chosen: int, left: float) -> Iterator[str]:
-    """Runs of layers in one state as one part each; none narrower than can be seen."""
+    """Draw each run of layers in the same state as one part, at least one pixel wide."""
     size = f'y="{pixels(_MIDDLE - _CELL_HEIGHT / 2)}" height="{_CELL_HEIGHT}"'
     yield f'<g class="ts-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
     width = STRIP_WIDTH / len(states)
@@ -132,6 +132,6 @@ def _strip(states: Sequence[LayerState], chosen: int, left: float) -> Iterator[s
 
 
 def _numbers(group: FoldedCalls) -> list[str]:
-    """`3` of `blocks.3`; where not every layer has another one, they are counted."""
+    """Return the number of each layer, `3` for `blocks.3`; if these are not distinct, the layers are counted."""
     found = [match[0] if (match := re.search(r"\d+$", title)) else "" for title in group.members]
     return found if "" not in found and len(set(found)) == len(found) else [str(place) for place in range(group.times)]

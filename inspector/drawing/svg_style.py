@@ -1,4 +1,4 @@
-"""Colours, type and glyphs of the drawn graph. Kinds differ in fill, outline and glyph, never in colour alone."""
+"""Colours, fonts and glyphs of the drawn graph. Kinds differ in fill, outline and glyph, never in colour alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..renderers import GraphTheme
 from .annotations import HUES
 
 COLOURS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("colours.json").read_text(encoding="utf-8"))
-"""All colours by theme: those of all pages, and what the deck has besides, which its build reads here. A picture of a
-graph has some of both, and others in place of some, since it lies on white or on what is nearly black."""
+"""All colours by theme: those of all pages, and those of the deck, whose build reads them here. A picture of a graph
+uses some of both and replaces others, since its background is white or nearly black."""
 
 _NAMES = (
     *("bg", "panel", "sunk", "line", "line2", "wire", "ink", "ink2", "ink3", "shade", "violet", "violet-soft"),
@@ -25,12 +25,12 @@ LIGHT, DARK = (
 )
 
 BOX_OPACITY = 0.032
-MOST_SHADES = 8  # boxes in one another that labels are told apart by
-QUIETEST_INK = (3, 6)  # in so many boxes the third, and the second ink have a contrast below 4.5
+MOST_SHADES = 8  # nested boxes up to which labels have a background of their own
+QUIETEST_INK = (3, 6)  # depths at which the third and the second ink fall below a contrast of 4.5
 
 
 def _add_grounds(colours: dict[str, str]) -> None:
-    """Adds what is below the labels in so many boxes: wires are hidden behind them, and the ground is not."""
+    """Add the background of labels for each depth of boxes, which hides wires but matches the box."""
     bg, shade = ([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)] for name in ("bg", "shade"))
     for count in range(MOST_SHADES + 1):
         left = (1 - BOX_OPACITY) ** count
@@ -127,9 +127,9 @@ _BY_HUE = "".join(
     f".ts-tag.ts-dashed.ts-hue{hue} text{{fill:$hue{hue}}}\n"
     for hue in range(HUES)
 )
-_RULES = "\n".join(filter(None, (_HEADERS + _BY_SHADES + _DRAWN + _BY_HUE).splitlines()))  # the later ones win
+_RULES = "\n".join(filter(None, (_HEADERS + _BY_SHADES + _DRAWN + _BY_HUE).splitlines()))  # later rules win
 
-# Each within 4 px of (0, 0).
+# Each glyph is within 4 px of (0, 0).
 GLYPHS = {
     Kind.CPP: '<circle class="ts-glyph" r="3"/>',
     Kind.FUNCTION: '<path class="ts-glyph" d="M0-4 4 0 0 4-4 0z"/>',
@@ -149,7 +149,10 @@ STUB_GLYPHS = {
 
 
 def style_sheet(theme: GraphTheme) -> str:
-    """The rules for all that is below `.ts-<theme>`. Only "auto" needs variables; the others work in any renderer."""
+    """Return the rules for elements below `.ts-<theme>`.
+
+    Only "auto" needs CSS variables; the other themes work in any renderer.
+    """
     rules = "\n".join(f".ts-{theme} {rule}" for rule in _RULES.splitlines())
     if theme == "auto":
         rules = re.sub(r"\$([a-z0-9-]+)", r"var(--ts-\1)", rules)

@@ -1,4 +1,4 @@
-"""Text in an SVG: escaped, measured without a browser, and shortened to fit."""
+"""Text in an SVG: escaping, measuring without a browser, and shortening."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOT_XML |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
 def escaped(text: str) -> str:
-    """Anything as text of an SVG: escaped, and without what XML can't hold."""
+    """Return `text` escaped for an SVG, without characters that XML does not allow."""
     return escape(text.translate(_NOT_XML), {'"': "&quot;"})
 
 
@@ -23,8 +23,8 @@ def moved(x: float, y: float) -> str:
     return f"translate({pixels(x)} {pixels(y)})"
 
 
-# Advance widths of DejaVu Sans in 1/1000 em. Of the fonts that `system-ui` may stand for it is the widest, so what
-# fits by this table fits in Inter, Segoe UI, Roboto, SF and Cantarell too.
+# Advance widths of DejaVu Sans in 1/1000 em. It is the widest of the fonts that `system-ui` may select, so text that
+# fits by this table also fits in Inter, Segoe UI, Roboto, SF and Cantarell.
 _WIDTHS = dict(
     zip(
         " !\"#$%&'()*+,-./0123456789:;<=>?@",
@@ -52,19 +52,19 @@ _WIDTHS |= dict(
 )
 _WIDTHS |= {"_": 500, "[": 390, "]": 390, "{": 636, "}": 636, "|": 337, "~": 838, "^": 838, "`": 500, "\\": 337}
 _WIDTHS |= {"×": 838, "·": 318, "…": 1000, "–": 500}
-_BOLD = 1.12  # weight 600 against 400
+_BOLD = 1.12  # width of weight 600 relative to weight 400
 
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, size: float = 11, bold: bool = False) -> float:
-    """Pixels that `text` takes at most in the system's sans serif at `size` pixels."""
+    """Return the maximum width of `text` in pixels, in the system's sans serif font at `size` pixels."""
     units = sum(_WIDTHS.get(character) or _other_width(character) for character in text)
     return units * size / 1000 * (_BOLD if bold else 1)
 
 
 @lru_cache(maxsize=4096)
 def shorten(text: str, width: float, size: float = 11, bold: bool = False) -> str:
-    """`text`, or as much of its beginning as fits into `width` pixels, and "…"."""
+    """Return `text`, or as much of its beginning as fits into `width` pixels followed by "…"."""
     if text_width(text, size, bold) <= width:
         return text
     left = width - text_width("…", size, bold)
@@ -79,7 +79,7 @@ def shorten(text: str, width: float, size: float = 11, bold: bool = False) -> st
 
 @lru_cache(maxsize=4096)
 def shorten_path(path: str, width: float, size: float = 11, bold: bool = False) -> str:
-    """`path`, or "…" and as much of its end, which says which module it is, as fits into `width` pixels."""
+    """Return `path`, or "…" and as much of its end as fits into `width` pixels. The end identifies the module."""
     if text_width(path, size, bold) <= width:
         return path
     left = width - text_width("…", size, bold)
@@ -91,7 +91,7 @@ def shorten_path(path: str, width: float, size: float = 11, bold: bool = False) 
 
 @lru_cache(maxsize=4096)
 def shorten_middle(text: str, width: float, size: float = 11) -> str:
-    """`text`, or as much of its beginning and its end as fits into `width` pixels, with "…" between."""
+    """Return `text`, or as much of its beginning and end as fits into `width` pixels with "…" between."""
     if text_width(text, size) <= width:
         return text
     left, kept = 0.6 * width, len(text)

@@ -1,4 +1,4 @@
-"""A graph as JSON for other tools: `graph.to_json()`."""
+"""Export of graphs as JSON for other tools: `graph.to_json()`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ VERSION = 1
 
 
 def graph_to_json(graph: Graph) -> str:
-    """One JSON object:
+    """Return the graph as one JSON object.
 
-    - `format`, `version`: "tapescope.graph" and 1. A reader that finds a higher version should refuse it.
+    - `format`, `version`: "tapescope.graph" and 1. Readers should refuse higher versions.
     - `tasks`: in order of their ids. `id`; `name`; `kind` (see `Kind`); `rank`: the place in order of creation,
-      which is the id; `sequence_nr`: a string, since that of an AccumulateGrad is 2**64 - 1 and JavaScript has no such
-      integer; `inputs`: of each gradient taken its `shape` (null for a nested tensor), `dtype`, `device` and `nbytes`;
+      equal to the id; `sequence_nr`: a string, since an AccumulateGrad has 2**64 - 1, which JavaScript's numbers cannot
+      represent; `inputs`: `shape` (null for a nested tensor), `dtype`, `device` and `nbytes` of each input gradient;
       `parameter`: the name of an AccumulateGrad's leaf, or null; `call`: the id of the innermost module call, or null;
       `operation`: the name of the forward operation, or null.
     - `edges`: `[task, output, next task, input]` each, sorted.

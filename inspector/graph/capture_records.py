@@ -130,13 +130,13 @@ class Operation:
 
 @lru_cache(maxsize=4096)
 def _function_name(function: Callable[..., Any]) -> str:
-    """torch looks for it among all of its functions: ten microseconds."""
+    """Return the function's name. torch searches all of its functions, which takes ten microseconds."""
     return resolve_name(function) or str(getattr(function, "__name__", function))
 
 
 def resolve_sources(operations: Iterable[Operation]) -> None:
-    """Finds the lines of many operations at once, which is faster than one by one."""
-    known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # code is compared by all that is in it
+    """Find the lines of many operations at once, which is faster than one by one."""
+    known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # by id, since code objects are compared by content
     for operation in operations:
         if operation._source is None and (place := operation._place) is not None:
             code, instruction = place
@@ -163,7 +163,7 @@ class Facts:
         self.first = sequence_nr()
         self.sees_every_call = False
         self.allocations: dict[int, tuple[FollowedStorage, int]] = {}
-        self._buffers: list[ref[Tensor]] = []  # of the modules
+        self._buffers: list[ref[Tensor]] = []  # buffers of the modules
         self._unread: list[_Parameters] = []
         # Parameters by id(), in columns: a tuple for each would be one more object for the garbage collector.
         self._leaves: dict[int, ref[Tensor]] = {}
@@ -183,9 +183,9 @@ class Facts:
         return bool(_alive)
 
     def add_root(self, module: nn.Module, unnamed: bool = False) -> tuple[int, dict[nn.Module, str]]:
-        """Takes down an outermost module and the names of its parameters. Returns its number and its modules' paths.
+        """Add an outermost module and the names of its parameters. Return its number and its modules' paths.
 
-        Paths below an `unnamed` one never start with its class.
+        Paths below an `unnamed` module never start with its class.
         """
         root = len(self._root_classes)
         paths = {module: ""}
@@ -193,7 +193,7 @@ class Facts:
         parameters: list[dict[str, Tensor | None]] = []
         buffers: list[dict[str, Tensor | None]] = []
         _walk(module, "", paths, holders, parameters, buffers)
-        names = [found.keys() for found in parameters]  # to iterate over those of a scripted module raises TypeError
+        names = [found.keys() for found in parameters]  # iterating over a scripted module's dict raises TypeError
         self._unread.append(
             _Parameters(
                 holders,
@@ -209,7 +209,7 @@ class Facts:
         return root, paths
 
     def _read(self) -> None:
-        """Name the parameters of the modules seen. A forward does not wait for that."""
+        """Name the parameters of the modules seen. This is delayed, so that the forward does not wait for it."""
         for root, parameters in enumerate(self._unread, len(self._roots_with_parameters)):
             before = len(self._known)
             names = iter(zip(parameters.names, parameters.references, strict=True))
@@ -227,14 +227,14 @@ class Facts:
         self._unread.clear()
 
     def model_tensors(self) -> list[Tensor]:
-        """The parameters and buffers of the modules seen, of those that are alive."""
+        """Return the living parameters and buffers of the modules seen."""
         self._read()
         references = (*self._leaves.values(), *self._buffers)
         tensors = (reference() for reference in references)
         return [*{id(tensor): tensor for tensor in tensors if tensor is not None}.values()]
 
     def leaf_name(self, leaf: Tensor) -> str | None:
-        """The name of a parameter of one of the modules seen."""
+        """Return the name of a leaf that is a parameter of one of the modules seen, or None."""
         self._read()
         key = id(leaf)
         found = self._leaves.get(key)
@@ -243,7 +243,7 @@ class Facts:
         return self.full_path(self._leaf_roots[key], self._leaf_names[key])
 
     def name_below(self, view: Tensor) -> str | None:
-        """The name of a parameter of which this is a view."""
+        """Return the name of the parameter of which this tensor is a view, or None."""
         self._read()
         storage = storage_of(view)
         for key, reference in self._leaves.items() if storage is not None else ():
@@ -253,12 +253,12 @@ class Facts:
         return None
 
     def place_below(self, root: int, names: Mapping[int, Sequence[str]], classes: Mapping[str, str]) -> str | None:
-        """The path of outermost module `root` in a model; None: it has no parameter there, or it may be one of several.
+        """Return the path of outermost module `root` in a model; None if it has no parameter there, or is ambiguous.
 
         Args:
-            root: its number.
-            names: of the model's parameters by id(); of tied ones all.
-            classes: of the model's modules by path.
+            root: number of the module.
+            names: all names of each of the model's parameters, by id().
+            classes: classes of the model's modules, by path.
         """
         self._read()
         for key, of in self._leaf_roots.items():
@@ -271,7 +271,7 @@ class Facts:
         return None
 
     def full_path(self, root: int, path: str) -> str:
-        """The path below outermost module `root`, which is named only where several have parameters or it has none."""
+        """Return a path with the name of outermost module `root` if several have parameters, or this one has none."""
         prefix = self._prefix(root)
         return f"{prefix}.{path}" if prefix and path else prefix or path
 
@@ -289,9 +289,9 @@ class _Parameters(NamedTuple):
     """The parameters of an outermost module and those below it.
 
     Attributes:
-        paths, counts: of each module that has any its path, and how many names of parameters it has.
-        names: these, in order.
-        references: to the parameters, in the same order; None where a name has none.
+        paths, counts: path and number of parameter names of each module with parameters.
+        names: the names, in order.
+        references: weak references to the parameters, in the same order; None if a name has no parameter.
     """
 
     paths: list[str]
@@ -308,8 +308,11 @@ def _walk(
     parameters: list[dict[str, Tensor | None]],
     buffers: list[dict[str, Tensor | None]],
 ) -> None:
-    """Collect what stands in a module and below it: what `named_modules()`, `named_parameters()` and `named_buffers()`
-    give, without a generator for each level above each module, and without `Module.__getattr__`."""
+    """Collect the modules, parameters and buffers of a module and its submodules.
+
+    Equivalent to `named_modules()`, `named_parameters()` and `named_buffers()`, but faster: it avoids nested generators
+    and `Module.__getattr__`.
+    """
     found: Any = module.__dict__
     if "_modules" not in found:  # a scripted module
         found = {name: getattr(module, name) for name in ("_modules", "_parameters", "_buffers")}
@@ -322,17 +325,17 @@ def _walk(
         prefix = f"{path}." if path else ""
         for name, below in found["_modules"].items():
             if below is not None and below not in paths:
-                paths[below] = own = path if name == "_orig_mod" else prefix + name  # what torch.compile wraps in
+                paths[below] = own = path if name == "_orig_mod" else prefix + name  # the wrapper of torch.compile
                 _walk(below, own, paths, holders, parameters, buffers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredOperation:
-    """A forward operation as a file keeps it.
+    """A forward operation read from a file.
 
     Attributes:
-        name: what was called, as torch calls it.
-        source: the user's line; None where it was not seen.
+        name: torch's name of the function.
+        source: the user's line; None if unknown.
     """
 
     name: str

@@ -48,7 +48,7 @@ class ForwardAllocations:
 @collector_paused()
 def forward_allocations(graph: Graph) -> ForwardAllocations:
     """Find the tensors that the forward of a graph made without a node. The graph has to have its nodes."""
-    seen: dict[Facts, int] = {}  # by capture the number of the first node that it saw of this graph
+    seen: dict[Facts, int] = {}  # for each capture, the number of the first node of this graph that it saw
     for each in (task.operation for task in graph.tasks):
         if isinstance(each, Operation):
             seen[each.facts] = min(each.start, seen.get(each.facts, each.start))
@@ -93,12 +93,12 @@ def allocations_were_seen(graph: Graph) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """The address of the tensor's bytes; 0 for a tensor without bytes of its own."""
+    """Return the address of the tensor's bytes; 0 for a tensor without bytes of its own."""
     return address_below(local_of(tensor)) or 0
 
 
 def _alone(nodes: Sequence[Node], leaves: list[int]) -> set[int]:
-    """The leaves that only nodes hold. An AccumulateGrad holds its leaf as if it had saved it."""
+    """Return the leaves held only by nodes. An AccumulateGrad holds its leaf like a saved tensor."""
     addresses = {each.address for task in leaves if (each := storage_of(leaf_of(nodes[task]))) is not None}
     if not addresses:
         return set()

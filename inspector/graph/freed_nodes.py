@@ -16,7 +16,7 @@ from ..torch_private.saved_variables import first_freed, function_is_freed, hold
 from .graph import Graph
 
 _NOTE = "tapescope_spent"
-_any_spent = False  # in this process, ever: most never ask a node
+_any_spent = False  # whether any node was ever spent in this process; usually False, which saves a check per node
 
 
 class SpentNodes:
@@ -34,7 +34,7 @@ class SpentNodes:
         self._handles: dict[Node, RemovableHandle] = {}
 
     def add(self, node: Node) -> None:
-        """The node has run. One that keeps nothing may run again, as in PyTorch."""
+        """Mark a node as run. A node without saved tensors may run again, as in PyTorch."""
         global _any_spent
         if node not in self._handles and holds_saved(node):
             _any_spent = True
@@ -42,7 +42,7 @@ class SpentNodes:
             notes_on(node)[_NOTE] = True
 
     def remove(self, node: Node) -> None:
-        """The node has not run, or has been freed."""
+        """Unmark a node that was undone or freed."""
         handle = self._handles.pop(node, None)
         if handle is not None:
             handle.remove()
@@ -72,7 +72,7 @@ def _is_freed(node: Node) -> bool:
 
 
 class StepByStep(Protocol):
-    """A session. Its graph has no nodes any more once it is over."""
+    """A stepping session. Its graph has no nodes after it ends."""
 
     @property
     def graph(self) -> Graph: ...
@@ -88,12 +88,12 @@ _sessions: WeakSet[StepByStep] = WeakSet()
 
 
 def begins(session: StepByStep) -> None:
-    """From here on it runs its graph."""
+    """Register a session that starts to run its graph."""
     _sessions.add(session)
 
 
 def begun_by_session(graph: Graph) -> Iterator[str]:
-    """A sentence for each open session that has run some of these nodes, and is not at its end."""
+    """Yield a sentence for each open session that has run some of these nodes and has not ended."""
     nodes = set(map(id, graph.nodes))
     for session in [*_sessions]:
         theirs = session.graph

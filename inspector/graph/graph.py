@@ -37,8 +37,8 @@ ParameterNames = torch.nn.Module | Mapping[str, Tensor]
 
 _CPU = torch.device("cpu")
 _IN_CPU_QUEUE = ("meta", "lazy")
-_CELL_WIDTH = 900  # pixels which an output cell of a notebook has at least on a usual screen
-_MOST_SHOWN = 20_000  # tasks: a notebook with a larger picture in it gets slow; save_svg has no such limit
+_CELL_WIDTH = 900  # pixels; minimum width of a notebook's output cell on usual screens
+_MOST_SHOWN = 20_000  # tasks; larger pictures make a notebook slow; save_svg has no such limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ class ModuleCall:
     """One call of one module in the forward.
 
     Attributes:
-        id: its place in `Graph.calls`.
+        id: the index in `Graph.calls`.
         path: the module's name below the model, "encoder.layer.3"; "" for the model itself.
         class_name: the name of the module's class.
-        parent: the id of the call in which this one happened; None: it happened in none.
+        parent: the id of the enclosing call; None for an outermost call.
         index: counts the calls of the same module, from 0.
     """
 
@@ -121,19 +121,19 @@ class ModuleCall:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Task:
-    """One node's turn in the backward.
+    """The execution of one node in the backward.
 
     Attributes:
-        id: its place in `Graph.tasks`.
-        name: the node's, as torch has it: "AddmmBackward0".
-        kind: what kind of node that is.
-        sequence_nr: torch's number of the node, which counts those of one thread as they are made. AccumulateGrad has
-            the highest there is (accumulate_grad.cpp), so that HEAP runs it as soon as it can.
-        inputs: what is known before of the gradients that it takes, one per input number.
-        parameter: of an AccumulateGrad the name of its leaf; None where that has none, and of all others.
-        call: the id of the innermost module call in which the node was made; None where no capture saw one.
-        operation: the forward operation that made the node, which several tasks may share; None where no capture saw
-            it.
+        id: the index in `Graph.tasks`.
+        name: torch's name of the node, such as "AddmmBackward0".
+        kind: the kind of node.
+        sequence_nr: torch's sequence number of the node, which counts the nodes of a thread in order of creation.
+            AccumulateGrad has the highest possible number (accumulate_grad.cpp), so HEAP runs it as soon as it is
+            ready.
+        inputs: the metadata of the input gradients, by input number.
+        parameter: the name of an AccumulateGrad's leaf; None if the leaf has no name, and for all other tasks.
+        call: the id of the innermost module call in which the node was made; None if no capture saw one.
+        operation: the forward operation that made the node, which several tasks may share; None if no capture saw it.
     """
 
     id: int
@@ -147,12 +147,12 @@ class Task:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the task is an AccumulateGrad, which writes the .grad of a leaf."""
+        """Whether the task is an AccumulateGrad, which writes a leaf's .grad."""
         return self.kind is Kind.ACCUMULATE_GRAD
 
     @property
     def short_name(self) -> str:
-        """The name without what every node has: `Addmm` of `AddmmBackward0`, `AccumulateGrad`."""
+        """The name without the suffix of all nodes: `Addmm` for `AddmmBackward0`, `AccumulateGrad`."""
         return short_name(self.name)
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ class Task:
 
     @property
     def source(self) -> Source | None:
-        """The user's line which made the node in the forward, where a capture saw it."""
+        """The user's line that made the node in the forward; None if no capture saw it."""
         return None if self.operation is None else self.operation.source
 
 
@@ -184,12 +184,12 @@ class Graph:
         tasks: by id.
         edges: sorted by task and output.
         roots: where the backward starts: one for each tensor that the graph was read from, in their order.
-        calls: by id the module calls of the forward; none where no capture saw it.
-        nodes: by task id torch's node, as long as the loss exists: when it does not any more, there are none, so that
-            holding a graph keeps no saved tensor alive. A graph from a file (`ts.load`) has none. See `ts.graph` for
-            graphs of a temporary or of a `GradientEdge`, which keep their nodes.
-        raised: which exception ended the forward, and where, if the graph is what had been built by then
-            (`Tape.graph`); None: none did.
+        calls: the module calls of the forward, by id; empty if no capture saw it.
+        nodes: torch's node for each task id, as long as the loss exists. Afterwards it is empty, so that a graph keeps
+            no saved tensors alive. A graph from a file (`ts.load`) has none. See `ts.graph` for graphs of a temporary
+            or of a `GradientEdge`, which keep their nodes.
+        raised: the exception that ended the forward and its place, if the graph was read from an unfinished forward
+            (`Tape.graph`); otherwise None.
     """
 
     tasks: tuple[Task, ...]
@@ -231,15 +231,21 @@ class Graph:
 
     @property
     def like(self) -> Graph:
-        """The first graph of all that look like this one, without its nodes: tasks and edges have the same numbers in
-        all of them. The graph itself where it was compared with none."""
-        found: Graph = vars(self).get("_like", self)  # never itself in there: a cycle would keep the nodes
+        """The cached graph with the same structure, without nodes; this graph itself if there is none.
+
+        Tasks and edges have the same numbers in both.
+        """
+        found: Graph = vars(self).get(
+            "_like", self
+        )  # never the graph itself: a reference cycle would keep the nodes alive
         return found
 
     @property
     def leaves(self) -> dict[int, Tensor]:
-        """The leaves by the id of their AccumulateGrad; a leaf's .grad has its shape. Empty for a graph from a file.
-        When the loss no longer exists, the leaves that are still alive."""
+        """The leaves by the id of their AccumulateGrad task. Empty for a graph from a file.
+
+        When the loss no longer exists, only the leaves that are still alive.
+        """
         if self.nodes:
             return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf}
         known = self.nodes.leaves if isinstance(self.nodes, LiveNodes) else {}
@@ -247,14 +253,15 @@ class Graph:
 
     @cached_property
     def saved(self) -> SavedTensors:
-        """The tensors that the nodes keep from the forward, as of the first look: a backward frees them.
+        """The saved tensors of the nodes at the first access. A backward frees them.
 
-        Known limitations: not listed is what `saved_tensors_hooks` have packed (checkpoint and save_on_cpu do), since
-        looking at it would run the user's hooks; `saved.packed` counts these tensors. Nor is what the node inside a
-        CopySlices or a custom C++ node keeps, which torch hides. Nothing is listed for a graph from a file.
+        Known limitations: tensors packed by `saved_tensors_hooks` (checkpoint, save_on_cpu) are not listed, since
+            reading
+        them would run the user's hooks; `saved.packed` counts them. Tensors saved by the node inside a CopySlices or by
+        a custom C++ node are not listed, since torch hides them. Nothing is listed for a graph from a file.
 
         Raises:
-            RuntimeError: the loss that the graph was read from no longer exists, and `saved` was not read before.
+            RuntimeError: The loss no longer exists, and `saved` was not read before.
         """
         if not self.nodes:
             if isinstance(self.nodes, LiveNodes):
@@ -300,19 +307,19 @@ class Graph:
 
     @cached_property
     def in_edges(self) -> tuple[tuple[Edge, ...], ...]:
-        """For each task the edges that bring its gradients."""
+        """The edges that lead to each task."""
         grouped: list[list[Edge]] = [[] for _ in self.tasks]
         for edge in self.edges:
             grouped[edge.next_task].append(edge)
         return tuple(map(tuple, grouped))
 
     def module(self, task: Task | int) -> str | None:
-        """The path of the innermost module whose call made the task's node; None where no capture saw it."""
+        """Return the path of the innermost module whose call made the task's node; None if no capture saw it."""
         call = self.task(task).call
         return None if call is None else self.calls[call].path
 
     def in_order(self, order: Sequence[int]) -> Graph:
-        """The same, as the graph of a run: `describe` says which place of this order a task has. The order may grow."""
+        """Return this graph for a run, so that `describe` includes the places in this order, which may grow."""
         found = copy(self)  # with all that was computed
         vars(found)["_order"] = order
         if "_for_result" in vars(found):
@@ -320,10 +327,10 @@ class Graph:
         return found
 
     def describe(self, task: Task | int, place: int | None = None) -> str:
-        """The task in one phrase, as all sentences name it: `MmBackward0 (encoder.layer.3, 53rd, model.py:120)`.
+        """Return the task as a phrase: `MmBackward0 (encoder.layer.3, 53rd, model.py:120)`.
 
-        The number is its place in the run, where this is the graph of one, see `in_order`, or `place` says how many
-        tasks run before it.
+        The number is the task's place in the run. It is included if this is the graph of a run (see `in_order`), or if
+        `place`, the number of tasks before it, is passed.
         """
         task = self.task(task)
         if place is None and task.id in self._order:
@@ -354,34 +361,34 @@ class Graph:
 
     @ending_where_called
     def to_json(self) -> str:
-        """The graph as versioned JSON, one object; `graph_to_json`, on the page of file formats, has its fields."""
+        """Return the graph as a versioned JSON object; see the page of file formats for its fields."""
         return text_of("graph as JSON", self)
 
     @ending_where_called
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
-        """The graph as one self-contained SVG. See `save_svg`."""
+        """Return the graph as a self-contained SVG. See `save_svg`."""
         return text_of("graph as SVG", self, fold=fold, theme=theme)
 
     @ending_where_called
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
-        """Draws the graph with tapescope's own layout.
+        """Draw the graph with tapescope's own layout and save it as an SVG.
 
-        `fold` says what is drawn as one row or box. "fit" folds until all of the graph is seen on a page: first chains
-        of views ("⋯ 7 views"), then modules that hold no other ("fc Linear"), then others from the innermost outwards;
-        equal blocks in a row are drawn once ("×12"). The legend says what is folded. "repeats" draws equal blocks once
-        and opens the rest, "none" opens everything, a number closes the modules from that depth on (0: the outermost),
-        and a collection of module paths closes those. Of more than 120 siblings, "fit" and "repeats" fold runs of
-        equal tasks, too, which are in no module: the box says how many. `theme` is "light", "dark" or "auto", which
-        follows the reader's preference.
+        `fold` selects the tasks drawn as one row or box. "fit" folds until the whole graph fits on a page: first chains
+        of views ("⋯ 7 views"), then modules without submodules ("fc Linear"), then others from the innermost outwards;
+        equal blocks in a row are drawn once ("×12"). The legend lists what is folded. "repeats" draws equal blocks once
+        and opens the rest. "none" opens everything. A number closes the modules from that depth on (0: the outermost).
+        A collection of module paths closes those modules. Among more than 120 siblings, "fit" and "repeats" also fold
+        runs of equal tasks outside of modules; the box shows their number. `theme` is "light", "dark" or "auto", which
+        follows the viewer's settings.
 
         Raises:
-            ValueError: an unknown fold or theme; or more than 200,000 tasks would be drawn one by one.
+            ValueError: `fold` or `theme` is unknown, or more than 200,000 tasks would be drawn one by one.
         """
         return write_file(path, self.to_svg(fold=fold, theme=theme))
 
     @ending_where_called
     def to_graphviz(self) -> graphviz.Digraph:
-        """The graph as a `graphviz.Digraph`, modules as clusters. Needs the `graphviz` package."""
+        """Return the graph as a `graphviz.Digraph` with modules as clusters. Needs the `graphviz` package."""
         return drawn("graph for Graphviz", self)
 
     def _repr_svg_(self) -> str | None:
@@ -389,7 +396,7 @@ class Graph:
 
 
 def told_apart(graph: Graph, task: Task | int) -> str:
-    """As `describe` names the task, behind its number where another one is named alike: `#9 MulBackward0`."""
+    """Return the task as in `describe`, preceded by its id if another task has the same name: `#9 MulBackward0`."""
     task, described = graph.task(task), graph.describe(task)
     alike = (each for each in graph.tasks if each.name == task.name and each.id != task.id)
     return f"#{task.id} {described}" if any(graph.describe(each) == described for each in alike) else described

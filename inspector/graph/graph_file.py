@@ -1,4 +1,4 @@
-"""A graph in columns, as files keep it: all but its nodes."""
+"""The format of graphs in files: columns for everything except the nodes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .capture_records import Operation
 
 _MOST = 2**31 - 1
-_MOST_TASKS = 2**22  # Python's objects for them take some two hundred bytes each, a file as little as twelve
+_MOST_TASKS = 2**22  # each needs about 200 bytes as Python objects, but as little as 12 in a file
 _MOST_EDGES = 2**23
-_MOST_OUTPUTS = 1_000_000  # of one node; a number beyond is a mistake, and would cost memory
-_EXACT = 2**53  # from here on JavaScript has no integers
+_MOST_OUTPUTS = 1_000_000  # per node; a larger number is invalid, and would need too much memory
+_EXACT = 2**53  # JavaScript's numbers are not exact from here on
 _ANY_DTYPE = "any dtype"
 _DTYPES = {name: found for name, found in vars(torch).items() if isinstance(found, torch.dtype)}
 
@@ -33,12 +33,12 @@ Entry = TypeVar("Entry", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class StoredSource(Source):
-    """A line of a source file as it was when the graph was saved. The file itself is not looked for."""
+    """A source line as it was when the graph was saved. The file itself is not read."""
 
     text: str | None
 
     def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
-        """The line alone: its neighbours were not saved."""
+        """Return only the line itself, since its neighbours were not saved."""
         return () if self.text is None else (self.text,)
 
 
@@ -46,7 +46,7 @@ AnyOperation: TypeAlias = "Operation | StoredOperation"
 
 
 class Table(Generic[Entry]):
-    """Numbers entries in the order in which they come."""
+    """A table that numbers its distinct entries in order of appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[Entry, int] = {}
@@ -59,7 +59,7 @@ class Table(Generic[Entry]):
 
 
 def write_graph(writer: ColumnWriter, graph: Graph) -> None:
-    """Writes the entries of an object:
+    """Write a graph as the entries of a JSON object:
 
     - By task: `name`, an index into `names`; `kind`, into `kinds` (see `Kind`); `sequence_nr`, a string where
       JavaScript has no such integer; `inputs`, into `input_lists`, whose entries are indices into `metas`: [shape or
@@ -98,7 +98,7 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
 
 
 def write_operations(writer: ColumnWriter, operations: Iterable[AnyOperation]) -> None:
-    """Writes the columns of operations, as `write_graph` says."""
+    """Write the columns of operations described in `write_graph`."""
     names, sources = Table[str](), Table[Source]()
     operations = list(operations)
     writer.column("operation_name", (names.number(operation.name) for operation in operations))
@@ -109,10 +109,10 @@ def write_operations(writer: ColumnWriter, operations: Iterable[AnyOperation]) -
 
 
 def read_graph(section: Section) -> Graph:
-    """The graph from its columns, without nodes.
+    """Read a graph from its columns, without nodes.
 
     Raises:
-        ValueError: the columns do not make a graph; says which.
+        ValueError: A column is invalid; the message names it.
     """
     metas = [meta_of(section, "metas", row) for row in section.rows("metas")]
     input_lists = [_indices(section, "input_lists", row, metas) for row in section.rows("input_lists")]
@@ -128,12 +128,12 @@ def read_graph(section: Section) -> Graph:
 
 
 def meta_fields(meta: TensorMeta) -> list[Any]:
-    """The fields of a meta as a file has them."""
+    """Return the fields of a gradient's metadata for a file."""
     return [meta.shape, dtype_name(meta.dtype), str(meta.device), *([_ANY_DTYPE] if meta.any_dtype else [])]
 
 
 def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
-    """The meta with these fields."""
+    """Return the metadata with these fields."""
     any_dtype = isinstance(row, list) and row[3:] == [_ANY_DTYPE]
     shape, dtype, device = _fields(section, key, row[:3] if any_dtype else row, 3)
     if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
@@ -145,7 +145,7 @@ def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
 
 
 def device_of(section: Section, key: str, device: Any) -> torch.device:
-    """The device of this name."""
+    """Return the device with this name."""
     if isinstance(device, str):  # a number would be looked up among the accelerators of this machine
         with suppress(RuntimeError):
             return torch.device(device)
@@ -193,7 +193,7 @@ def _source(section: Section, row: Any) -> StoredSource:
 
 
 def read_operations(section: Section) -> list[StoredOperation]:
-    """The operations that `write_operations` wrote."""
+    """Read the operations written by `write_operations`."""
     sources = [_source(section, row) for row in section.rows("sources")]
     names = section.texts("operation_names")
     name_of = section.integers("operation_name", len(names))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..files import check_format
 
-_DEEPEST = 3  # objects in objects whose entries are found
+_DEEPEST = 3  # maximum depth of nested objects
 _MOST_LISTS = 2**16  # and one more for each _LIST_CHARACTERS: an empty list takes three characters and 64 bytes
 _LIST_CHARACTERS = 64
 _PIECE = 2**16  # characters of a list that are read at once
@@ -106,7 +106,7 @@ class _Scan:
         self._lists_left = _MOST_LISTS + len(content) // _LIST_CHARACTERS
 
     def object(self, at: int, depth: int) -> tuple[Entries, int]:
-        """The entries of the object that begins here, and where it ends."""
+        """Return the entries of the object that begins here, and its end."""
         content = self._content
         found: Entries = {}
         at = _skip(content, self._expect(at, "{"))
@@ -179,8 +179,8 @@ def _skip(content: Content, at: int) -> int:
     return space.end()
 
 
-_CHUNK = 16_384  # entries that become text at once
-_MOST_ENTRIES = 2**26  # of a column
+_CHUNK = 16_384  # entries encoded at once
+_MOST_ENTRIES = 2**26  # per column
 _MOST_IN_I = 2**31  # numbers below fit the type code "i"
 _LONGEST = 2**25  # characters outside of columns of numbers; the Python objects take up to twelve times as much
 _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
@@ -189,7 +189,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class ColumnWriter:
-    """Writes one JSON object, entry by entry, one a line."""
+    """Writes a JSON object, one entry per line."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -197,7 +197,7 @@ class ColumnWriter:
 
     @contextmanager
     def object(self, key: str | None = None) -> Iterator[None]:
-        """What is written meanwhile are the entries of an object; `key` is None for the outermost."""
+        """Write the entries of a nested object; `key` is None for the outermost one."""
         if key is not None:
             self._key(key)
         self._write("{\n")
@@ -211,7 +211,7 @@ class ColumnWriter:
         self._write(_encode(value))
 
     def column(self, key: str, entries: Iterable[Any]) -> None:
-        """A list of any length. Numbers must be finite and, for readers in JavaScript, below 2**53."""
+        """Write a list of any length. Numbers must be finite and, for readers in JavaScript, below 2**53."""
         self._key(key)
         self._write("[")
         remaining = iter(entries)
@@ -222,7 +222,7 @@ class ColumnWriter:
         self._write("]")
 
     def floats(self, key: str, entries: Iterable[float]) -> None:
-        """A column of numbers: NaN as null, the infinite ones as "inf" and "-inf", which JSON has no numbers for."""
+        """Write a column of numbers. JSON has no NaN or infinity, so they become null, "inf" and "-inf"."""
         self.column(key, (entry if math.isfinite(entry) else _in_words(entry) for entry in entries))
 
     def _key(self, key: str) -> None:
@@ -271,7 +271,7 @@ class Section:
         return found
 
     def one_of(self, key: str, known: Sequence[str]) -> Any:
-        """A text of which the known ones are allowed."""
+        """Return a text that must be one of the known ones."""
         found = self.text(key)
         if found not in known:
             raise self.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
@@ -284,7 +284,7 @@ class Section:
         return found
 
     def rows(self, key: str) -> list[Any]:
-        """A list of anything, which the caller looks at."""
+        """Return a list of any entries, which the caller checks."""
         found: list[Any] = self._typed(key, list, "a list")
         return found
 
@@ -303,7 +303,7 @@ class Section:
     def integers(
         self, key: str, high: int, *, low: int = 0, length: int | None = None, distinct: bool = False, code: str = "i"
     ) -> array[int]:
-        """A column of integers from `low` to below `high`, as an array of this type code, or of one with room."""
+        """Return a column of integers in [low, high) as an array of this type code, or of a wider one if needed."""
         found = array("q" if high > _MOST_IN_I else code)
         for piece in self._pieces(key, length, "whole numbers"):
             if any(type(each) is not int for each in piece):
@@ -326,7 +326,7 @@ class Section:
         return found
 
     def _pieces(self, key: str, length: int | None, of_what: str) -> Iterator[list[Any]]:
-        """The entries of a column, piece by piece."""
+        """Yield the entries of a column, piece by piece."""
         span = self._entry(key)
         if not isinstance(span, Span) or self._content[span.start] != ord("["):
             raise self.wrong(key, f"is not a list of {of_what}")
@@ -342,7 +342,7 @@ class Section:
                 raise self.wrong(key, f"is not a list of {of_what}") from None
 
     def wrong(self, key: str, reason: str) -> ValueError:
-        """The error for an entry which the caller found to be wrong."""
+        """Return the error for an entry that the caller found to be invalid."""
         return ValueError(f"{self._name(key)} {reason}")
 
     def _name(self, key: str) -> str:

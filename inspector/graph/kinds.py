@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 ARGUMENT = "Argument"
-"""The name of the leaf's task of a tape of HIPS autograd's: what gradients are taken with respect to."""
+"""The name of the leaf task in a tape of HIPS autograd, that of the differentiated argument."""
 
 KIND_TITLES = {
     Kind.CPP: "C++ node",
@@ -76,6 +76,6 @@ def kind_of(node: Node) -> Kind:
 
 
 def short_name(name: str) -> str:
-    """The name without what every node has: `torch::autograd::CopySlices` -> `CopySlices`, `MmBackward0` -> `Mm`."""
+    """Return the name without namespace and suffix: `Mm` for `MmBackward0`, `CopySlices` for its C++ name."""
     name = name.rsplit("::", 1)[-1]
     return re.sub(r"Backward\d*$", "", name) or name

@@ -42,13 +42,13 @@ class LiveNodes(list[Node]):
         self.leaves: dict[int, ref[Tensor]] = {}
 
     def forget(self) -> None:
-        """Lets go of the nodes; of the leaves, which are the program's, weak references stay."""
+        """Release the nodes. Weak references to the leaves, which belong to the program, remain."""
         leaves = ((number, node) for number, node in enumerate(self) if type(node).__name__ == "AccumulateGrad")
         self.leaves = {number: ref(leaf_of(node)) for number, node in leaves}
         self.clear()
 
     def watch(self, roots: Sequence[object]) -> None:
-        """Empties the list when one of these dies, if all of them are tensors."""
+        """Empty the list when one of these is freed, if all of them are tensors."""
         if all(isinstance(each, Tensor) for each in roots):
             forget = partial(_forget, ref(self))
             self._tensors = tuple(ref(each, forget) for each in roots if isinstance(each, Tensor))
@@ -77,10 +77,10 @@ def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
     if nodes is None or not nodes.is_watching:
         return
     frame = sys._getframe(0).f_back
-    if frame is not None and nodes._is_temporary(frame):  # no frame: the interpreter ends
+    if frame is not None and nodes._is_temporary(frame):  # no frame: the interpreter is exiting
         nodes.is_watching = False
     else:
         nodes.forget()
 
 
-keep_compiler_out(_forget)  # runs where a tensor dies, which may be in compiled code
+keep_compiler_out(_forget)  # runs when a tensor is freed, possibly in compiled code

@@ -1,4 +1,4 @@
-"""A small cache of the results that were used last."""
+"""A small cache of the most recently used results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ V = TypeVar("V")
 
 
 class LongKey:
-    """A long key: it is hashed once, where a tuple would be at each look.
+    """A long key that computes its hash once; a tuple would do so at each lookup.
 
     Raises:
-        TypeError: some of it has no hash.
+        TypeError: A part of the key is not hashable.
     """
 
     __slots__ = ("_facts", "_hash")
@@ -33,11 +33,11 @@ class LongKey:
 
 
 class Latest(Generic[V]):
-    """The latest of what was found, by key. Threads may share it.
+    """The most recently used values by key. Threads may share it.
 
     Args:
-        most: how much is kept,
-        weigh: by what each counts.
+        most: maximum total weight of the values.
+        weigh: function that returns a value's weight.
     """
 
     def __init__(self, most: int = _MOST, weigh: Callable[[V], int] = lambda found: 1) -> None:
@@ -62,7 +62,7 @@ class Latest(Generic[V]):
             return found
 
     def put(self, key: Hashable, found: V) -> None:
-        """Keeps this by the key, in the place of what was there."""
+        """Cache a value for the key, replacing the previous one."""
         with self._lock:
             self._found[key] = found
             self._found.move_to_end(key)

@@ -1,4 +1,4 @@
-"""Which nodes of a graph multiply matrices: their factors, shapes and settings, read without unpacking anything."""
+"""Matrix products of a graph's nodes: their factors, shapes and settings, read without unpacking anything."""
 
 from __future__ import annotations
 
@@ -74,25 +74,25 @@ class Product:
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The outputs that are products and that somebody asks for."""
+        """The outputs that are products and that another task reads."""
         return tuple(factor.output for factor in (self.left, self.right) if factor.wanted)
 
     @property
     def signature(self) -> Hashable:
-        """Equal for products which one batched product can make: all but whose they are and where their bytes lie."""
+        """A key that is equal for products that one batched product can compute."""
         sides = [(factor.wanted, factor.shape) for factor in (self.left, self.right)]
         return self.function, *sides, self.addend, self.result, self.alpha, self.beta, self.settings
 
     def factor(self, output: int) -> Factor:
-        """The factor whose gradient is this output."""
+        """Return the factor whose gradient is this output."""
         return self.left if output == self.left.output else self.right
 
     def other(self, output: int) -> Factor:
-        """The factor by which the result's gradient is multiplied to get this output."""
+        """Return the factor that is multiplied with the result's gradient for this output."""
         return self.right if output == self.left.output else self.left
 
     def __str__(self) -> str:
-        """`addmm 32×64 @ 64×64`."""
+        """Return the product as text: `addmm 32×64 @ 64×64`."""
         left, right = ("×".join(map(str, factor.shape)) for factor in (self.left, self.right))
         return f"{self.function} {left} {'*' if self.settings else '@'} {right}"
 
@@ -115,7 +115,7 @@ _FORMS = {
     "LinearBackward0": _Form("linear", ("input", 0), ("weight", 1), 2),
     "ConvolutionBackward0": _Form("convolution", ("input", 0), ("weight", 1), 2),
 }
-"""derivatives.yaml. LinearBackward0 is there where a device has its own linear (MPS); elsewhere it is addmm."""
+"""derivatives.yaml. LinearBackward0 only exists on devices with a linear kernel (MPS); elsewhere it is addmm."""
 
 _SETTINGS = ("stride", "padding", "dilation", "output_padding", "transposed", "groups")
 

@@ -1,4 +1,4 @@
-"""Finds a capture's record of a node by a mark in the node's metadata, never by its sequence number alone."""
+"""Marks in nodes' metadata, by which a capture's records are found. A sequence number alone is ambiguous."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..torch_private.tensors import nodes_beneath_transforms
 from ..torch_private.thread_state import functorch_is_active
 from .capture_records import Facts, Operation
 
-_MARK = "tapescope"  # the key in a node's metadata under which its Operation stands
-_HOOKS = "tapescope: hooks"  # the same for the calls that registered hooks of its tensors
+_MARK = "tapescope"  # key of a node's Operation in its metadata
+_HOOKS = "tapescope: hooks"  # key of the calls that registered hooks of its tensors
 HOOKING = ("register_hook", "retain_grad")
 """The functions that register a hook on a tensor that is not a leaf."""
 
@@ -34,7 +34,7 @@ class HookNote(NamedTuple):
 
 
 def tensors_of(value: object, depth: int = 3) -> Iterator[Tensor]:
-    """The tensors in a value: a tensor, or tuples, lists and mappings of them."""
+    """Yield the tensors in a value: a tensor, or tuples, lists and mappings of them."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in _PLAIN:
@@ -58,13 +58,13 @@ def nodes_of(value: object, depth: int = 3) -> Iterator[Node]:
 
 
 def mark(nodes: Iterable[Node], operation: Operation) -> None:
-    """Marks the nodes. A mark that is there already, of an inner call, stays."""
+    """Mark nodes with an operation. An existing mark, made by an inner call, is kept."""
     for node in nodes:
         notes_on(node).setdefault(_MARK, operation)
 
 
 def mark_result(result: object, operation: Operation) -> None:
-    """`mark` for what a torch function returned: nearly always one tensor."""
+    """Mark the nodes of a torch function's result, nearly always one tensor."""
     if isinstance(result, Tensor) and not functorch_is_active():
         node = result.grad_fn
         if node is not None:
@@ -74,12 +74,12 @@ def mark_result(result: object, operation: Operation) -> None:
 
 
 def mark_new(node: Node, operation: Operation) -> None:
-    """Mark a node that torch has just made; a capture inside of this one marks it again."""
+    """Mark a node that torch has just created; a nested capture marks it again."""
     node.metadata[_MARK] = operation  # type: ignore[index]
 
 
 def mark_again(nodes: Iterable[Node], operation: Operation) -> None:
-    """Replace the marks of new nodes by what a capture knows of the call that made them. Another capture's stay."""
+    """Replace this capture's marks of new nodes by the operation that made them. Another capture's marks stay."""
     for node in nodes:
         notes = notes_on(node)
         made = notes.get(_MARK)
@@ -88,7 +88,7 @@ def mark_again(nodes: Iterable[Node], operation: Operation) -> None:
 
 
 def unmarked_nodes(result: object) -> list[Node]:
-    """The nodes of a function's result that no operation has claimed yet."""
+    """Return the nodes of a function's result that have no mark yet."""
     return [node for node in nodes_of(result) if _MARK not in notes_on(node)]
 
 
@@ -112,7 +112,7 @@ def mark_foreign(arguments: Sequence[object], start: int, newest: object = None)
 
 
 def note_hook(tensor: Tensor, hook: object, operation: Operation) -> None:
-    """Notes at the node of a tensor that it got a hook by this operation, `register_hook` or `retain_grad`."""
+    """Record in a tensor's node that this operation (`register_hook`, `retain_grad`) registered a hook."""
     node = tensor.grad_fn
     if node is not None:
         name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
@@ -121,12 +121,12 @@ def note_hook(tensor: Tensor, hook: object, operation: Operation) -> None:
 
 
 def hooks_noted(node: Node) -> tuple[HookNote, ...]:
-    """The hooks which captures saw the tensors get that this node made, oldest first; also those taken away since."""
+    """Return the recorded hooks of a node's tensors, oldest first, including hooks removed since."""
     return tuple(notes_on(node).get(_HOOKS, ()))
 
 
 def operation_of(node: Node) -> Operation | None:
-    """The operation whose result this node made, if a capture saw it."""
+    """Return the operation whose result this node made, if a capture saw it."""
     return notes_on(node).get(_MARK)
 
 
@@ -158,5 +158,5 @@ def operations_of(
             if operation.start <= number < operation.end and _MARK not in notes_on(child):
                 operations.setdefault(child, operation)
             elif number == UNNUMBERED:
-                operations[child] = operation  # the last to say so is the oldest user
+                operations[child] = operation  # the last assignment is by the oldest user
     return operations

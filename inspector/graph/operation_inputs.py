@@ -29,7 +29,7 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator),
 )
-_DEEPEST = 3  # containers in containers
+_DEEPEST = 3  # maximum depth of nested containers
 _SIGNATURE = re.compile(r"\s*(\w+)\(([^()]*)\)\s*->")  # "addmm(input, mat1, mat2, *, beta=1, alpha=1) -> Tensor"
 _NAME = re.compile(r"[a-zA-Z_]\w*")
 
@@ -74,7 +74,7 @@ class KeptTensor:
 
 
 class _KeptObject:
-    """Something else that an operation was given, as long as it lives."""
+    """A weak reference to an argument that is not a tensor."""
 
     __slots__ = ("_kind", "_name", "_reference")
 
@@ -124,10 +124,10 @@ class KeptInputs:
         return self
 
     def rebuilt(self, value_of: Callable[[KeptTensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with these tensors in the place of those that were kept.
+        """Return the arguments, with the kept tensors replaced by these tensors.
 
         Raises:
-            LookupError: one of them is gone, with a sentence.
+            LookupError: An argument is no longer alive; the message names it.
         """
         return _rebuilt(self._args, value_of), _rebuilt(self._kwargs, value_of)
 
@@ -155,7 +155,10 @@ class KeptInputs:
 def keep_inputs(
     function: Callable[..., Any] | type, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> KeptInputs | None:
-    """To be called before the operation runs. None where no node can come of it, or inside transforms of torch.func."""
+    """Keep the arguments of an operation before it runs.
+
+    Return None if it cannot create a node, or inside transforms of torch.func.
+    """
     if not torch.is_grad_enabled() or functorch_is_active():
         return None
     with without_torch_function():
@@ -163,7 +166,7 @@ def keep_inputs(
 
 
 def argument_names(function: Callable[..., Any] | type | str) -> tuple[tuple[str, ...], str | None]:
-    """The names of what an operation takes by place, and of what takes the rest (`*tensors`)."""
+    """Return the names of an operation's positional arguments, and of the variadic one (`*tensors`)."""
     if isinstance(function, str):
         return (), None
     if isinstance(function, type):

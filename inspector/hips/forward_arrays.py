@@ -1,4 +1,4 @@
-"""What a taped forward left: the arrays that its nodes made and something keeps. Needs the package `autograd`."""
+"""Arrays of a taped forward that are still alive. Needs the package `autograd`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tape_nodes import RecordedNode, owner_of
 
 
 class ForwardArray(NamedTuple):
-    """An array of the forward: the node that made it, and the (task, name) pairs of the formulas that keep it."""
+    """An array of the forward: the node that made it, and the (task, name) pairs of the formulas that keep it alive."""
 
     owner: np.ndarray[Any, Any]
     made_by: RecordedNode
@@ -21,9 +21,9 @@ class ForwardArray(NamedTuple):
 
 
 def forward_arrays(tape: HipsTape) -> list[ForwardArray]:
-    """The arrays that nodes made in the forward and something keeps: their formulas (`vjp`), or the user's code.
+    """Return the arrays made by the forward's nodes that formulas (`vjp`) or the user's code keep alive.
 
-    What a formula keeps hidden, in an object that is neither a function nor a container, is not seen to be kept by it.
+    References through objects that are neither functions nor containers are not attributed to a formula.
     """
     nodes = tape.nodes
     given = {id(owner) for each in nodes[-1].made if (owner := each()) is not None}
@@ -43,7 +43,7 @@ def forward_arrays(tape: HipsTape) -> list[ForwardArray]:
 
 
 def kept_by(node: RecordedNode) -> Iterator[tuple[str, Any]]:
-    """The arrays that a node's formula keeps, by the names which they have there."""
+    """Yield the arrays that a node's formula keeps alive, with their variable names."""
     seen: set[int] = set()
     stack: list[tuple[str, Any]] = [("vjp", node.vjp)]
     while stack:
@@ -66,4 +66,4 @@ def kept_by(node: RecordedNode) -> Iterator[tuple[str, Any]]:
 
 
 _EMPTY = type((lambda value: lambda: value)(0).__closure__[0])()  # type: ignore[index]
-"""A cell with nothing in it is equal to this one."""
+"""An empty closure cell; empty cells are equal to it."""

@@ -1,4 +1,4 @@
-"""What is to be known of tapes while they are recorded: their values, and who follows what their nodes make."""
+"""Observers of tapes while they are recorded: checks of values, and callbacks for new nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 LOOKING: ContextVar[bool] = ContextVar("looking_at_values", default=False)
-"""Whether nodes that are made look for NaN and infinite values."""
+"""Whether new nodes check their values for NaN and infinity."""
 
 
 class Follower(Protocol):
@@ -20,12 +20,12 @@ class Follower(Protocol):
 
 
 FOLLOWED: ContextVar[Follower | None] = ContextVar("followed_by", default=None)
-"""The observers of the tapes that are recorded."""
+"""The active observers of tape recordings."""
 
 
 @contextmanager
 def looking_at_values() -> Iterator[None]:
-    """Tapes that are recorded meanwhile know which node made the first NaN or infinite value."""
+    """Let tapes recorded in this context find the node that made the first NaN or infinite value."""
     token = LOOKING.set(True)
     try:
         yield

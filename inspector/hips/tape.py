@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class HipsTape:
-    """One call of a function as autograd recorded it: `ts.graph`, `ts.debug` and `ts.backward` take it like a loss.
+    """A function call recorded by autograd. `ts.graph`, `ts.debug` and `ts.backward` accept it like a loss.
 
-    A backward computes the gradients by autograd's own formulas and sums. It may run any number of times.
+    A backward computes the gradients with autograd's formulas and sums. It may run any number of times.
 
     Attributes:
-        function: the name of what was called.
-        value: what it returned.
-        nodes: by task id autograd's node, with its `name`, its vector space `space` and its `source` line. The last is
-            the argument's.
-        gradient: what the last backward found for the argument: an array, or a container like it. With several argnums
-            a tuple. None before.
+        function: name of the function.
+        value: the function's result.
+        nodes: autograd's node for each task id, with its `name`, its vector space `space` and its `source` line. The
+            last one belongs to the argument.
+        gradient: the argument's gradient from the last backward: an array, a container of arrays, or a tuple for
+            several argnums. None before the first backward.
     """
 
     def __init__(self, function: str, value: Any, nodes: Sequence[RecordedNode], arguments: str) -> None:
@@ -51,21 +51,21 @@ class HipsTape:
 
     @property
     def end(self) -> Task:
-        """The task from which a backward starts: that of the function's value."""
+        """The task of the function's value, from which a backward starts."""
         return self.graph.tasks[self.graph.roots[0].task]
 
     @cached_property
     def graph(self) -> Graph:
-        """The tasks of a backward: one for each node, and their edges.
+        """The graph of a backward, with one task per node.
 
-        A task takes the gradient of its node's value; of a container (a tuple, list or dict) one for each array in it.
-        The argument's task is the leaf; the function is the one module call, in which all others are. A graph from here
-        has no `nodes`: those are autograd's, and the tape has them.
+        The input of a task is the gradient of its node's value; for a container (a tuple, list or dict), one gradient
+        per array. The argument's task is the leaf. The function is the only module call, and contains all other tasks.
+        The graph has no `nodes`, because those of autograd are in the tape.
         """
         ids = {node: task_id for task_id, node in enumerate(self.nodes)}
         hips = _hips_nodes()
         metas: dict[TensorMeta, TensorMeta] = {}
-        operations: dict[tuple[object, ...], StoredOperation] = {}  # equal ones are one object
+        operations: dict[tuple[object, ...], StoredOperation] = {}  # equal operations share an object
         tasks, edges = [], []
         leaf = len(self.nodes) - 1
         for task_id, node in enumerate(self.nodes):
@@ -88,7 +88,7 @@ class HipsTape:
                 for place in hips.places(node, parent):
                     edges.append(Edge(task_id, number, ids[parent], place))
                     number += 1
-        end = max(leaf - 1, 0)  # what all others led to, and so the last that was made
+        end = max(leaf - 1, 0)  # the last node made; all others lead to it
         graph = Graph(tuple(tasks), tuple(edges), (Root(end, 0),), (ModuleCall(0, "", self.function, None, 0),))
         _tapes[graph] = ref(self)
         return graph
@@ -98,29 +98,30 @@ _tapes: WeakKeyDictionary[Graph, ref[HipsTape]] = WeakKeyDictionary()
 
 
 def tape_of(graph: Graph) -> HipsTape | None:
-    """The tape of which this is the graph, as long as there is one."""
+    """Return the tape of this graph if it is alive."""
     found = _tapes.get(graph)
     return None if found is None else found()
 
 
 def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] = 0, **kwargs: Any) -> HipsTape:
-    """Calls a function written with `autograd.numpy` and keeps the tape, as `autograd.grad` would. No backward runs.
+    """Call a function written with `autograd.numpy` and record its tape, as `autograd.grad` does. No backward runs.
 
     tape = ts.hips.tape(loss, weights, batch)
     deck = ts.debug(tape)       # steps through what autograd.grad(loss)(weights, batch) computes at once
     deck.run(); tape.gradient
 
     Args:
-        fun: returns one array or scalar.
-        args, kwargs: what it is called with.
-        argnum: the argument with respect to which gradients are wanted, or several. It may be a container of arrays.
+        fun: A function that returns one array or scalar.
+        args, kwargs: Its arguments.
+        argnum: The number of the argument to differentiate with respect to, or several. The argument may be a container
+            of arrays.
 
     Raises:
-        ModuleNotFoundError: the package `autograd` is not installed.
-        TypeError: `fun` is no function or `argnum` no number, or autograd takes no derivative with respect to such an
-            argument, or of what the function returned.
-        ValueError: the function's value does not depend on the argument.
-        IndexError: there is no such argument.
+        ModuleNotFoundError: The package `autograd` is not installed.
+        TypeError: `fun` is not a function, `argnum` is not a number, or autograd cannot differentiate with respect to
+            the argument, or differentiate the result.
+        ValueError: The function's value does not depend on the argument.
+        IndexError: `argnum` is out of range.
     """
     hips = _hips_nodes()
     if isinstance(fun, nn.Module) or not callable(fun):
@@ -183,14 +184,14 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 
 
 def not_native() -> NotImplementedError:
-    """The error of who gives a tape to PyTorch's engine."""
+    """Return the error for a tape passed to PyTorch's engine."""
     return NotImplementedError(
         "PyTorch's engine runs PyTorch's nodes alone; a tape of HIPS autograd's runs with engine=\"direct\""
     )
 
 
 def refuse_parts(value: object) -> None:
-    """Raises a TypeError if this is a box or a node of autograd's: what is below it is only known from the start."""
+    """Raise TypeError for a box or node of autograd, whose graph is only known if recorded from the start."""
     if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):
         kind = type(value).__name__
         raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips.tape(fun, *args))")
@@ -209,7 +210,7 @@ def _hips_nodes() -> ModuleType:
 
 
 def _names(fun: Callable[..., Any], numbers: Sequence[int]) -> list[str]:
-    """The arguments' names in the function's definition, where that can be read."""
+    """Return the arguments' names from the function's signature if it can be read."""
     parameters: Mapping[str, inspect.Parameter] = {}
     with suppress(TypeError, ValueError):
         parameters = inspect.signature(fun).parameters

@@ -1,4 +1,4 @@
-"""The nodes, vector spaces and sums of the package autograd (HIPS). Needs that package."""
+"""Nodes, vector spaces and sums of the package autograd (HIPS), which must be installed."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ __all__ = [
 
 _LIBRARIES = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (autograd, np))
 _CPU = torch.device("cpu")
-_NOTHING = TensorMeta((0,), torch.float64, _CPU)  # what there is in an empty container
+_NOTHING = TensorMeta((0,), torch.float64, _CPU)  # the input of an empty container
 
 
 class RecordedNode(VJPNode):  # type: ignore[misc]
-    """A node of autograd's that also knows its name, its place in the order of creation, its vector space and line.
+    """A node of autograd with its name, number in order of creation, vector space and source line.
 
-    autograd makes it: the class of the node from which a trace starts is that of all its nodes.
+    autograd creates all nodes of a trace with the class of the start node.
 
     Attributes:
-        parents, vjp: as in VJPNode: what it was computed from, and the function that gives their gradients for its own.
-        name: the primitive's.
-        number: counts the nodes of one trace by creation; the start has 0.
+        parents, vjp: as in VJPNode: the nodes it was computed from, and the function that computes their gradients.
+        name: name of the primitive.
+        number: position in the trace's order of creation; 0 for the start.
         space: the vector space of its value, and so of its gradient.
         taken: the index at which `container_take` took its value, in a tuple; None for other primitives.
         source: the user's line that called the primitive.
-        made: the arrays whose memory its value is, as long as they live.
-        argnums: the numbers of the primitive's arguments of which it has parents.
-        bad: how many elements of its value are NaN or infinite, where `looking_at_values` was open; else 0.
-        is_own: the primitive is numpy's, scipy's or autograd's own, and not one that a user has defined.
+        made: weak references to the arrays that own its value's memory.
+        argnums: the numbers of the primitive's arguments that have a parent.
+        bad: number of NaN or infinite elements if `looking_at_values` was open, otherwise 0.
+        is_own: whether the primitive is from numpy, scipy or autograd rather than defined by the user.
     """
 
     __slots__ = ("_numbers", "argnums", "bad", "is_own", "made", "name", "number", "source", "space", "taken")
@@ -116,10 +116,10 @@ notrace_primitives[RecordedNode] = notrace_primitives[VJPNode]
 
 
 def trace(function: Callable[[Any], Any], argument: object) -> tuple[Any, RecordedNode | None, RecordedNode]:
-    """Calls a function of one argument. Returns its value, the node that made it, and the argument's.
+    """Call a function of one argument. Return its value, the node that made it, and the argument's node.
 
-    The node is None where the value does not depend on the argument, as far as autograd sees; the value may then be
-    anything, with boxes in it. A function that raises leaves no trace open, as it would in autograd itself.
+    The node is None if autograd sees no dependence of the value on the argument; the value may then be anything, with
+    boxes in it. Unlike in autograd itself, a function that raises leaves no trace open.
     """
     start = RecordedNode.new_root(argument)
     found: list[tuple[Any, RecordedNode | None]] = []
@@ -130,7 +130,7 @@ def trace(function: Callable[[Any], Any], argument: object) -> tuple[Any, Record
             found.append((value._value, value._node))
             return value
         found.append((value, None))
-        return box  # else autograd warns of what becomes an error
+        return box  # otherwise autograd warns about a condition that raises an error later
 
     top = trace_stack.top
     try:
@@ -146,7 +146,7 @@ def can_be_argument(value: object) -> bool:
 
 
 def is_part_of_trace(value: object) -> bool:
-    """Whether it is a box or a node, of which alone nothing can be told."""
+    """Return whether the value is a box or a node of autograd, from which no graph can be read."""
     return isinstance(value, Box | VJPNode)
 
 
@@ -156,15 +156,15 @@ def is_container(space: object) -> bool:
 
 
 def is_sparse(gradient: object) -> bool:
-    """Whether a gradient is a promise to add to a few places of an array or a container: that of an index."""
+    """Return whether a gradient is autograd's sparse gradient of an index, which adds to a few elements."""
     return type(gradient) in sparse_object_types
 
 
 def metas_of(space: Any) -> tuple[TensorMeta, ...]:
-    """What the arrays of a value look like: of an array or a scalar itself, of a container those in it, in order.
+    """Return the metadata of a value's arrays: the array or scalar itself, or the arrays of a container in order.
 
     Raises:
-        TypeError: torch has no such dtype, or it is a space of the user's own, whose elements are no arrays.
+        TypeError: torch has no such dtype, or the space is user-defined and not one of arrays.
     """
     if isinstance(space, ArrayVSpace):
         return (TensorMeta(tuple(space.shape), _torch_dtype(space.dtype), _CPU),)
@@ -176,7 +176,7 @@ def metas_of(space: Any) -> tuple[TensorMeta, ...]:
 
 
 def arrays_in(space: Any, value: Any) -> Iterator[Any]:
-    """The arrays and scalars of a value, as `metas_of` counts them; of an empty container none."""
+    """Yield the arrays and scalars of a value in the order of `metas_of`; none for an empty container."""
     if not is_container(space):
         yield value
         return
@@ -185,7 +185,7 @@ def arrays_in(space: Any, value: Any) -> Iterator[Any]:
 
 
 def owner_of(value: Any) -> np.ndarray[Any, Any] | None:
-    """The array whose memory this one is; None: it is a scalar, or on memory that is not numpy's."""
+    """Return the array that owns a value's memory; None for a scalar, or if NumPy does not own the memory."""
     while isinstance(value, np.ndarray) and value.base is not None:
         value = value.base
     return value if isinstance(value, np.ndarray) else None
@@ -193,7 +193,7 @@ def owner_of(value: Any) -> np.ndarray[Any, Any] | None:
 
 @cache
 def _is_own(primitive: Callable[..., object]) -> bool:
-    inner = getattr(primitive, "fun", primitive)  # what it wraps
+    inner = getattr(primitive, "fun", primitive)  # the wrapped function
     module = getattr(inner, "__module__", None) or ""
     return isinstance(inner, np.ufunc) or module.partition(".")[0] in ("numpy", "scipy", "autograd", "builtins")
 
@@ -204,7 +204,7 @@ def _bad(value: Any) -> int:
 
 
 def _owners(space: Any, value: Any) -> tuple[ref[Any], ...]:
-    if isinstance(value, np.ndarray):  # nearly all are
+    if isinstance(value, np.ndarray):  # nearly all values are
         owner = owner_of(value)
         return () if owner is None else (ref(owner),)
     owners = map(owner_of, arrays_in(space, value)) if is_container(space) else ()
@@ -212,7 +212,7 @@ def _owners(space: Any, value: Any) -> tuple[ref[Any], ...]:
 
 
 def below(end: RecordedNode) -> list[RecordedNode]:
-    """The nodes to which a path leads from `end`, it included: those whose vjp a backward calls."""
+    """Return `end` and the nodes reachable from it, whose vjp a backward calls."""
     found = {end: None}
     stack = [end]
     while stack:
@@ -224,7 +224,7 @@ def below(end: RecordedNode) -> list[RecordedNode]:
 
 
 def spaces_in(space: Any) -> Iterator[Any]:
-    """The spaces of those arrays."""
+    """Yield the spaces of a value's arrays."""
     if not is_container(space):
         yield space
         return
@@ -233,12 +233,12 @@ def spaces_in(space: Any) -> Iterator[Any]:
 
 
 def rebuilt(space: Any, arrays: Iterator[Any]) -> Any:
-    """A value of this space with these arrays in it, the reverse of `arrays_in`."""
+    """Build a value of this space from its arrays, the reverse of `arrays_in`."""
     return space._map(lambda each: rebuilt(each, arrays)) if is_container(space) else next(arrays)
 
 
 def places(node: RecordedNode, parent: RecordedNode) -> list[int]:
-    """Which arrays of a parent's value a node was computed from, as far as is known: those at an index, else all."""
+    """Return the indices of the parent's arrays that a node was computed from; all of them if it is not known."""
     found = None
     if node.taken is not None:
         found = _leaves(_numbered(parent.space, count())[node.taken[0]])
@@ -250,7 +250,7 @@ def _parts(space: Any) -> list[tuple[Any, Any]]:
 
 
 def _numbered(space: Any, numbers: Iterator[int]) -> Any:
-    """A container of the same form, with the numbers of its arrays in their places."""
+    """Return a container of the same structure, with the numbers of its arrays in their places."""
     return space._map(lambda each: _numbered(each, numbers)) if is_container(space) else next(numbers)
 
 
@@ -281,7 +281,7 @@ def _user_line() -> Source | None:
 
 
 class ToldNode(VJPNode):  # type: ignore[misc]
-    """A node as autograd's own `grad` makes it, and nothing is kept of it besides. The root is given whom to tell."""
+    """A node like those of autograd's `grad`, with nothing else recorded. The root holds a callback for new nodes."""
 
     __slots__ = ("_tell",)
     _tell: Callable[[], None]

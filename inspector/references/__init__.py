@@ -1,4 +1,4 @@
-"""Search for references that keep an object alive, reported as readable expressions.
+"""Find what holds a living object, as an expression that a user can read.
 
 May import: graph, torch_private.
 """

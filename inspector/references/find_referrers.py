@@ -1,4 +1,4 @@
-"""Finds the shortest reference path from a name to an object, by a search upwards for several objects at once."""
+"""Search for the shortest reference path from a name to an object, upwards, for several objects at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .reference_paths import HeldAt, key_of, place_in, type_name
 from .stack_frames import is_of_function, place_of, running_frames, thread_name, variables_of
 
 MOST_LOOKED_AT = 20_000
-MOST_AT_ONCE = 256  # gc.get_referrers compares each reference of the process with each of them
+MOST_AT_ONCE = 256  # gc.get_referrers compares every reference in the process with each of them
 _MOST_LEVELS = 60
-_MAIN = ("__main__", "__mp_main__")  # what multiprocessing calls the same module
-_MOST_INSTANCES = 8  # of a class: each of them holds it
-_MOST_ELEMENTS = 10_000  # of an array of objects
+_MAIN = ("__main__", "__mp_main__")  # multiprocessing's name for the main module
+_MOST_INSTANCES = 8  # instances of a class to look at; each of them refers to it
+_MOST_ELEMENTS = 10_000  # elements of an object array to look at
 _NOBODY = "a temporary of a running frame or C++"
 
 _contents_of: Any = vars(ModuleType)["__dict__"].__get__
@@ -32,14 +32,15 @@ Kind = Literal["named", "cycle", "unnamed", "bounded"]
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds an object.
+    """The holder of an object.
 
     Attributes:
-        text: as an expression: `trainer.store[1]['o']`, `local variable outs of train() at train.py:90: outs[1]`.
-        kind: "named" where a variable leads to it; "cycle" where it holds itself, so that the collector finds it, but
-            where C++ holds one of the cycle; "unnamed" where what holds it is not seen by Python; "bounded" where too
-            much would have had to be looked at.
-        at: `file:line` of the function whose variable it is, if it is one's.
+        text: the holder as an expression: `trainer.store[1]['o']`, `local variable outs of train() at train.py:90:
+            outs[1]`.
+        kind: "named" if a variable leads to the object; "cycle" if the object refers to itself through others, which
+            the collector frees unless C++ holds one of them; "unnamed" if Python cannot see the holder; "bounded" if
+            the search reached its limit.
+        at: `file:line` of the function whose local variable leads to the object, if there is one.
     """
 
     text: str
@@ -53,18 +54,18 @@ class Holder:
 def who_holds(
     objects: Sequence[object], most: int = MOST_LOOKED_AT, error: BaseException | None = None
 ) -> list[Holder]:
-    """Who holds each of these, in their order; `objects` itself does not count, nor do the calls of tapescope that ask.
+    """Return the holder of each of these objects, ignoring `objects` itself and tapescope's own calls.
 
-    Modules' and running functions' variables are where a way starts. No code of the user is called: no property, no
-    `__class__`, no `__eq__`. Nothing is kept alive afterwards, and no garbage is made that only the collector frees.
+    A path starts at a variable of a module or a running function. No user code is called: no property, no `__class__`,
+    no `__eq__`. Nothing is kept alive afterwards, and no garbage is created that only the collector frees.
 
-    Known limitations: what is frozen (`gc.freeze`) or not tracked by the collector holds unseen; of NumPy's arrays of
-    objects, which are not, those are looked into that are variables. Context variables are those of this thread. What
-    the stack of an expression under way holds has no name. Of several ways to an object the shortest is told.
+    Known limitations: references from objects that are frozen (`gc.freeze`) or not tracked by the collector are not
+    seen, except those from NumPy object arrays in variables. Only this thread's context variables are searched. Values
+    on the stack of a running expression have no name. If several paths lead to an object, the shortest is returned.
 
     Args:
-        most: how many objects may be looked at; where they don't suffice, the holder says so.
-        error: an exception: what the functions that it has left still hold is theirs.
+        most: Maximum number of objects to look at; if it is reached, the holder says so.
+        error: An exception; variables of the functions in its traceback count as theirs.
     """
     with unobserved():
         search = _Search(objects, most, error)
@@ -73,17 +74,19 @@ def who_holds(
 
 
 class _Search:
-    """Levels of holders above the targets. What was looked at is referred to by `kept` alone, and by numbers elsewhere:
-    a container of ours would be found as a holder.
+    """A search through levels of holders above the targets.
+
+    Only `kept` refers to the objects; everything else uses their ids, because another container of ours would be found
+    as a holder.
 
     Attributes:
-        kept: what was looked at, by id.
-        below: by the id of a holder, what it holds of that.
-        way: by the id of what a name leads to, its holder's; its own where it is at the start.
-        namespaces: the variables of modules, by the modules' names.
-        of_modules, of_others: where ways start: by the id of a variable's value its module, or its place where it is
-            a function's, a context's or an array's.
-        is_bounded: whether something was left out.
+        kept: the objects looked at, by id.
+        below: by the id of a holder, the ids of the objects it refers to.
+        way: by the id of an object that a name leads to, the id of its holder; its own id at the start of a path.
+        namespaces: the variables of modules, by module name.
+        of_modules, of_others: the starts of paths: by the id of a variable's value, its module, or its place if it is a
+            variable of a function or context, or an array element.
+        is_bounded: whether objects were left out.
     """
 
     def __init__(self, targets: Sequence[object], most: int, error: BaseException | None) -> None:
@@ -96,14 +99,14 @@ class _Search:
         self.of_others: dict[int, HeldAt] = {}
         self.is_bounded = False
         self._targets = set(self.kept)
-        self._values: list[object] = []  # else another could be at one's address
+        self._values: list[object] = []  # kept alive so that no address is reused
         self._not_holders = {id(self.kept), id(self._values), id(self.namespaces), id(targets)}
         self._instances: dict[int, int] = {}
         self._find_starts(error)
 
     def _find_starts(self, error: BaseException | None) -> None:
         here = threading.get_ident()
-        for thread, frame in running_frames(error):  # IPython's cells run in a module that is not that of sys.modules
+        for thread, frame in running_frames(error):  # IPython cells run in a module other than the one in sys.modules
             self.namespaces.setdefault(str(dict.get(frame.f_globals, "__name__")), frame.f_globals)
             if is_of_function(frame):
                 place = place_of(frame)
@@ -115,17 +118,19 @@ class _Search:
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
-        for name, variables in reversed(self.namespaces.items()):  # a variable of several modules is the first one's
+        for name, variables in reversed(
+            self.namespaces.items()
+        ):  # a variable of several modules belongs to the first one
             ids = [id(value) for value in list(dict.values(variables))]
-            self.of_modules.update(dict.fromkeys(ids, name))  # collectors don't tell of each module's dict that it does
+            self.of_modules.update(dict.fromkeys(ids, name))  # the collector does not track every module's dict
         array = _array_type()
         for name, variables in self.namespaces.items():
-            # In few modules. By identity: of a program's classes neither == nor hash() need work.
+            # Few modules have any. Compare by identity, because == and hash() of the program's classes may fail.
             if any(map(is_, map(type, list(dict.values(variables))), repeat(array))):
                 for variable, value in list(dict.items(variables)):
                     for element, inner in _elements_of(value, HeldAt(_in_module(name, variable))):
                         self._starts_at(element, inner)
-        for context_variable, value in copy_context().items():  # which only C holds
+        for context_variable, value in copy_context().items():  # held only by C
             self._starts_at(value, HeldAt(f"<the context variable {context_variable.name}>"))
 
     def _starts_at(self, value: object, place: HeldAt) -> None:
@@ -136,7 +141,7 @@ class _Search:
             self.of_others.setdefault(id(element), inner)
 
     def climb(self) -> None:
-        """Looks at the holders, theirs, and so on, until a name leads to each target or there are none left."""
+        """Look at the holders level by level, until a name leads to each target or no holders are left."""
         level = tuple(self.kept.values())
         for _ in range(_MOST_LEVELS):
             for starts in (self.of_modules, self.of_others):
@@ -155,7 +160,7 @@ class _Search:
         self.is_bounded = True
 
     def _holders_of(self, level: tuple[object, ...]) -> tuple[object, ...]:
-        """Those that have not been looked at yet."""
+        """Return the holders of a level that have not been looked at yet."""
         numbers = {id(each) for each in level}
         found = []
         for holder in gc.get_referrers(*level):
@@ -177,12 +182,12 @@ class _Search:
         return tuple(found)
 
     def _may_be_looked_at(self, kind: int) -> bool:
-        """Whether one more instance of a class may stand as its holder."""
+        """Return whether one more instance of a class may count as its holder."""
         self._instances[kind] = self._instances.get(kind, 0) + 1
         return self._instances[kind] <= _MOST_INSTANCES
 
     def _settle(self, start: int) -> None:
-        """A name leads to `start`, and so to all below it."""
+        """Mark `start` and everything below it as reached from a name."""
         self.way.setdefault(start, start)
         waiting = [start]
         for each in waiting:
@@ -192,7 +197,7 @@ class _Search:
                     waiting.append(held)
 
     def holder_of(self, target: int) -> Holder:
-        """In words."""
+        """Return the holder of a target as text."""
         if target not in self.way:
             return self._unnamed(target)
         numbers = [target]
@@ -203,7 +208,7 @@ class _Search:
         return Holder(str(place), "named", place.at or None)
 
     def _start(self, value: object) -> HeldAt:
-        """The variable that a way starts with."""
+        """Return the variable at the start of a path."""
         module = self.of_modules.get(id(value))
         if module is None:
             return self.of_others[id(value)]
@@ -212,9 +217,9 @@ class _Search:
         return HeldAt(_in_module(module, name))
 
     def _unnamed(self, target: int) -> Holder:
-        """No name leads to it: a cycle, something that only C++ holds, or too much to look at."""
+        """Return the holder of a target that no name leads to: a cycle, C++, or a search that reached its limit."""
         if self.is_bounded:
-            return Holder(f"no name found among the {len(self.kept):,} objects that were looked at", "bounded")
+            return Holder(f"no name found among the {len(self.kept):,} objects searched", "bounded")
         numbers, is_cycle = self._unnamed_way(target)
         if len(numbers) == 1:
             return Holder(_NOBODY, "unnamed")
@@ -225,7 +230,7 @@ class _Search:
         return Holder(f"{place}, which is held by {_NOBODY}", "unnamed", place.at or None)
 
     def _unnamed_way(self, target: int) -> tuple[list[int], bool]:
-        """The shortest cycle upward from the target; if there is none, the way to the last that was found above it."""
+        """Return the shortest cycle upwards from the target, or else the path to the last object found above it."""
         above: dict[int, list[int]] = {}
         for holder, below in self.below.items():
             for each in below:
@@ -247,12 +252,12 @@ def _in_module(module: str, variable: object) -> str:
 
 
 def _array_type() -> Any:
-    """NumPy's, where it has been imported."""
+    """Return NumPy's array type if NumPy has been imported."""
     return getattr(sys.modules.get("numpy"), "ndarray", None)
 
 
 def _elements_of(value: Any, place: HeldAt) -> Iterator[tuple[object, HeldAt]]:
-    """Those of an array of objects: no collector knows that it holds them."""
+    """Yield the elements of an object array, whose references the collector does not see."""
     if type(value) is not _array_type() or value.dtype != object:
         return
     what = place.expression if value.ndim == 1 else f"{place.expression}.flat"
@@ -261,7 +266,7 @@ def _elements_of(value: Any, place: HeldAt) -> Iterator[tuple[object, HeldAt]]:
 
 
 def _back(came_from: dict[int, int], start: int, target: int) -> list[int]:
-    """From a holder down to the target."""
+    """Return the path from a holder down to the target."""
     numbers = [start]
     while numbers[-1] != target:
         numbers.append(came_from[numbers[-1]])

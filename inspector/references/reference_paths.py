@@ -1,6 +1,6 @@
-"""A way from a name to an object, as the expression that a user would write.
+"""Reference paths from a name to an object, as the expression that a user would write.
 
-Nothing here calls code of the user: types are asked by `type`, attributes are read by descriptors that are made in C.
+Nothing here calls user code: `type` returns the types, and attributes are read through descriptors implemented in C.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _contents_of: Any = vars(type)["__dict__"].__get__
 _ATTRIBUTES = {
     *("__dict__", "__defaults__", "__kwdefaults__", "__traceback__", "__cause__", "__context__", "args", "tb_next"),
     *("cell_contents", "_backward_hooks", "_post_accumulate_grad_hooks"),
-}  # which C computes, and which are no other than what is kept
-_PLAIN = {str, bytes, int, float, bool, type(None)}  # of which repr is not the user's
+}  # computed by C from other attributes
+_PLAIN = {str, bytes, int, float, bool, type(None)}  # types whose repr is not user code
 _PARTS = {"_modules", "_parameters", "_buffers"}
 _SUSPENDED = {
     GeneratorType: ("generator", "gi_frame"),
@@ -46,13 +46,13 @@ _SUSPENDED = {
 
 @dataclass(frozen=True, slots=True)
 class HeldAt:
-    """Where something is held.
+    """A place that refers to an object.
 
     Attributes:
-        expression: what gives it, in the scope.
-        scope: whose variable the expression starts with, in words; empty for a module's.
-        outer: who holds that scope, in words.
-        namespace: of a dict that stands for the attributes of `expression`: which attribute it is itself.
+        expression: the expression for the object, within the scope.
+        scope: description of the local or closure variable that the expression starts with; empty for a module's.
+        outer: description of the holder of that scope.
+        namespace: for a dict with the attributes of `expression`, the attribute that the dict itself is.
         at: `file:line` of the function whose variable it is; empty for a module's.
     """
 
@@ -71,7 +71,7 @@ class HeldAt:
 
 
 def place_in(chain: Sequence[object], start: HeldAt) -> HeldAt:
-    """The place of the last of the chain, each of which holds the next; `start` is that of the first."""
+    """Return the place of the last object in a chain of references; `start` is the place of the first."""
     place = start
     at = 0
     while at + 1 < len(chain):
@@ -86,19 +86,19 @@ def place_in(chain: Sequence[object], start: HeldAt) -> HeldAt:
 
 
 def type_name(thing: object) -> str:
-    """`Tensor`, whatever the thing itself says of its class."""
+    """Return the name of the real type, such as `Tensor`, ignoring an overridden `__class__`."""
     return str(_name_of(type(thing)))
 
 
 def key_of(holder: dict[Any, Any], held: object) -> tuple[Any] | None:
-    """Under which key of a namespace something stands: a name without an underscore before one with it."""
+    """Return the key of a value in a namespace; names without a leading underscore come first."""
     keys = [key for key, value in list(dict.items(holder)) if value is held]
     public = [key for key in keys if type(key) is str and not key.startswith("_")]
     return next(((key,) for key in public or keys), None)
 
 
 def _held_by(place: HeldAt, holder: object, held: object, owner: object) -> HeldAt:
-    """One step of the chain; `owner`: what holds the holder."""
+    """Follow one reference of the chain. `owner` is the object that refers to the holder."""
     kind = type(holder)
     expression = f"{place.expression}{place.namespace}"
     if issubclass(kind, dict):
@@ -145,9 +145,9 @@ def _in_dict(place: HeldAt, holder: dict[Any, Any], held: object, owner: object)
     if space and type(key) is str:
         if key.isidentifier():
             return _named(bare, owner, key) if space == ".__dict__" else replace(bare, expression=f"{expression}.{key}")
-        if space == "._modules" and key.isdecimal():  # of nn.Sequential, nn.ModuleList
+        if space == "._modules" and key.isdecimal():  # nn.Sequential and nn.ModuleList
             return replace(bare, expression=f"{expression}[{key}]")
-    if space and type(key) is ref:  # threading.local has a dict by thread
+    if space and type(key) is ref:  # threading.local has one dict per thread
         return place
     return replace(bare, expression=f"{expression}{space}[{_key_text(key)}]")
 
@@ -161,14 +161,14 @@ def _key_text(key: object) -> str:
 
 
 def _named(place: HeldAt, owner: object, name: str) -> HeldAt:
-    """An attribute; those of a module that are its own stand in dicts of it."""
+    """Return the place of an attribute. A module's parameters, buffers and submodules are in dicts of its own."""
     if name == "__dict__" or (name in _PARTS and issubclass(type(owner), nn.Module)):
         return replace(place, namespace=f".{name}")
     return replace(place, expression=f"{place.expression}.{name}")
 
 
 def _attribute(holder: object, held: object) -> str | None:
-    """Under which attribute it is held: in the object's dict, in a slot, or in a field of C."""
+    """Return the attribute that refers to an object: in the holder's dict, a slot, or a C field."""
     for kind in _classes_of(type(holder)):
         for name, descriptor in list(_contents_of(kind).items()):
             in_c = type(descriptor) is MemberDescriptorType
@@ -180,7 +180,7 @@ def _attribute(holder: object, held: object) -> str | None:
                 continue
             if value is held:
                 return str(name)
-            if name == "__dict__" and type(value) is dict:  # which its object need not have made before
+            if name == "__dict__" and type(value) is dict:  # reading __dict__ may have created it
                 found = key_of(value, held)
                 if found is not None and type(found[0]) is str:
                     return found[0]
@@ -188,7 +188,7 @@ def _attribute(holder: object, held: object) -> str | None:
 
 
 def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> HeldAt:
-    """`closure variable y of hook() at train.py:12`."""
+    """Return the place of a closure variable: `closure variable y of hook() at train.py:12`."""
     code = function.__code__
     name = next(name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=True) if each is cell)
     source = Source(code.co_filename, code.co_firstlineno, "").short
@@ -197,7 +197,7 @@ def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> He
 
 
 def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
-    """A variable of a generator that waits, or of a frame that a traceback has kept."""
+    """Return the place of a variable of a suspended generator, or of a frame kept by a traceback."""
     kind = type(holder)
     if kind is FrameType:
         name = _first(variables_of(holder).items(), held)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:
         where, what = f"the {title} {place_of(frame)}", "it"
     else:
         return None
-    if name is None:  # on the stack of what it evaluates, or the frame's caller
+    if name is None:  # on the frame's value stack, or the frame's caller
         return None
     at = where.rpartition(" at ")[2]
     return HeldAt(name, f"local variable {name} of {where}", f"{what} is held as {place}", at=at)

@@ -1,4 +1,4 @@
-"""The frames that run, and their variables, read without keeping anything alive."""
+"""Running frames and their variables, read without keeping anything alive."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from types import FrameType
 
 from ..graph.source_lines import OWN_CODE, Source
 
-_NOBODY_ELSE = 3  # references to a dict that only its frame has: the frame's, the reader's, the call's that counts them
+_NOBODY_ELSE = 3  # references to a dict held only by its frame: the frame, our local variable, getrefcount's argument
 
 
 def running_frames(error: BaseException | None = None) -> list[tuple[int, FrameType]]:
-    """The frames of all threads with their thread, callers first; without those of tapescope, whose variables are not
-    the program's. `error`: the frames that it has left are among them, those of this thread last."""
+    """Return the frames of all threads with their thread, callers first, without tapescope's own frames.
+
+    The frames in the traceback of `error` are included, with those of this thread last.
+    """
     here = threading.get_ident()
     tops = sys._current_frames()
     own: FrameType | None = tops.pop(here)
-    while own is not None and _is_own(own):  # else this frame would be in a list that it holds
+    while own is not None and _is_own(own):  # otherwise this frame would be in a list that it refers to
         own = own.f_back
     found: list[tuple[int, FrameType]] = []
     for thread, top in [(here, own), *tops.items()]:
@@ -40,16 +42,16 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def is_of_function(frame: FrameType) -> bool:
-    """Whether it has variables of its own; those of a module or a class body are in a dict."""
+    """Return whether the frame is a function's. The variables of a module or class body are in a separate dict."""
     return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
-    """The variables of a function's frame.
+    """Return the variables of a function's frame.
 
-    Up to Python 3.12 `f_locals` is a dict that the frame keeps: it would hold what the function has let go of. It is
-    emptied, but where the user has it, too, by `locals()`, or where a trace function runs (pdb): then what is taken
-    out of it would be taken from the function itself.
+    Up to Python 3.12 the frame keeps the dict `f_locals`, which would keep alive objects that the function has
+    released. So the dict is cleared, unless the user has it, too, by `locals()`, or a trace function runs (pdb): then
+    removing an entry would delete the function's variable.
     """
     shown = frame.f_locals
     variables = {name: shown[name] for name in list(shown)}
@@ -63,7 +65,7 @@ def variables_of(frame: FrameType) -> dict[str, object]:
 
 
 def place_of(frame: FrameType) -> str:
-    """`train() at train.py:90`."""
+    """Return the function and current line of a frame: `train() at train.py:90`."""
     code = frame.f_code
     return f"{code.co_qualname}() at {Source(code.co_filename, frame.f_lineno or code.co_firstlineno, '').short}"
 

@@ -1,4 +1,4 @@
-"""Text output: sizes, counts, tables, reports, progress.
+"""Text for users: sizes, counts, tables, reports, progress.
 
 May import: renderers, validation.
 """

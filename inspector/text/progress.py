@@ -1,4 +1,4 @@
-"""One progress line on a terminal or in a notebook, which is erased at the end."""
+"""A single progress line on a terminal or in a notebook, erased at the end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from time import perf_counter
 from typing import TextIO
 
 Tell = Callable[[str], object]
-_AFTER_S = 2.0  # what takes no longer needs no line
+_AFTER_S = 2.0  # shorter operations show no line
 
 _OUTER: ContextVar[bool] = ContextVar("tapescope_is_telling", default=False)
-"""Whether somebody tells already: what a verb calls that is one itself says nothing between its lines."""
+"""Whether a progress line is already shown, so that nested operations show none."""
 
 
 @contextmanager
 def telling(asked: Tell | None, what: str, *, timed: bool = False) -> Iterator[Tell]:
-    """Return the progress callback: the given one, or a line such as `comparing: bfs, round 3 of 7`.
+    """Return the progress callback: the one passed, or a line such as `comparing: bfs, round 3 of 7`.
 
     Args:
-        asked: who asked for it.
-        what: what is being done, in the midst of a sentence.
-        timed: times are taken meanwhile: no thread waits to write the line, and it comes with what is told next.
+        asked: the callback passed by the user, or None.
+        what: the operation, as it appears within a sentence.
+        timed: whether times are measured meanwhile. Then no thread writes the line later; it appears with the next
+            message.
     """
     if asked is None and not _OUTER.get():
         with line_shown(_AFTER_S, waits=not timed) as line:
@@ -36,7 +37,7 @@ def telling(asked: Tell | None, what: str, *, timed: bool = False) -> Iterator[T
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No verb in it shows a line: somebody else tells."""
+    """Suppress progress lines of nested operations."""
     outer = _OUTER.set(True)
     try:
         yield
@@ -46,14 +47,14 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Iterator[ToldLine | None]:
-    """A line on stderr; None where that is neither a terminal nor in a notebook, or where somebody tells already.
+    """Show a line on stderr. Yield None if stderr is neither a terminal nor a notebook, or if a line is already shown.
 
-    A notebook shows what comes on stderr as if something were wrong, so there the line is on stdout.
+    A notebook marks output on stderr as an error, so there the line is on stdout.
 
     Args:
-        after_s: what is told before so many seconds is left out.
-        always: a line wherever stderr goes.
-        waits: what was told before is written when so many seconds have passed, by a thread that ends with the line.
+        after_s: seconds during which messages are not written.
+        always: whether to show a line wherever stderr goes.
+        waits: whether a thread writes the last early message once `after_s` has passed; it ends with the line.
     """
     stream = sys.stdout if _is_of_a_notebook(sys.stderr) else sys.stderr
     if not always and (_OUTER.get() or not _is_watched(stream)):
@@ -68,7 +69,7 @@ def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Ite
 
 
 def silent(said: str) -> None:
-    """Nobody sees it."""
+    """Ignore a progress message."""
 
 
 def _is_watched(stream: TextIO | None) -> bool:
@@ -81,10 +82,10 @@ def _is_of_a_notebook(stream: TextIO | None) -> bool:
 
 
 class ToldLine:
-    """What is told stands where what was told before stood.
+    """A progress line whose messages replace one another.
 
     Args:
-        waits: a thread writes what was told too early, once, and is gone when the line is.
+        waits: whether a thread writes the last message that came too early, once; it ends with the line.
     """
 
     def __init__(self, stream: TextIO, after_s: float, waits: bool = False) -> None:
@@ -118,7 +119,7 @@ class ToldLine:
                 self._write(self._last)
 
     def clear(self) -> None:
-        """Takes the line away, and the thread."""
+        """Erase the line and end the thread."""
         with self._writing:
             self._waits = False
             if self._length:

@@ -1,4 +1,4 @@
-"""Results as text, for a terminal and for a notebook: a table with sentences, or sentences with a table."""
+"""Results as text for terminals and notebooks: a table with sentences, or sentences with a table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Row = TypeVar("Row")
 
 
 class ShownAsTable:
-    """What a result has in common with others that are tables: how it is shown. What it says, its class says.
+    """Mixin for results shown as a table.
 
-    A class of this kind has `cells`, the table as text with its headings first, and `sentences`. It is a dataclass
-    mostly, and may have slots.
+    A subclass defines `cells`, the table as text with its headings first, and `sentences`. It is usually a dataclass,
+    and may have slots.
     """
 
     __slots__ = ()
@@ -30,9 +30,9 @@ class ShownAsTable:
         verbs_end_where_called(cls)
 
     words: ClassVar[Collection[str]] = ()
-    """The headings of columns of words; all others hold numbers, which end at one line."""
+    """The headings of text columns; all other columns hold numbers and are right-aligned."""
     html: ClassVar[str] = "table as HTML"
-    """The function that draws it in a notebook; see `inspector/renderers.py`."""
+    """The renderer for notebooks; see `inspector/renderers.py`."""
 
     @property
     def cells(self) -> list[list[str]]:
@@ -41,12 +41,12 @@ class ShownAsTable:
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The table's findings, in sentences."""
+        """Return the table's findings as sentences."""
         raise NotImplementedError
 
     @property
     def table(self) -> Table:
-        """The rows as a table of rich."""
+        """Return the rows as a rich table."""
         cells = self.cells
         return cells_table(cells, self._numbers(cells[0]))
 
@@ -68,12 +68,12 @@ class ShownAsTable:
 def cells_table(
     cells: Sequence[Sequence[str]], right: Collection[str] = (), bold: Collection[int] | None = None
 ) -> Table:
-    """A table of text as one of rich.
+    """Return a table of text as a rich table.
 
     Args:
-        cells: the texts, its headings first.
-        right: the headings of columns of numbers.
-        bold: the places of the rows whose first cell is bold; None: of all.
+        cells: the texts, headings first.
+        right: headings of number columns.
+        bold: indices of the rows whose first cell is bold; None for all rows.
     """
     from .rich_table import FittedTable
 
@@ -102,10 +102,10 @@ def row_called(
 
 
 class ShownAsFindings:
-    """What a result has in common with others that are sentences and a table below them. See `ShownAsTable`.
+    """Mixin for results shown as sentences with a table below them. See `ShownAsTable`.
 
-    A class of this kind has `sentences`, and `cells` where there is a table. One that shows itself at Python's prompt,
-    too, has `__repr__ = ShownAsFindings.__str__`.
+    A subclass defines `sentences`, and `cells` if it has a table. To be shown at Python's prompt, too, it sets
+    `__repr__ = ShownAsFindings.__str__`.
     """
 
     __slots__ = ()
@@ -121,17 +121,17 @@ class ShownAsFindings:
 
     @property
     def sentences(self) -> Sequence[str]:
-        """What is found, in words."""
+        """Return the findings as sentences."""
         raise NotImplementedError
 
     @property
     def right(self) -> Sequence[str]:
-        """The headings of columns of numbers."""
+        """Return the headings of number columns."""
         return ()
 
     @property
     def table(self) -> RenderableType:
-        """Sentences and table for rich."""
+        """Return sentences and table for rich."""
         return findings_rich(self.sentences, self.cells, self.right)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class ShownAsFindings:
 
 
 def findings_text(sentences: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """The sentences, and below them the table, its headings first. `right`: headings of columns of numbers."""
+    """Return the sentences, and the table (headings first) below them. `right`: headings of number columns."""
     parts = ["\n".join(sentences)] if sentences else []
     if cells[1:]:
         parts.append("\n".join(lines_of(cells, right)))
@@ -155,7 +155,7 @@ def findings_text(sentences: Sequence[str], cells: Sequence[Sequence[str]], righ
 def findings_rich(
     sentences: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> RenderableType:
-    """The same for rich."""
+    """Return the sentences and the table for rich."""
     from rich.console import Group
     from rich.text import Text
 

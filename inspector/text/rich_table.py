@@ -1,4 +1,4 @@
-"""A table of rich that is fitted into the width it is given as a table of text is, see `columns`."""
+"""A rich table that is fitted into the available width like a table of text; see `text_columns.py`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Cells = Sequence[Sequence[str]]
 
 
 class FittedTable(Table):
-    """The rows of a table of text.
+    """A rich table from the rows of a table of text.
 
     Args:
         cells: the texts, row by row, headings first.
-        right: the headings of columns of numbers, which end at one line and are never cut.
-        bold: the places of the rows whose first cell is bold.
+        right: headings of number columns, which are right-aligned and never cut.
+        bold: indices of the rows whose first cell is bold.
     """
 
     def __init__(self, cells: Cells, right: Collection[str], bold: Collection[int]) -> None:

@@ -24,18 +24,18 @@ SIZES = 'such as "8GB" (8 × 10⁹ bytes) or "8GiB" (8 × 2³⁰)'
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 parameter`, `1,024 parameters`."""
+    """Return a count with its noun: `1 parameter`, `1,024 parameters`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def nth(number: int) -> str:
-    """`1st`, `2nd`, `53rd`, `1,011th`: a task's place in its run. widgets/js/src/format.ts writes it the same way."""
+    """Return an ordinal: `1st`, `2nd`, `53rd`, `1,011th`. widgets/js/src/format.ts does the same."""
     ending = "th" if number // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number:,}{ending}"
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """`4×8`, `scalar`; `nested` of None."""
+    """Return a shape as text: `4×8`, `scalar`; `nested` for None."""
     return "nested" if shape is None else "×".join(map(str, shape)) or "scalar"
 
 
@@ -45,15 +45,15 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def bytes_of(text: str, name: str, wanted: str) -> int:
-    """The bytes that a size says: "8GB", "1.5 GiB", "512 MiB", "100 B". GB counts in thousands, GiB in 1,024s.
+    """Parse a size: "8GB", "1.5 GiB", "512 MiB", "100 B". GB uses powers of 1,000, GiB powers of 1,024.
 
     Args:
         text: the size.
-        name: of the argument.
-        wanted: what to pass, in words.
+        name: name of the argument, for the message.
+        wanted: description of the expected value, for the message.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `text` is not a size.
     """
     found = _SIZE_PATTERN.fullmatch(text.strip())
     unit = None if found is None else _BYTES_OF_UNIT.get(found[2].lower())
@@ -86,7 +86,7 @@ _UNITS_OF_TEN = ("B", "kB", "MB", "GB", "TB")
 
 
 def size_text(nbytes: int) -> str:
-    """`0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, `-20 KiB`: binary units, one digit after the point."""
+    """Return a size in binary units: `0 B`, `512 B`, `1.5 KiB`, `256 KiB`, `51.0 MiB`, `-20 KiB`."""
     expect_number(nbytes, Real, "nbytes", "a number of bytes")
     scale = unit_of(nbytes)
     if scale == 0:
@@ -97,7 +97,7 @@ def size_text(nbytes: int) -> str:
 
 
 def both_units(nbytes: int) -> str:
-    """`7.5 GiB (8.0 GB)`: in binary units and in those of ten, for sizes that somebody has asked for. `512 B`."""
+    """Return a size in binary and decimal units, `7.5 GiB (8.0 GB)` or `512 B`, for sizes passed by the user."""
     if nbytes < 1024:
         return size_text(nbytes)
     power = 1
@@ -107,7 +107,7 @@ def both_units(nbytes: int) -> str:
 
 
 def unit_of(nbytes: int) -> int:
-    """Which unit a size is written in: 0 for bytes, 1 for KiB, and so on. 1,023.9 KiB is already 1.0 MiB."""
+    """Return the unit for a size: 0 for bytes, 1 for KiB, and so on. 1,023.9 KiB already rounds to 1.0 MiB."""
     scale = 0
     while scale + 1 < len(_UNITS) and abs(nbytes) >= (1024 if scale == 0 else 999.5 * 1024**scale):
         scale += 1
@@ -115,12 +115,12 @@ def unit_of(nbytes: int) -> int:
 
 
 def unit_name(scale: int) -> str:
-    """`MiB` for 2."""
+    """Return the name of a unit: `MiB` for 2."""
     return _UNITS[scale]
 
 
 def share_text(part: int, whole: int) -> str:
-    """`94 %`, and `under 1 %` for what is less."""
+    """Return a share as text: `94 %`, or `under 1 %` for smaller ones."""
     expect_number(part, Real, "part", "a number of bytes")
     expect_number(whole, Real, "whole", "a number of bytes")
     share = 100 * part / whole if whole else 0.0
@@ -128,7 +128,7 @@ def share_text(part: int, whole: int) -> str:
 
 
 def percent_text(share: float) -> str:
-    """`33 %`, `0.035 %`: of a relative difference, two digits. `–` where there is no comparing, and it is infinite."""
+    """Return a relative difference as text with two digits: `33 %`, `0.035 %`; `–` if it is infinite."""
     expect_number(share, Real, "share", "a number")
     if not math.isfinite(share):
         return "–"

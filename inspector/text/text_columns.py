@@ -1,4 +1,4 @@
-"""A table of text that is too wide, made narrower: what a row is called loses its front, numbers lose nothing."""
+"""Narrowing of text tables that are too wide: names are cut at the front, numbers are never cut."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
 
 WIDTH = 80
-"""Characters of a line where nobody says how many there are: a terminal's as it opens, and a pipe's."""
+"""Characters per line if the width is unknown: the default width of a terminal, used for pipes, too."""
 
 GAP = 2
 """Spaces between columns."""
 
-_WHOLE = 30  # so long a name, or list of names, goes onto more lines after all others
-_NAME = 24  # of a first column: what it keeps before others lose more than what stands between spaces
-_LEAST = 12  # of any column of words
+_WHOLE = 30  # names or lists of names up to this width are broken into lines last
+_NAME = 24  # width that a first column keeps before words in other columns are cut
+_LEAST = 12  # minimum width of a text column
 
 _Cells = Sequence[Sequence[str]]
 
 
 def lines_of(cells: _Cells, right: Collection[str] = (), numbers: Collection[str] | None = None) -> list[str]:
-    """The lines of a table of text, its headings first, of at most `WIDTH` characters where that can be.
+    """Return the lines of a text table, headings first, of at most `WIDTH` characters if possible.
 
     Args:
         cells: the texts, row by row.
-        right: the headings of columns that end at one line.
-        numbers: the headings of those that are never cut; None: `right`.
+        right: headings of right-aligned columns.
+        numbers: headings of columns that are never cut; None means `right`.
     """
     cells = fitted(cells, right if numbers is None else numbers)
     ends = [heading.replace("\n", " ") in right for heading in cells[0]]
@@ -42,11 +42,11 @@ def lines_of(cells: _Cells, right: Collection[str] = (), numbers: Collection[str
 
 
 def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> list[list[str]]:
-    """The same cells with line ends in them, so that a line has at most so many characters.
+    """Return the cells with line breaks, so that the table is at most `width` characters wide.
 
-    Headings go onto several lines first, then words, at their spaces. What stands between two spaces and is still too
-    long, a path mostly, is cut at its front, "…encoder.layers.0.weight". Columns of numbers keep all that they have,
-    what is in brackets on a line below; so a table of nothing but numbers may stay too wide.
+    Headings are broken into lines first, then texts, at their spaces. A word that is still too long, usually a path, is
+    cut at the front: "…encoder.layers.0.weight". Number columns are never cut; a part in brackets moves to the line
+    below. So a table of numbers only may stay too wide.
     """
     headings, *rows = [[*row] for row in cells]
     columns = range(len(headings))
@@ -74,7 +74,7 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
 
 
 def _narrow(widths: list[int], which: Iterable[int], floor: Sequence[int], available: int) -> None:
-    """Takes from the widest of these columns until all fit, or none is above its floor."""
+    """Narrow the widest of these columns until all fit, or none is above its minimum."""
     which = [*which]
     while sum(widths) > available:
         above = [column for column in which if widths[column] > floor[column]]
@@ -91,7 +91,7 @@ def _broken(text: str, width: int) -> str:
 
 
 def cut_at_front(text: str, width: int) -> str:
-    """A name of at most so many characters: of a path the end says more than its beginning."""
+    """Return a name of at most `width` characters, cut at the front, since the end of a path is more informative."""
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
@@ -100,7 +100,7 @@ def _width(text: str) -> int:
 
 
 def _longest_part(texts: Iterable[str]) -> int:
-    """Of figures what is in brackets may stand below the rest."""
+    """Return the width of the longest part of these numbers; a part in brackets may go on the line below."""
     return max((len(part) for text in texts for part in text.replace(" (", "\n(").split("\n")), default=0)
 
 

@@ -1,4 +1,4 @@
-"""All uses of torch's private API, one module per subject. No other package may use it.
+"""Access to private parts of torch, grouped by subject. No other package uses private names of torch.
 
 May import: validation, garbage_collector, threads.
 """

@@ -1,4 +1,4 @@
-"""Events of torch's allocators."""
+"""Events of torch's allocators: recording allocations and frees with torch's profiler or the CUDA history."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ..threads import Caller, ExclusiveUse
 from .thread_state import unobserved
 
 one_recording = ExclusiveUse()
-"""Taken while an allocator is recorded: torch's profiler crashes where two threads use it."""
+"""Held while an allocator is recorded, because torch's profiler crashes if two threads use it."""
 
 WAITS_S = 10.0
-"""Seconds for which a measurement waits for another thread's prediction, which runs a kernel alone, and vice versa."""
+"""Seconds that a measurement waits for another thread's prediction, which measures one kernel, and vice versa."""
 
 
 def begin_recording(verb: str, besides: str = "") -> Caller:
-    """Takes `one_recording` for a measurement. It is free again when the caller has `ended`, or is gone.
+    """Acquire `one_recording` for a measurement. It is released when the caller has `ended` or is garbage collected.
 
     Args:
         verb: the measurement, for messages.
-        besides: the end of the sentence that refuses it.
+        besides: text to append to the error message.
 
     Raises:
-        RuntimeError: another measurement is under way.
+        RuntimeError: Another measurement is running.
     """
     caller = Caller(verb, stays=True)
     try:
         other = one_recording.wait_for(caller, WAITS_S)
         if other is not None:
-            waited = f", for which it has waited {WAITS_S:.0f} s" if other.is_brief else ""
+            waited = f" (waited {WAITS_S:.0f} s for it)" if other.is_brief else ""
             raise RuntimeError(
-                f"memory is being measured already, in this thread or in another one, by {other.verb}{waited}: torch "
-                f"can do so once at a time{besides}"
+                f"{other.verb} is already measuring memory, in this or another thread{waited}; torch supports one "
+                f"measurement at a time{besides}"
             )
     except BaseException:
         caller.ended = True
@@ -64,21 +64,21 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
 
 
 def not_the_programs() -> AbstractContextManager[None]:
-    """A context for what tapescope itself allocates while a program runs: a recording of the program leaves it out."""
+    """Return a context whose allocations, tapescope's own, are left out of a recording of the program."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
         return nullcontext()
     return _leaves_out[1]()
 
 
 class AllocationEvents(NamedTuple):
-    """What the allocators of the CPU and of accelerators did in one thread, and in those of the engine's devices.
+    """Events of the CPU's and the accelerators' allocators in one thread and in the engine's device threads.
 
     Attributes:
-        rows: (nanoseconds since 1970, device, address, bytes, thread) in order of time; bytes are negative for a block
-            that was freed. A caching allocator's are of the block, which may be larger than what was asked for. Threads
-            are numbers of the profiler's own.
-        tasks: nanoseconds at which the engine began each task that is not nested in another one, its tensor hooks
-            included, and the thread. Empty where tasks were not asked for.
+        rows: (nanoseconds since 1970, device, address, bytes, thread) in order of time. Bytes are negative for a freed
+            block. For a caching allocator they are the size of the block, which may exceed the requested size. Thread
+            numbers are assigned by the profiler.
+        tasks: start time in nanoseconds and thread of each engine task, tensor hooks included, without tasks nested in
+            another one. Empty if tasks were not recorded.
     """
 
     rows: list[tuple[int, torch.device, int, int, int]]
@@ -86,25 +86,25 @@ class AllocationEvents(NamedTuple):
 
 
 def profiler_is_on() -> bool:
-    """Whether one of torch's profilers is at work: there can be one alone."""
+    """Return whether one of torch's profilers is running; torch supports only one at a time."""
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
 def start_allocation_events(tasks: bool = False) -> None:
-    """Lets torch's profiler note what allocators do in this thread, and in what it starts on the engine.
+    """Start recording allocator events of this thread, and of the engine runs it starts, with torch's profiler.
 
-    The CPU's does not tell of the end of blocks that were there before; accelerators' do. Without `tasks` no operation
-    is timed, which leaves the cost at about one microsecond for each block; then nothing is told of what accelerators
-    do in the engine's own threads.
+    The CPU's allocator does not report the end of blocks allocated before the recording; accelerators' allocators do.
+    Without `tasks` no operation is timed, and the overhead is about one microsecond per block. In that case accelerator
+    events in the engine's device threads are missing.
 
     Raises:
-        RuntimeError: a profiler is at work already, in any thread; there can be one alone.
+        RuntimeError: A profiler is already running, in any thread; torch supports only one.
     """
     if profiler_is_on():
         raise RuntimeError(
-            "a torch profiler is at work, and memory is measured by the same one: leave torch.profiler.profile() first"
+            "a torch profiler is already running, and measuring memory needs it; leave torch.profiler.profile() first"
         )
-    _recordings.add(_PROFILER)  # before it begins: an interrupt may come as soon as it has
+    _recordings.add(_PROFILER)  # first, because an interrupt may come as soon as the profiler has started
     _start_profiler(tasks)
     with unobserved():
         _open_scope.append(torch.ops.profiler._record_function_enter_new("tapescope", None))
@@ -123,18 +123,21 @@ def _start_profiler(tasks: bool) -> None:
         False,  # modules
         profiler._ExperimentalConfig(),
     )
-    with _quiet_kineto(), suppress(RuntimeError):  # torch 2.11: where an interrupt came between this and the next
+    with (
+        _quiet_kineto(),
+        suppress(RuntimeError),
+    ):  # torch 2.11 raises if an interrupt came between this call and the next
         torch._C._autograd._prepare_profiler(config, activities)
     scopes = {profiler.RecordScope.USER_SCOPE} | ({profiler.RecordScope.FUNCTION} if tasks else set())
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
 
 
 _PROFILER, _CUDA_HISTORY = "the profiler", "the CUDA history"
-_recordings: set[str] = set()  # those of tapescope's that are under way
+_recordings: set[str] = set()  # tapescope's running recordings
 
 
 class recordings_ended:
-    """A context that ends the recordings begun in it, also if an interrupt (Ctrl-C) comes as one begins or ends."""
+    """A context that ends the recordings begun in it, even if Ctrl-C interrupts the start or end of one."""
 
     __slots__ = ("_before",)
 
@@ -144,17 +147,17 @@ class recordings_ended:
     def __exit__(self, *error: object) -> None:
         try:
             end_recordings(self._before)
-        except BaseException:  # Ctrl-C; to end them twice does no harm
+        except BaseException:  # Ctrl-C; ending a recording twice is harmless
             end_recordings(self._before)
             raise
 
 
 def end_recordings(but: Collection[str] = ()) -> None:
-    """End the recordings that are under way, except these, and drop what they recorded."""
+    """End the running recordings except those in `but`, and discard their events."""
     if _PROFILER in _recordings and _PROFILER not in but:
         _end_scope()
         if not torch._C._autograd._profiler_enabled():
-            _start_profiler(tasks=False)  # it may be prepared: torch 2.11 then prepares no other, be it the user's
+            _start_profiler(tasks=False)  # torch 2.11: a prepared profiler that never ran blocks all later ones
         torch._C._autograd._disable_profiler()
         _recordings.discard(_PROFILER)
     if _CUDA_HISTORY in _recordings and _CUDA_HISTORY not in but:
@@ -171,7 +174,7 @@ def _end_scope() -> None:
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Kineto, when first used, reads here how much to print; by itself each run of it prints two lines."""
+    """Set Kineto's log level, which it reads at its first use. By default each run prints two lines."""
     if "KINETO_LOG_LEVEL" in os.environ:
         yield
         return
@@ -184,16 +187,16 @@ def _quiet_kineto() -> Iterator[None]:
 
 _ALLOCATION = "[memory]"
 _EVALUATE = "autograd::engine::evaluate_function: "
-_open_scope: list[Any] = []  # around all that is recorded: outside of any, what accelerators do has no address
+_open_scope: list[Any] = []  # around the recording: outside of a scope, accelerator events have no address
 _ERRORS = 2  # glog's level of errors
-_logged_before: list[int] = []  # the level that was there, while it is raised
+_logged_before: list[int] = []  # the previous level while it is raised
 
 
 def _log_errors_alone(raised: bool) -> None:
-    """Raises the level from which on torch's C++ side logs, or puts it back.
+    """Raise the log level of torch's C++ code to errors, or restore it.
 
-    It warns of each block that is freed and was there before a profiler. Where the number is not found (another build
-    of torch), the warning comes, once for a thousand such blocks.
+    torch warns about each freed block that was allocated before the profiler started. If the level's symbol is not
+    found (another build of torch), the warning appears, once per thousand blocks.
     """
     number = _log_level()
     if number is not None and raised:
@@ -213,7 +216,7 @@ def _log_level() -> ctypes.c_int | None:
 
 
 def stop_allocation_events() -> AllocationEvents:
-    """What was noted since `start_allocation_events`."""
+    """Return the events recorded since `start_allocation_events`."""
     _end_scope()
     profiled = torch._C._autograd._disable_profiler()
     _recordings.discard(_PROFILER)
@@ -235,26 +238,26 @@ def stop_allocation_events() -> AllocationEvents:
                 if task and not nested:
                     tasks.append((event.start_time_ns, event.start_tid))
                 todo.append((event.children, nested or task))
-    rows.sort(key=itemgetter(0))  # stable: what has one time keeps its order
+    rows.sort(key=itemgetter(0))  # stable: events of equal times keep their order
     tasks.sort()
     return AllocationEvents(rows, tasks)
 
 
 def start_cuda_history(most: int) -> None:
-    """Lets the CUDA allocator write down what it does, on all devices: up to so many entries, then without the oldest.
+    """Start recording the CUDA allocator's history on all devices. Beyond `most` entries the oldest are dropped.
 
     Raises:
-        RuntimeError: it does so already; there can be one history alone. Or it can't: another allocator is in use.
+        RuntimeError: A history is already being recorded, or the allocator in use does not support one.
     """
     torch.cuda.init()  # type: ignore[no-untyped-call]
     if torch.cuda.get_allocator_backend() != "native":
         raise RuntimeError(
-            f"the CUDA allocator in use is {torch.cuda.get_allocator_backend()}, of which torch keeps no history; "
-            'memory is measured with the one called "native"'
+            f"the CUDA allocator in use is {torch.cuda.get_allocator_backend()}, for which torch records no history; "
+            'measuring memory needs the allocator "native"'
         )
     if torch._C._cuda_isHistoryEnabled():
         raise RuntimeError(
-            "the history of CUDA memory is being recorded already, and torch keeps one alone: end that first, with "
+            "the history of CUDA memory is already being recorded, and torch supports only one; end it first with "
             "torch.cuda.memory._record_memory_history(enabled=None)"
         )
     _recordings.add(_CUDA_HISTORY)
@@ -264,7 +267,7 @@ def start_cuda_history(most: int) -> None:
 
 
 def stop_cuda_history(device: int) -> list[dict[str, Any]]:
-    """What the allocator of this device did since `start_cuda_history`: torch's entries, oldest first."""
+    """Return torch's entries for this device's allocator since `start_cuda_history`, oldest first."""
     try:
         entries: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
         return entries

@@ -1,4 +1,4 @@
-"""Watch calls of modules, of `Function.apply` and of DataLoaders, in any thread."""
+"""Watchers of calls of modules, of `Function.apply` and of DataLoaders, in any thread."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _our_hooks: set[int] = set()
 
 @contextmanager
 def watching_modules(before: Before, after: After | None = None) -> Iterator[None]:
-    """Calls `before` before each call of a module in any thread, and `after` afterwards, also where it raised.
+    """Call `before` before each call of a module in any thread, and `after` afterwards, even if the call raised.
 
-    Calls inside of compiled code are not seen, but for those that run uncompiled there.
+    Calls inside compiled code are not seen, except those that run uncompiled there.
     """
     thread = threading.get_ident()
     with ExitStack() as stack:
         dicts: list[tuple[dict[int, Any], int]] = []
 
         def register(hook: object, *kept: dict[int, Any]) -> None:
-            # As torch's own functions do, but Ctrl-C finds no hook of which the stack does not know.
+            # Like torch's own functions, but the stack knows the handle before the hook is in place: Ctrl-C leaves no
+            # hook.
             handle = own(RemovableHandle(kept[0], extra_dict=[*kept[1:]]))
             stack.callback(handle.remove)
             for each, value in zip(kept, (hook, True), strict=False):
@@ -56,7 +57,7 @@ def watching_modules(before: Before, after: After | None = None) -> Iterator[Non
 
 
 def _without_hooks(dicts: Sequence[tuple[dict[int, Any], int]], thread: int) -> Callable[[], None]:
-    """Takes hooks out of their dicts."""
+    """Remove hooks from their dicts, and return a function that puts them back in the same places."""
     if threading.get_ident() != thread:
         return nothing
     taken = [(hooks, number, list(hooks).index(number), hooks.pop(number)) for hooks, number in dicts]
@@ -74,8 +75,10 @@ def _without_hooks(dicts: Sequence[tuple[dict[int, Any], int]], thread: int) -> 
 
 @contextmanager
 def _no_hooks_of_users(numbers: set[int]) -> Iterator[None]:
-    """torch.compile's wrapper warns its user of global hooks, which are called once for the wrapper, too: not of ours,
-    which count it as the module."""
+    """Hide our global hooks from torch.compile's wrapper, which warns that global hooks also run for the wrapper.
+
+    Our hooks count the wrapper as the module, so the warning would mislead.
+    """
     with leaving_lock:
         _our_hooks.update(numbers)
         nn.modules.module._has_any_global_hook = _users_have_global_hooks
@@ -105,8 +108,10 @@ def _users_have_global_hooks() -> bool:
 
 
 def frame_of_call() -> FrameType | None:
-    """In a hook of all modules the frame of torch's that calls it, whose `kwargs` are what the module was called with
-    by name: such hooks are given the other arguments alone."""
+    """Return torch's frame that calls the running global module hook.
+
+    Its `kwargs` are the keyword arguments of the module's call, which global hooks do not receive.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != nn.modules.module.__file__:
         frame = frame.f_back
@@ -114,7 +119,7 @@ def frame_of_call() -> FrameType | None:
 
 
 CallStack = list[list[Any]]
-"""The calls of modules that are running: of each a list that begins with the module."""
+"""The running module calls; each is a list that begins with the module."""
 
 _stacks: dict[int, tuple[CallStack, ...]] = {}  # by thread
 _wrapped_call = nn.Module._wrapped_call_impl
@@ -123,11 +128,11 @@ _original: CodeType = _wrapped_call.__code__
 
 @contextmanager
 def stacking_module_calls(calls: CallStack) -> Iterator[None]:
-    """Keeps on a stack which calls of modules are running in this thread, their own hooks included.
+    """Keep a stack of the running module calls of this thread, their hooks included.
 
-    It costs a fraction of what global hooks do, with which torch leaves the fast path of a call. The function behind
-    `Module.__call__` gets another code object meanwhile: to set the attribute instead would change the version of
-    Module's type, and from Python 3.13 on a type whose version has changed a thousand times is slow for good.
+    This costs a fraction of global hooks, which make torch leave the fast path of a call. Meanwhile the function behind
+    `Module.__call__` has another code object. Setting the attribute instead would change the version of Module's type,
+    and from Python 3.13 on a type whose version has changed a thousand times stays slow.
     """
     thread = threading.get_ident()
     with leaving_lock:
@@ -147,9 +152,9 @@ def stacking_module_calls(calls: CallStack) -> Iterator[None]:
 
 
 def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Do the same as `Module.__call__`, and note the call.
+    """Do the same as `Module.__call__`, and push the call onto the stacks.
 
-    Only its code is used: `Module.__call__` runs it with the globals of torch's own module.
+    Only the code object of this function is used; it runs with the globals of `torch.nn.modules.module`.
     """
     stacks = _tapescope_stacks.get(_tapescope_thread(), ())  # type: ignore[name-defined]  # noqa: F821
     for calls in stacks:
@@ -178,7 +183,7 @@ def _without_code() -> Callable[[], None]:
 
 
 def has_late_hooks(module: nn.Module) -> bool:
-    """Whether anything may be computed in a call of the module after its forward."""
+    """Return whether hooks may compute anything after the forward in a call of the module."""
     return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
@@ -207,10 +212,10 @@ _original_apply = Function.__dict__["apply"]
 
 @contextmanager
 def around_function_apply(around: AroundApply) -> Iterator[None]:
-    """Calls `around(SomeFunction, args, kwargs)` before each `SomeFunction.apply`, in any thread, and what it returns
-    with the result afterwards.
+    """Call `around(SomeFunction, args, kwargs)` before each `SomeFunction.apply`, in any thread.
 
-    torch has no hook for this. `Function.apply` itself is replaced while at least one is there.
+    The function it returns is called with the result afterwards. torch has no hook for this, so `Function.apply` is
+    replaced while at least one watcher is active.
     """
     with _apply_lock:
         _around_apply.append(around)
@@ -242,13 +247,13 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 
 
 def is_generated(function: type[Function]) -> bool:
-    """Whether torch.library made it, around an operator that its user calls."""
+    """Return whether torch.library generated the Function for a custom operator."""
     return function.__module__ == "torch._library.autograd"
 
 
 @contextmanager
 def watching_batches(seen: Callable[[Any], None]) -> Iterator[None]:
-    """Calls `seen` with each batch of any DataLoader, also those of loaders that are iterated already."""
+    """Call `seen` with each batch of any DataLoader, including loaders whose iteration has already begun."""
     original = _BaseDataLoaderIter.__next__
     ended = False
 
@@ -263,6 +268,6 @@ def watching_batches(seen: Callable[[Any], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended = True  # others may have wrapped it meanwhile, and have this in their chain for good
+        ended = True  # another wrapper may have kept this function and still call it
         if _BaseDataLoaderIter.__next__ is following:
             _BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]

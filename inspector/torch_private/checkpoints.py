@@ -18,7 +18,7 @@ from .saved_variables import saved_variables, unpacking
 
 @contextmanager
 def watching_reentrant_checkpoints(before: Callable[[], None]) -> Iterator[None]:
-    """Calls `before` in front of each region under `checkpoint(use_reentrant=True)` in any thread."""
+    """Call `before` before each region under `checkpoint(use_reentrant=True)` in any thread."""
     forward = vars(CheckpointFunction)["forward"]
 
     def watched(ctx: Any, *args: Any) -> Any:
@@ -37,11 +37,11 @@ _users_hooks: Callable[[], object] | None = getattr(checkpoint, "_current_user_s
 
 @contextmanager
 def hidden_from_checkpoints(hooks: saved_tensors_hooks) -> Iterator[None]:
-    """Let selective checkpoints do as if these hooks of ours were not open.
+    """Hide our saved-tensor hooks from selective checkpoints.
 
-    From torch 2.14 on they warn of hooks that are open around them, and may pass to these what they keep outside of the
-    graph. They skip hooks whose pack function is marked as that of a checkpoint's own hooks, and go on to those that
-    were open around it, which it has to name while it is open (checkpoint.py, _current_user_saved_tensors_hooks).
+    From torch 2.14 on, selective checkpoints warn about surrounding hooks, and may pass them tensors kept outside of
+    the graph. They skip hooks whose pack function is marked as belonging to a checkpoint, and continue with the
+    surrounding hooks that it names (checkpoint.py, _current_user_saved_tensors_hooks).
     """
     if _users_hooks is None:
         yield
@@ -56,9 +56,9 @@ def hidden_from_checkpoints(hooks: saved_tensors_hooks) -> Iterator[None]:
 
 
 def region_of(node: Node) -> Hashable:
-    """If the node is of a region under `checkpoint(use_reentrant=False)`, what stands for the region; or None.
+    """Return the object that represents the node's region under `checkpoint(use_reentrant=False)`, or None.
 
-    The region's nodes keep it, and with it the region's inputs, until the last of them has let go of what it saved.
+    The region's nodes keep this object, and with it the region's inputs, until all have freed their saved tensors.
     """
     for raw in saved_variables(node):
         for cell in getattr(raw.unpack_hook, "__closure__", None) or ():
@@ -68,7 +68,7 @@ def region_of(node: Node) -> Hashable:
 
 
 def regions_around(node: Node) -> list[Hashable]:
-    """The region of a node and those around it, which are computed again before it: they made its inputs."""
+    """Return the region of a node and those around it, which are recomputed first since they made its inputs."""
     found: dict[Hashable, None] = {}
     hooks = list(unpacking(node))
     while hooks:
@@ -83,21 +83,21 @@ def regions_around(node: Node) -> list[Hashable]:
 
 
 def region_code(region: Any) -> list[object]:
-    """What a region calls when it is computed again, and the keyword arguments."""
+    """Return the functions that a region calls when it is recomputed, and their keyword arguments."""
     kept = _variables(region.recompute_fn)
     function = kept.get("fn")
-    if isinstance(function, FunctionType) and _is_checkpoints(function):  # that of checkpoint_sequential
+    if isinstance(function, FunctionType) and _is_checkpoints(function):  # the function of checkpoint_sequential
         function = list(_variables(function).values())
     return [function, kept.get("kwargs")]
 
 
 def is_recomputed(region: Any, number: int) -> bool:
-    """Whether a region has been computed again in the backward of this number."""
+    """Return whether a region has been recomputed in the backward with this number."""
     return bool(region.is_recomputed.get(number))
 
 
 def is_selective(region: Any) -> bool:
-    """Whether a region keeps some results (`create_selective_checkpoint_contexts`); it can be recomputed once."""
+    """Return whether a region is selective (`create_selective_checkpoint_contexts`); it can be recomputed only once."""
     return isinstance(_variables(region.recompute_fn).get("recompute_context"), checkpoint._CachedTorchDispatchMode)
 
 
@@ -106,7 +106,7 @@ def _is_checkpoints(function: FunctionType) -> bool:
 
 
 def _variables(function: FunctionType) -> dict[str, object]:
-    """What a function's closure holds, by name."""
+    """Return the variables of a function's closure by name."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a variable that was never set
@@ -128,7 +128,7 @@ def region_inputs(region: Any) -> list[Tensor]:
 
 
 def random_states(region: Any) -> list[Tensor]:
-    """The states of the random generators with which a region is computed again; none where they are not preserved."""
+    """Return the random generator states restored for a recomputation; empty if they are not preserved."""
     kept = _variables(region.recompute_fn)
     found = [kept.get("fwd_cpu_state"), *cast("Sequence[object]", kept.get("fwd_device_states") or ())]
     return [each for each in found if isinstance(each, Tensor)]

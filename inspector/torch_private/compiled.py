@@ -1,4 +1,4 @@
-"""torch.compile: keeping it out, noticing its code, and letting what it wraps run as written."""
+"""torch.compile: keeping it out of our code, detecting compiled code, and running compiled functions uncompiled."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from .thread_state import leave_function_mode
 
 
 def keep_compiler_out(function: Callable[..., object]) -> None:
-    """When compiled code calls the function, torch.compile looks neither into it nor into what it calls.
+    """Make torch.compile skip the function and everything it calls.
 
-    As `torch.compiler.disable` does, which would load the compiler where nobody uses it.
+    `torch.compiler.disable` does the same, but would load the compiler even if nobody uses it.
     """
     code: CodeType = function.__code__
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def look_past(function: Callable[..., object]) -> None:
-    """torch.compile leaves the function itself alone, and looks at what it calls as it would without."""
+    """Make torch.compile skip the function itself, but not the functions it calls."""
     code: CodeType = function.__code__
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 Leave = Callable[[], Callable[[], None]]
-"""Takes something of ours away, and returns what puts it back."""
+"""A function that removes something of ours, and returns a function that puts it back."""
 
 _leaving: list[Leave] = []
-_refusals: list[tuple[int, str]] = []  # with the thread of each
+_refusals: list[tuple[int, str]] = []  # (thread, reason)
 leaving_lock = threading.RLock()
 _switch: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 class _InCompiledCode(threading.local):
-    """Where this thread is.
+    """Whether this thread runs code under dynamo.
 
     Attributes:
-        come_back: puts back what has left, once dynamo is turned off; None: it is not on.
-        nested: how often it was turned on since, by the compiler itself; less by one while a compiled graph runs.
+        come_back: functions that put everything back once dynamo is turned off; None while it is off.
+        nested: how often the compiler itself has turned dynamo on since; one less while a compiled graph runs.
     """
 
     come_back: list[Callable[[], None]] | None = None
@@ -62,12 +62,11 @@ _in_compiled_code = _InCompiledCode()
 
 @contextmanager
 def out_of_compiled_code(leave: Leave) -> Iterator[None]:
-    """Calls `leave` whenever a thread goes into code that torch.compile compiles, and what it returned afterwards.
+    """Call `leave` whenever a thread enters code compiled by torch.compile, and the function it returned afterwards.
 
-    Dynamo takes modes and global hooks for a part of the program: it compiles all over again where one was not there
-    before, up to its limit, and nothing at all under a dispatch mode, for ever. What is away while dynamo looks at
-    frames and checks its guards is nothing to it. Back it comes for what runs uncompiled in between: functions that
-    `torch.compiler.disable` keeps out.
+    Dynamo treats modes and global hooks as part of the program. If one is new, it recompiles, up to its limit; under a
+    dispatch mode it never compiles at all. So ours are removed while dynamo inspects frames and checks its guards, and
+    put back for functions that run uncompiled in between (`torch.compiler.disable`).
     """
     with leaving_lock:
         _leaving.append(leave)
@@ -81,28 +80,31 @@ def out_of_compiled_code(leave: Leave) -> Iterator[None]:
 
 
 _TORCH, _ROOT = Path(torch.__file__).parent, Path(__file__).parents[2]
-_PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "commands"))  # a clone has tests beside
+_PACKAGES = tuple(
+    _ROOT / name for name in ("inspector", "engine", "widgets", "commands")
+)  # a clone has tests next to them
 _OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
 _COMPILED = (
-    "is compiled by torch.compile, which decides itself what to save and recompute, so {result}: plan and "
-    "recompute the model that was given to torch.compile; or do both under "
+    "is compiled by torch.compile, which itself chooses the tensors to save and recompute, so {result}; plan and "
+    "recompute the model that was passed to torch.compile, or do both under "
     'torch.compiler.set_stance("force_eager"), where it runs uncompiled. Compiled code saves less with '
     "torch._functorch.config.activation_memory_budget"
 )
 _OPERATOR = (
-    "compiles the functions that it is given into one operation, so {result}: call it outside of what is planned and "
-    "recomputed, or write it as Python's own control flow"
+    "compiles its functions into one operation, so {result}; call it outside of the planned and recomputed code, or "
+    "write it as Python control flow"
 )
 
 
 @contextmanager
 def compiled_code_refused(result: str) -> Iterator[None]:
-    """Meanwhile this thread can call nothing that torch.compile has made: it raises NotImplementedError before any of
-    it has run. `torch.compiler.set_stance("force_eager")` lets it run, uncompiled. Neither can it call torch.cond, scan
-    and the other operators that compile the functions they are given.
+    """Raise NotImplementedError if this thread calls compiled code, before any of it has run.
+
+    The same holds for torch.cond, scan and the other operators that compile the functions passed to them. Under
+    `torch.compiler.set_stance("force_eager")` compiled functions run uncompiled, and are allowed.
 
     Args:
-        result: the consequence for the caller, such as "ts.recompute cannot follow it".
+        result: the consequence to name in the message, such as "it cannot be recomputed".
     """
     entry = threading.get_ident(), result
     with leaving_lock:
@@ -122,9 +124,9 @@ def _end_switch() -> None:
 
 
 def _set_switch(old: object, new: object) -> None:
-    """Wherever torch calls the switch that turns dynamo on and off for a thread, another one is called.
+    """Replace the function with which torch turns dynamo on and off for a thread.
 
-    Dynamo takes it from the C module as it is imported, which may be later than this.
+    Dynamo reads it from the C module when it is imported, which may be later than this.
     """
     for module in (torch._C._dynamo.eval_frame, sys.modules.get("torch._dynamo.eval_frame")):
         for name in ("set_eval_frame", "_maybe_set_eval_frame"):
@@ -133,14 +135,14 @@ def _set_switch(old: object, new: object) -> None:
 
 
 def _watched_switch(callback: object) -> object:
-    """In place of dynamo's switch: `callback` is what it calls for each frame, None turns it off.
+    """Replacement for dynamo's set_eval_frame: `callback` is called for each frame; None turns dynamo off.
 
-    While it calls that, and compiles, it is off without this having been called, and nothing comes back.
+    While dynamo runs the callback and compiles, it disables itself without calling this function.
     """
     here = _in_compiled_code
     if callback is None and _refusals and here.come_back is None:
         _refuse(sys._getframe(1))
-    prior = _switch(None)  # before anything else: it looks at each frame that runs meanwhile
+    prior = _switch(None)  # first, because dynamo inspects every frame that runs while it is on
     if prior is not None and here.come_back is not None:
         if here.nested or _calls_graph(sys._getframe(1)):
             here.nested -= 1
@@ -158,7 +160,7 @@ def _watched_switch(callback: object) -> object:
 
 
 def _calls_graph(frame: FrameType) -> bool:
-    """Whether what runs next is a compiled graph: dynamo keeps itself out of it as users do of a function of theirs."""
+    """Return whether a compiled graph runs next. Dynamo disables itself for it, as for a user's disabled function."""
     if frame.f_code.co_name != "_fn":
         return False
     function = frame.f_locals.get("fn")
@@ -170,7 +172,7 @@ _COMPILERS = ("torch._functorch", "torch._inductor", "torch._dynamo", "torch.fx"
 
 
 def _refuse(frame: FrameType) -> None:
-    """Raises where a wrapper that torch.compile has made begins: it turns dynamo off before it does anything else."""
+    """Raise if a wrapper made by torch.compile is starting; it turns dynamo off before anything else."""
     if frame.f_code.co_name != "compile_wrapper" or "prior" in frame.f_locals:
         return
     thread = threading.get_ident()
@@ -185,8 +187,10 @@ def _refuse(frame: FrameType) -> None:
 
 
 def _operator_called(function: Any) -> str | None:
-    """Return the operator of torch's that compiles this function for itself, and the user's line: `cond (net.py:9)`.
-    None where it is the user who compiles it."""
+    """Return the operator of torch that compiles this function, and the user's line: `cond (net.py:9)`.
+
+    Return None if the user compiles it.
+    """
     code = getattr(function, "__code__", None)
     if code is None or not any(map(Path(code.co_filename).is_relative_to, _OPERATORS)):
         return None
@@ -198,7 +202,7 @@ def _operator_called(function: Any) -> str | None:
 
 
 def _title(function: Any) -> str:
-    """What torch.compile was given: `Net (net.py:12)`."""
+    """Return a title for a compiled function: `Net (net.py:12)`."""
     function = getattr(function, "__wrapped__", function)
     owner = getattr(function, "__self__", function)
     code = getattr(type(owner).forward if isinstance(owner, nn.Module) else function, "__code__", None)
@@ -206,13 +210,13 @@ def _title(function: Any) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-# Dynamo looks past this frame alone: past all that it calls, it would turn itself on again as it ends.
+# Skip only this frame: if dynamo skipped everything it calls, too, it would turn itself on again at its end.
 look_past(_watched_switch)
 
 
 @contextmanager
 def watching_functions(mode: TorchFunctionMode) -> Iterator[None]:
-    """The mode is open, but not while torch.compile looks at frames."""
+    """Open the mode, except while torch.compile inspects frames."""
     with out_of_compiled_code(partial(_without_mode, mode)), ExitStack() as stack:
         mode.__enter__()  # type: ignore[no-untyped-call]
         stack.callback(leave_function_mode, mode)
@@ -220,7 +224,7 @@ def watching_functions(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 def _without_mode(mode: TorchFunctionMode) -> Callable[[], None]:
-    """Takes a mode out of this thread's stack."""
+    """Remove a mode from this thread's stack, and return a function that puts it back."""
     modes: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     place = next((place for place, each in enumerate(modes) if each is mode), None)
     if place is None:  # a thread without it
@@ -235,7 +239,7 @@ def _without_mode(mode: TorchFunctionMode) -> Callable[[], None]:
 
 
 def _exchange_modes(count: int, modes: Sequence[TorchFunctionMode]) -> None:
-    """Others stand in place of the innermost modes."""
+    """Replace the innermost `count` modes."""
     for _ in range(count):
         torch._C._pop_torch_function_stack()
     for mode in modes:
@@ -243,18 +247,17 @@ def _exchange_modes(count: int, modes: Sequence[TorchFunctionMode]) -> None:
 
 
 def compiled_autograd_is_on() -> bool:
-    """Whether torch.compile has replaced the autograd engine in this process."""
+    """Return whether torch.compile has replaced the autograd engine in this process."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and bool(module.compiled_autograd_enabled or module.in_compiled_autograd_region)
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Meanwhile what torch.compile wraps runs as it was written. It stays compiled for later, as it would not under a
-    dispatch mode alone, and no compilation is made for this run.
+    """Run functions wrapped by torch.compile uncompiled. Existing compilations are kept, and no new ones are made.
 
-    torch.cond, scan and the other operators that take functions compile these themselves, and fail where they can't.
-    They run as without this, and out of sight of dispatch modes.
+    torch.cond, scan and the other operators that take functions compile these themselves, and fail if they cannot. They
+    run unchanged, hidden from dispatch modes.
     """
     is_loaded = "torch._dynamo" in sys.modules
     with _operators_compile(), torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
@@ -288,16 +291,16 @@ def _prepare_alone() -> Iterator[None]:
 
 
 def runs_uncompiled() -> bool:
-    """Whether functions under torch.compile run uncompiled now (the stance "force_eager")."""
+    """Return whether functions under torch.compile currently run uncompiled (the stance "force_eager")."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")
     return eval_frame is not None and eval_frame._stance.stance == "force_eager"
 
 
 @contextmanager
 def activation_memory_budget(share: float) -> Iterator[None]:
-    """What torch.compile's partitioner may save for the backward meanwhile, as a share of what it would save (1).
+    """Set the share of activation memory that torch.compile's partitioner may save for the backward (1: all).
 
-    It counts for what is compiled meanwhile.
+    It applies to functions compiled inside this context.
     """
     from torch._functorch import config
 

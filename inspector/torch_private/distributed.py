@@ -21,9 +21,9 @@ from .saved_variables import attributes_of
 
 
 def given_part(node: Node) -> tuple[int, ...] | None:
-    """The shape of this rank's part of the gradient which the node of a DTensor's own Function gives; None: of others.
+    """Return the shape of this rank's part of the gradient that a DTensor's Function returns; None for other nodes.
 
-    These are those behind `to_local` and `redistribute`, which know how the gradient is to be split.
+    These Functions implement `to_local` and `redistribute`, and know how the gradient is split.
     """
     kept = attributes_of(node)
     split = kept.get("dtensor_spec") or kept.get("current_spec")
@@ -35,28 +35,28 @@ def _part_of(split: Any) -> tuple[int, ...] | None:
         shape, _ = torch.distributed.tensor._utils.compute_local_shape_and_global_offset(
             split.shape, split.mesh, split.placements
         )
-    except (RuntimeError, ValueError, NotImplementedError):  # placements of somebody's own
+    except (RuntimeError, ValueError, NotImplementedError):  # custom placements
         return None
     return tuple(shape)
 
 
 def gives_on(node: Node) -> bool:
-    """Whether a node behind `redistribute` gives the gradient on as it comes: the forward has completed sums."""
+    """Return whether a node of `redistribute` returns its gradient unchanged, since the forward completed the sums."""
     split: Any = attributes_of(node).get("current_spec")
     return type(split).__name__ == "DTensorSpec" and any(each.is_partial() for each in split.placements)
 
 
 def is_partly_here(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor of which this rank has only a part, or one summand."""
+    """Return whether the tensor is a DTensor of which this rank has only a part, or one summand."""
     mesh: Any = getattr(tensor, "device_mesh", None)
     placements: Any = getattr(tensor, "placements", ())
     return mesh is not None and mesh.size() > 1 and not all(each.is_replicate() for each in placements)
 
 
 def reducer_buckets(wrapper: DistributedDataParallel) -> list[tuple[list[Tensor], int]]:
-    """The buckets of a DistributedDataParallel by their index: the parameters, and the bytes of their gradients.
+    """Return the buckets of a DistributedDataParallel by index: the parameters, and the bytes of their gradients.
 
-    torch tells of them in copies filled with zeros, as large as all gradients. Here they are not copied.
+    torch returns them as zero-filled copies, as large as all gradients. `_NoZeros` avoids the copies.
     """
     with _NoZeros():  # type: ignore[no-untyped-call]
         buckets = wrapper.reducer._get_zeros_like_grad_buckets()
@@ -68,10 +68,10 @@ _known: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def wrappers_of(leaves: Set[int]) -> list[DistributedDataParallel]:
-    """The DDP modules that may hold these leaves, given by their `id`.
+    """Return the DDP modules that may contain these leaves, passed as their `id`.
 
-    Looked for among the objects which Python's garbage collector tracks (0.1 s for 300,000 of them), unless those that
-    are known hold all the leaves.
+    The objects tracked by Python's garbage collector are searched (0.1 s for 300,000), unless the known modules contain
+    all the leaves.
     """
     if not leaves <= {id(each) for wrapper in _known for each in wrapper.parameters()}:
         with all_objects() as tracked:
@@ -85,7 +85,7 @@ Bucketed = Literal["no", "beside", "view"]
 
 
 def bucketed(leaves: Mapping[int, Tensor]) -> dict[int, Bucketed]:
-    """Return, by task, the leaves whose gradients DistributedDataParallel is going to copy to a bucket."""
+    """Return by task the leaves whose gradients DistributedDataParallel will copy to a bucket."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return {}
     found: dict[int, Bucketed] = {}
@@ -98,9 +98,10 @@ def bucketed(leaves: Mapping[int, Tensor]) -> dict[int, Bucketed]:
 
 @contextmanager
 def unprepared_reducers() -> Iterator[None]:
-    """Meanwhile a forward in this thread prepares no reduction of DistributedDataParallel, and synchronises nothing.
+    """Keep forwards in this thread from preparing DistributedDataParallel reductions and from synchronising.
 
-    `replicate` calls these two from hooks of the module, without DistributedDataParallel's own forward.
+    `replicate` calls the two methods from module hooks, without DistributedDataParallel's forward, so both are
+    replaced.
     """
     before, after = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
     thread = threading.get_ident()
@@ -125,12 +126,12 @@ def unprepared_reducers() -> Iterator[None]:
 
 
 def reductions_are_delayed(wrapper: DistributedDataParallel) -> bool:
-    """Whether a DistributedDataParallel is about to learn its static graph, and reduces all at the backward's end."""
+    """Return whether a DistributedDataParallel is recording its static graph and reduces at the backward's end."""
     return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
 
 
 def world() -> Any | None:
-    """The default process group; None where there is none, or no other rank in it. A "fake" one has none either."""
+    """Return the default process group; None if there is none, if it has a single rank, or if it is a "fake" one."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     group: Any = torch.distributed.distributed_c10d._get_default_group()
@@ -138,31 +139,34 @@ def world() -> Any | None:
 
 
 def world_store() -> Any | None:
-    """The store through which the ranks of the default process group found each other; None: it has none (MPI)."""
+    """Return the store of the default process group's rendezvous; None if it has none (MPI)."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def part_of(store: Any, prefix: str) -> Any:
-    """A store whose keys are those of another one under a prefix."""
+    """Return a view of a store that prefixes its keys."""
     distributed: Any = torch.distributed
     return distributed.PrefixStore(prefix, store)
 
 
 def collectives_issued() -> list[tuple[int, int]]:
-    """Of each process group of this rank its size, and how many collectives this rank has begun in it; sorted."""
+    """Return (size, number of collectives begun by this rank) of each process group of this rank, sorted."""
     found = []
     groups: list[Any] = list(torch.distributed.distributed_c10d._world.pg_map)
     for group in groups:
         try:
             found.append((group.size(), group._get_sequence_number_for_group()))
-        except RuntimeError:  # of a backend that doesn't count
+        except RuntimeError:  # a backend that does not count
             found.append((group.size(), -1))
     return sorted(found)
 
 
 class ShardedParameter(NamedTuple):
-    """A parameter under `fully_shard`: its name below the outermost sharded module, this rank's shard, which is what
-    the user's optimizer has, and the leaf of the graph, which is gathered for the forward; None before the first."""
+    """A parameter under `fully_shard`.
+
+    Its name is relative to the outermost sharded module. The shard is this rank's part, as seen by the optimizer. The
+    leaf of the graph is gathered for the forward; it is None before the first forward.
+    """
 
     name: str | None
     shard: Tensor
@@ -170,7 +174,7 @@ class ShardedParameter(NamedTuple):
 
 
 def sharded_parameters() -> list[ShardedParameter]:
-    """All parameters under `fully_shard` (FSDP2) in this process."""
+    """Return all parameters under `fully_shard` (FSDP2) in this process."""
     return [
         ShardedParameter(each._param_fqn, each.sharded_param, getattr(each, "_unsharded_param", None))
         for state in _sharded_states()
@@ -180,8 +184,10 @@ def sharded_parameters() -> list[ShardedParameter]:
 
 
 def flat_names(leaf: Tensor) -> tuple[str, ...]:
-    """The names of the parameters of which `FullyShardedDataParallel` (FSDP1) has made the leaf, below the module that
-    it wraps; none for any other leaf."""
+    """Return the names of the parameters that `FullyShardedDataParallel` (FSDP1) flattened into the leaf.
+
+    The names are relative to the wrapped module. Any other leaf has none.
+    """
     package = sys.modules.get(_FLAT_PARAMETERS)
     if package is None or not isinstance(leaf, package.FlatParameter):
         return ()
@@ -189,7 +195,7 @@ def flat_names(leaf: Tensor) -> tuple[str, ...]:
 
 
 def has_flat_parameters() -> bool:
-    """Whether there may be such leaves in this process."""
+    """Return whether this process may have leaves flattened by FSDP1."""
     return _FLAT_PARAMETERS in sys.modules
 
 
@@ -197,25 +203,25 @@ _FLAT_PARAMETERS = "torch.distributed.fsdp._flat_param"
 
 
 def flattens() -> bool:
-    """Whether `FullyShardedDataParallel` (FSDP1) may be at work: its module is loaded, and ranks have met."""
+    """Return whether `FullyShardedDataParallel` (FSDP1) may be in use: it is imported, and a process group exists."""
     loaded = "torch.distributed.fsdp.fully_sharded_data_parallel" in sys.modules
     return loaded and torch.distributed.is_initialized()
 
 
 def is_flattened(module: torch.nn.Module) -> bool:
-    """Whether it is a `FullyShardedDataParallel` (FSDP1)."""
+    """Return whether the module is a `FullyShardedDataParallel` (FSDP1)."""
     package = sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel")
     return package is not None and isinstance(module, package.FullyShardedDataParallel)
 
 
 def is_fully_sharded(module: torch.nn.Module) -> bool:
-    """Whether `fully_shard` manages the module."""
+    """Return whether `fully_shard` manages the module."""
     package = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
     return package is not None and package._get_module_fsdp_state(module) is not None
 
 
 def _sharded_states() -> list[Any]:
-    """What `fully_shard` keeps of each of its modules, in the order in which they were made."""
+    """Return the states of all modules under `fully_shard`, in order of creation."""
     package = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
     if package is None:
         return []
@@ -231,9 +237,10 @@ def _groups_of(state: Any) -> list[Any]:
 
 
 class Sharding:
-    """What `fully_shard` keeps of a step under way, all modules' of this process: to be put back after a step of ours.
+    """The state of `fully_shard` in the current step, for all modules of this process, restored after a step of ours.
 
-    Until then gradients that were there are copies, so that a backward adds to these, and no hook hears of them.
+    Until then gradients are replaced by copies, so that our backward does not add to the user's, and post-accumulate
+    hooks are removed.
     """
 
     def __init__(self) -> None:
@@ -264,8 +271,12 @@ class Sharding:
                 setattr(of, name, value.detach().clone())
 
     def put_back(self, gather: bool) -> None:
-        """All is as before. `gather`: what was gathered, too, which waits for the other ranks; else that is freed, but
-        where it is still as it was: it may be of an earlier step, which PyTorch would go on with."""
+        """Restore the state of `fully_shard`.
+
+        Args:
+            gather: Whether to gather parameters again that were gathered before; this is a collective and waits for the
+                other ranks. Otherwise parameters whose state has changed are resharded.
+        """
         for state in _sharded_states():
             state._state_ctx.iter_forward_root = None
             state._state_ctx.post_backward_final_callback_queued = False
@@ -284,7 +295,7 @@ class Sharding:
         group._training_state = type(group._training_state).IDLE
         group._post_forward_indices.clear()
         group._partial_reduce_output = None
-        group.wait_for_unshard()  # of what was fetched ahead
+        group.wait_for_unshard()  # prefetched parameters
         if before is kinds.SHARDED or (not gather and group._sharded_state is not before):
             group._to_sharded()
         elif group._sharded_state is not before:
@@ -303,13 +314,13 @@ _ACCUMULATED = "unsharded_accumulated_grad"  # from torch 2.15 on a property: th
 
 
 def _order_of(state: Any) -> list[Any]:
-    """The groups in the order of the forward, in which the backward fetches them ahead; none before the first."""
+    """Return the groups in forward order, from which the backward prefetches; empty before the first forward."""
     found: list[Any] = getattr(state._comm_ctx, "post_forward_order", [])
     return found
 
 
 def _leaves_of(parameter: Any) -> list[Tensor]:
-    """A parameter's shard, and the leaf of the graph once there has been a forward."""
+    """Return a parameter's shard and, after the first forward, the leaf of the graph."""
     return [parameter.sharded_param, *([parameter._unsharded_param] if hasattr(parameter, "_unsharded_param") else [])]
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's engine: runs of it, and backwards of our own that answer in its place."""
+"""PyTorch's engine: running it, replacing it, and backwards of our own that answer in its place."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .thread_state import unobserved, without_torch_function
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
 Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
-"""Gets tensors, gradients, retain_graph, create_graph and inputs of a backward, as torch completed them."""
+"""Called with tensors, gradients, retain_graph, create_graph and inputs of a backward, as completed by torch."""
 
 Surround = Callable[..., tuple[Tensor, ...]]
-"""Gets what runs the backward, and then what a `Redirect` gets. It gives what that gives."""
+"""Called with the function that runs the backward and the arguments of a `Redirect`. Returns the function's result."""
 
 _DOOR = "_engine_run_backward"
 
 
 class _Passage(threading.local):
-    """Whether the next backward of this thread goes past the redirect; and whether it may hold devices' threads."""
+    """Whether the next backward of this thread bypasses the redirect, and whether it may block the device threads."""
 
     granted = False
     has_devices = False
@@ -42,17 +42,17 @@ _redirected = False
 
 
 def redirect_backward(redirect: Redirect) -> Callable[[], None]:
-    """From now on all backwards of the process call `redirect` in the engine's place. Returns what ends that.
+    """Call `redirect` instead of the engine in all backwards of the process. Return a function that ends this.
 
-    It stands in front of the engine, behind `torch.autograd.backward`: torch has then completed the arguments, tensor
-    subclasses have had their say, and those who imported `backward` by name are redirected too. `torch.autograd.grad`
-    is not.
+    The call of the engine inside `torch.autograd.backward` is replaced. At that point torch has completed the
+    arguments, and tensor subclasses have had their turn; code that imported `backward` by name is redirected, too.
+    `torch.autograd.grad` is not.
     """
     global _redirected
     ended = False
 
     def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if ended:  # others wrapped the engine meanwhile, and have this in their chain for good
+        if ended:  # another wrapper of the engine may have kept this function and still call it
             return layer.beneath(outputs, *args, **kwargs)
         if _passage.granted or not kwargs["accumulate_grad"]:
             _passage.granted = False
@@ -72,20 +72,20 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         layer.stand()
         _redirected = True
         return _despite_interrupts(end)
-    except BaseException:  # Ctrl-C: the caller gets nothing by which to end it
+    except BaseException:  # Ctrl-C: the caller never receives `end`
         end()
         raise
 
 
 def is_redirected() -> bool:
-    """Whether `redirect_backward` is in force."""
+    """Return whether `redirect_backward` is active."""
     return _redirected
 
 
 def surround_backward(surround: Surround) -> Callable[[], None]:
-    """From now on all backwards of the process are run by `surround`, on the engine or on what redirects them.
+    """Run all backwards of the process through `surround`, on the engine or its redirect. Return a function to end it.
 
-    It stands where `redirect_backward` does. Returns what ends that.
+    The same call is replaced as in `redirect_backward`.
     """
     ended = False
 
@@ -109,7 +109,7 @@ def surround_backward(surround: Surround) -> Callable[[], None]:
 
 
 def _despite_interrupts(end: Callable[[], None]) -> Callable[[], None]:
-    """The same function, which begins again if an interrupt (Ctrl-C) comes while it runs."""
+    """Return a function that calls `end`, and once more if Ctrl-C interrupts it."""
 
     def end_twice_if_interrupted() -> None:
         try:
@@ -125,11 +125,11 @@ class _Layer:
     """A function that replaces the call of the engine between `stand` and `leave`.
 
     Attributes:
-        run: the function that is called in place of `beneath`.
-        beneath: the engine, or the function that had replaced it before.
+        run: the function called instead of `beneath`.
+        beneath: the engine, or an earlier replacement of it.
     """
 
-    # torch.compiler's own replacement takes the engine from the one module and puts it back into both.
+    # Both modules: torch.compile's own replacement reads the engine from one, and restores it in both.
     _doors = torch.autograd, torch.autograd.graph
     _standing: ClassVar[list[_Layer]] = []
 
@@ -145,8 +145,10 @@ class _Layer:
         self._standing.append(self)
 
     def leave(self) -> None:
-        """What was there stands there again: at the door, or beneath the layer that came after this one. Where somebody
-        else has wrapped this one it stays in that chain."""
+        """Restore the function beneath, in the modules or in the layer on top of this one.
+
+        If someone else has wrapped this layer, it stays in that chain and only passes calls on.
+        """
         if self in self._standing:
             self._standing.remove(self)
         for module in self._doors:
@@ -158,7 +160,7 @@ class _Layer:
 
 
 def torch_backward(*args: Any, **kwargs: Any) -> None:
-    """`torch.autograd.backward` past `redirect_backward`. What runs inside of it is redirected again."""
+    """Run `torch.autograd.backward` without the redirect. Backwards nested inside it are redirected again."""
     _passage.granted = _redirected
     try:
         torch.autograd.backward(*args, **kwargs)
@@ -177,7 +179,7 @@ def run_engine(
     inputs: Sequence[GradientEdge] = (),
     accumulate: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """One run of the engine (`THPEngine_run_backward`). With `inputs` it gives their gradients, or accumulates them."""
+    """Run the engine (`THPEngine_run_backward`). With `inputs`, return their gradients, or accumulate them."""
     with _beside_held_devices():
         return calling_engine(roots, gradients, keep_graph, create_graph, inputs, accumulate)
 
@@ -190,7 +192,7 @@ def calling_engine(
     inputs: Sequence[GradientEdge],
     accumulate: bool,
 ) -> tuple[Tensor | None, ...]:
-    """What Python functions run in such a run of the engine, hooks alone, see this one as their caller."""
+    """Run the engine. Hooks see the frame of this function as their caller."""
     found: tuple[Tensor | None, ...] | None = _real_engine.run_backward(
         tuple(roots), tuple(gradients), keep_graph, create_graph, tuple(inputs), True, accumulate
     )
@@ -198,11 +200,11 @@ def calling_engine(
 
 
 class _Retains(BaseException):
-    """A gradient is retained."""
+    """Raised when the engine copies a retained gradient."""
 
 
 class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where a tensor would be copied, as the engine does for a gradient that is retained."""
+    """Raises when a tensor is cloned, as the engine does for a retained gradient."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -215,11 +217,11 @@ class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def retains_any(nodes: Sequence[Node]) -> bool:
-    """Whether a tensor that one of these nodes made is told to retain its gradient (`Tensor.retain_grad`).
+    """Return whether a tensor created by one of these nodes retains its gradient (`Tensor.retain_grad`).
 
-    torch lists no such tensors. Each node is shown zeros, as root and wanted input of a run of the engine of its own,
-    which executes nothing: with several at once those between two of them would run. It would call hooks of tensors,
-    too: only for where there are none.
+    torch does not list these tensors. For each node, the engine runs separately with the node as both root and input,
+    and zeros as gradients, so that no node is executed. With several at once, nodes between two of them would run.
+    Tensor hooks would be called, so this is only for nodes without any.
     """
     try:
         with _NoClones():  # type: ignore[no-untyped-call]
@@ -237,10 +239,10 @@ def retains_any(nodes: Sequence[Node]) -> bool:
 
 
 class StandIn(Protocol):
-    """A backward of our own, which answers in the engine's place what user code asks about the one under way."""
+    """A backward of our own that answers user code's queries about the running backward, in place of the engine."""
 
     number: int | None
-    first_number: int | None  # before it was said to be another backward
+    first_number: int | None  # the number before it was changed to make checkpoints recompute
     node: Node | None
     limited: bool  # by inputs=
     accumulated_inside: bool  # user code ran a backward inside, which added to .grad
@@ -255,7 +257,7 @@ class StandIn(Protocol):
 
 
 class _Thread(threading.local):
-    """Of one thread: who answers, innermost last, None where a real backward runs inside; and a leaf to start from."""
+    """A thread's stand-ins, innermost last (None for a nested backward of the engine), and a leaf to start from."""
 
     def __init__(self) -> None:
         self.answering: list[StandIn | None] = []
@@ -277,7 +279,7 @@ def _run_body(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
 
 
 class _Start(threading.local):
-    """Of one thread: a leaf to be given as one more root, which the engine runs first of all."""
+    """A thread's leaf that is passed as an extra root, because the engine runs leaves first."""
 
     def __init__(self) -> None:
         self.begin: Callable[[list[Node]], object] | None = None
@@ -288,12 +290,12 @@ class _Start(threading.local):
 
 
 def _first_of_all(start: dict[str, Any]) -> Callable[[tuple[Tensor | None, ...]], tuple[None]]:
-    """The hook of a start. A backward deep inside of others runs in a thread of the engine's, not in the start's."""
+    """Return the hook of a start leaf. It binds the state, since a deeply nested backward runs in another thread."""
 
     def begin(gradients: tuple[Tensor | None, ...]) -> tuple[None]:
         begins, start["begin"] = start["begin"], None
         if begins is not None:
-            with torch.autograd.set_multithreading_enabled(False):  # torch lists the order of one queue alone
+            with torch.autograd.set_multithreading_enabled(False):  # torch only lists the order of a single queue
                 _, *nodes = _real_execution_order()
             begins(nodes)
         return (None,)
@@ -308,14 +310,14 @@ def backward_with_start(
     keep_graph: bool | None,
     create_graph: bool,
 ) -> None:
-    """`torch_backward`, in which `begin` is called before anything runs, the hooks of the roots included.
+    """Run `torch_backward`, and call `begin` before anything else runs, including the hooks of the roots.
 
-    What it raises ends the backward as if it had not begun.
+    An error raised by `begin` ends the backward before it has any effect.
 
     Args:
-        begin: gets all nodes that will run, in the engine's own order (`_current_graph_task_execution_order`).
-        tensors: the roots, none of them a leaf: leaves run in any order.
-        gradients: one for each; None: ones.
+        begin: called with all nodes that will run, in the engine's order (`_current_graph_task_execution_order`).
+        tensors: the roots. None may be a leaf, since the engine orders leaves arbitrarily.
+        gradients: one for each root; None means ones.
         keep_graph, create_graph: as in `torch.autograd.backward`.
     """
     start = _start
@@ -327,8 +329,8 @@ def backward_with_start(
 
 
 def is_own(hooks: Mapping[int, Any]) -> bool:
-    """Whether all of these are ours: of a leaf from which we start the engine, or of a node that is spent."""
-    # Codes are equal once the module has been reloaded, too.
+    """Return whether all of these hooks are ours: those of a start leaf, or of a node that has run."""
+    # Compare code objects, which stay equal when the module is reloaded.
     codes = _run_body.__code__, refuse_spent.__code__, _first_of_all({}).__code__
     return all(getattr(hook, "__code__", None) in codes for hook in hooks.values())
 
@@ -349,11 +351,12 @@ def _graph_task_id() -> int:
 
 
 _MULTI_GRAD_HOOKS = register_multi_grad_hook.__module__
-"""Hooks on several tensors count within one backward, also where checkpoints are told that it is another one."""
+"""The module of `register_multi_grad_hook`, whose hooks count per backward. They get the first number, even if
+checkpoints were given a new one."""
 
 
 def current_node() -> Node | None:
-    """The node whose backward this thread runs, in a backward of PyTorch's engine or of our own."""
+    """Return the node that this thread is running, in a backward of PyTorch's engine or of our own."""
     stand_in = _thread.stand_in()
     return _real_current_node() if stand_in is None else stand_in.node
 
@@ -397,12 +400,12 @@ _engine = _Engine()
 
 
 def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> None:
-    """Calls `stand_in.body` inside a run of the engine, from the pre-hook of a leaf of this thread.
+    """Call `stand_in.body` inside a run of the engine, from the pre-hook of a leaf of this thread.
 
-    Meanwhile the stand-in answers in this thread: which graph task runs, which node, will that node run, and takes
-    callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP ask for these. The functions
-    that they ask are replaced as long as any thread has a stand-in; where none answers, torch's own do. So it does no
-    harm if an interrupt leaves them in place.
+    Meanwhile the stand-in answers this thread's queries: the current graph task and node, and whether a node will run.
+    It also accepts callbacks for the end of the backward. `register_multi_grad_hook`, checkpoints and FSDP use these.
+    The functions they call are replaced while any thread has a stand-in, and fall back to torch's own if this thread
+    has none, so it is harmless if an interrupt leaves them in place.
     """
     depth = len(_thread.answering)
     try:
@@ -416,7 +419,9 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
         finally:
             _stands_no_more(stand_in, depth)
     finally:
-        _stands_no_more(stand_in, depth)  # again: an interrupt may come at any line, and it holds the graph
+        _stands_no_more(
+            stand_in, depth
+        )  # again: an interrupt may come at any line, and a leftover stand-in would keep the graph alive
 
 
 def _stands_no_more(stand_in: StandIn, depth: int) -> None:
@@ -431,7 +436,7 @@ def _stands_no_more(stand_in: StandIn, depth: int) -> None:
 _standing: list[StandIn] = []
 _standing_lock = threading.Lock()
 _holding: set[int] = set()
-"""The thread whose backward holds the threads of devices still, if any does."""
+"""The thread whose backward blocks the device threads, if there is one."""
 
 
 def _let_torch_answer() -> None:
@@ -440,22 +445,22 @@ def _let_torch_answer() -> None:
 
 
 def devices_are_held() -> bool:
-    """Whether a backward may hold the threads of devices still."""
+    """Return whether a backward may be blocking the device threads."""
     return bool(_holding)
 
 
 @contextmanager
 def holding_devices() -> Iterator[None]:
-    """While it is open, the next backward of this thread may hold the threads of devices still, in its hooks.
+    """Allow the next backward of this thread to block the device threads in its hooks.
 
-    They are the process's own: another backward would wait for them. So every other one, those that user code begins
-    inside of this one among them, runs in the thread that calls it, with one queue for all devices.
+    The whole process shares the device threads, so another backward would wait for them. Every other backward,
+    including those nested in this one, therefore runs in its calling thread, with one queue for all devices.
 
-    Known limitations. A backward that was under way on these devices before waits until they go on; so does one that
-    C++ begins without Python.
+    Known limitations: a backward that was already running on these devices waits until they continue, and so does one
+    started by C++ without Python.
 
     Raises:
-        RuntimeError: another thread's may do so already.
+        RuntimeError: A backward of another thread may already block them.
     """
     with _standing_lock:
         if _holding:
@@ -475,7 +480,7 @@ def holding_devices() -> Iterator[None]:
 
 
 def _beside_held_devices() -> AbstractContextManager[object]:
-    """Around a run of the engine."""
+    """Return a context for a run of the engine that avoids device threads while another backward blocks them."""
     if not _holding:
         return nullcontext()
     has_devices, _passage.has_devices = _passage.has_devices, False
@@ -483,7 +488,7 @@ def _beside_held_devices() -> AbstractContextManager[object]:
 
 
 def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) -> None:
-    """Has torch's questions answered by these."""
+    """Replace the functions with which torch queries the running backward."""
     torch._C._current_graph_task_id = number
     torch._C._current_autograd_node = node
     torch._C._will_engine_execute_node = will_execute
@@ -492,26 +497,28 @@ def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) 
 
 
 def real_graph_task_id() -> int:
-    """Which run of the engine this is, whatever a stand-in says. -1 outside."""
+    """Return the id of the engine's graph task, ignoring stand-ins; -1 outside of a backward."""
     return _real_graph_task_id()
 
 
 def queue_engine_callback(callback: Callable[[], None]) -> None:
-    """Lets the engine call this at the end of the run which is under way."""
+    """Queue a callback for the end of the engine's current run."""
     _real_engine.queue_callback(callback)
 
 
 def first_gradients(
     outputs: Sequence[Tensor | GradientEdge], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients with which `torch.autograd.backward` would start: checked, and ones for scalars without one."""
-    with without_torch_function():  # in torch's own backward the loss's .backward has left the modes
+    """Return the initial gradients of `torch.autograd.backward`: checked, with ones for scalars without a gradient."""
+    with without_torch_function():  # as in `Tensor.backward`, which leaves the modes first
         return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
 def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype | None]:
-    """To which dtypes the user wants gradients cast (`Tensor.grad_dtype`): by place among these AccumulateGrad, where
-    it is neither the usual one nor the leaf's; None where they are not to be cast."""
+    """Return the dtypes to which gradients are cast (`Tensor.grad_dtype`), by index in `leaves`, AccumulateGrad nodes.
+
+    Leaves whose `grad_dtype` is the usual one or their own dtype are omitted. None means no cast.
+    """
     if not hasattr(Tensor, "grad_dtype"):
         return {}
     nodes: Sequence[Any] = leaves
@@ -524,7 +531,7 @@ def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dic
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward of PyTorch's engine."""
+    """Return whether this thread is running a backward of PyTorch's engine."""
     return torch._C._current_graph_task_id() != -1
 
 

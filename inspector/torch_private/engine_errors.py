@@ -1,4 +1,4 @@
-"""Errors that the engine's tasks raise: callbacks, and the Python frames that they went through."""
+"""Errors raised by the engine's tasks: callbacks for them, and the Python frames they passed through."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .nodes import notes_on
 
 Tell = Callable[[int], None]
 
-_TRACE = "traceback_"  # where anomaly mode looks for the forward's traceback (python_anomaly_mode.cpp)
+_TRACE = "traceback_"  # metadata key of the forward's traceback in anomaly mode (python_anomaly_mode.cpp)
 _MARK = "tapescope is told of it"
 
 
 class _Trace:
-    """Stands for a node's traceback of its forward: it is read when the node's task has raised, and only then."""
+    """Replacement for a node's forward traceback, which the engine reads only if the node's task raised."""
 
     def __init__(self, place: int, tell: Tell, lines: Sequence[str] | None) -> None:
         self.lines = lines
@@ -35,16 +35,18 @@ class _Trace:
 
 @contextmanager
 def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
-    """While it is open, `tell` gets the place of each of these nodes whose task raises, where `errors_are_told`.
+    """Call `tell` with the index of each of these nodes whose task raises, if `errors_are_told` is open, too.
 
-    No hook is called then, and a backward with several threads goes on until all tasks that have begun are over. But
-    in anomaly mode the engine looks for the traceback of the node's forward (graph_task.h, `set_exception`).
+    The engine calls no hook on an error, and in a backward with several threads the tasks that have begun still finish.
+    But in anomaly mode it reads the traceback of the node's forward (graph_task.h, `set_exception`).
     """
     try:
         for place, node in enumerate(nodes):
             notes = notes_on(node)
             notes[_TRACE] = _Trace(place, tell, notes.get(_TRACE))
-        warnings.filterwarnings("ignore", f"(?s)Error detected in .*{_MARK}")  # stays, and meets no other
+        warnings.filterwarnings(
+            "ignore", f"(?s)Error detected in .*{_MARK}"
+        )  # never removed; it matches no other warning
         yield
     finally:
         for node in nodes:
@@ -58,7 +60,7 @@ def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
 
 @contextmanager
 def errors_are_told() -> Iterator[None]:
-    """Switches anomaly mode on, for the whole process; that looks for NaN only if it did before."""
+    """Enable anomaly mode for the whole process, without the check for NaN unless it was on before."""
     was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     if was:
         yield
@@ -75,7 +77,7 @@ _FUNCTION_CALL = BackwardCFunction.apply.__code__
 
 
 def called_by_engine(error: BaseException) -> TracebackType | None:
-    """Where the engine called the Python code that raised: a hook, or a custom Function. None if no such code did."""
+    """Return the traceback entry of the hook or custom Function, called by the engine, that raised; else None."""
     traceback = error.__traceback__
     while traceback is not None:
         below = traceback.tb_next
@@ -87,7 +89,7 @@ def called_by_engine(error: BaseException) -> TracebackType | None:
 
 
 def running_function(error: BaseException) -> Node | None:
-    """The node of the custom Function whose backward raised, where this is what the engine called."""
+    """Return the node of the custom Function whose backward raised; None if the engine called something else."""
     called = called_by_engine(error)
     if called is None or called.tb_frame.f_code is not _FUNCTION_CALL:
         return None

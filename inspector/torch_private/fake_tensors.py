@@ -1,7 +1,7 @@
-"""Fake tensors without torch's compiler, which they load to read three settings: a second's work, 800 modules.
+"""Fake tensors without torch's compiler, which torch loads to read three settings (800 modules, about a second).
 
-Nothing of torch is replaced for anybody else, nor stands anything in `sys.modules`: where the compiler is needed after
-all, it is loaded as ever; once it is, all of this does what torch does.
+Nothing in torch is replaced for other users, and `sys.modules` is unchanged. If the compiler is needed after all, it is
+loaded as usual; from then on these functions do what torch does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .tensors import is_fake, is_fake_of
 
 
 def fake_mode(**options: Any) -> FakeTensorMode:
-    """A `FakeTensorMode`. Making it loads no compiler, nor does what runs under it, as far as that is known."""
+    """Return a `FakeTensorMode`. As far as known, neither creating nor using it loads the compiler."""
     if _compiler_is_loaded():
         return FakeTensorMode(**options)
     _call_undisabled()
@@ -42,11 +42,11 @@ def fake_mode(**options: Any) -> FakeTensorMode:
 
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
-"""What fakes raise where a program asks for a number (`.item()`), or makes as many elements as numbers say."""
+"""Errors of fake tensors if a program reads a value (`.item()`), or if a result's size depends on values."""
 
 
 def not_for_fakes(error: RuntimeError | AssertionError) -> str | None:
-    """Return the operator that torch can't run on fake tensors ("aten.mul_.Tensor"); None for other errors."""
+    """Return the operator that torch cannot run on fake tensors ("aten.mul_.Tensor"); None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
     if (operator := re.search(r"HigherOrderOperator (\w+)", str(error))) is not None:
@@ -65,7 +65,7 @@ _MOST_NUMBERS = 1024
 
 @contextmanager
 def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
-    """Meanwhile what is computed of known numbers alone has known numbers, up to 1,024; else single ones have."""
+    """Let results of known values have known values, up to 1,024 elements; by default only single elements do."""
 
     def may_be_known(tensor: Tensor) -> bool:
         return tensor.numel() <= _MOST_NUMBERS and not is_fake(tensor) and tensor.device.type == "cpu"
@@ -78,7 +78,7 @@ def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Lets the fake tensor that an operator has made of no tensors know its numbers, where these are few."""
+    """Store the values in a fake tensor that an operator created without tensor arguments, if they are few."""
     if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
@@ -86,10 +86,10 @@ def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, re
 
 
 def on_fakes(operator: Any) -> Callable[..., Any]:
-    """The operator, or for a few what gives the same by the same functions, with the fake tensors' mode open.
+    """Return the operator, or for a few operators an equivalent that runs with the fake tensor mode open.
 
-    Closed, as torch has it while one of its kernels in Python runs, each operation asks whether it got a DTensor, and
-    loads all of these to know: a sixth of a second.
+    torch closes the mode while one of its Python kernels runs. Each operation then checks for DTensors, and imports all
+    of torch.distributed.tensor for that, which takes a sixth of a second.
     """
     if "torch.distributed.tensor" in sys.modules:
         found: Callable[..., Any] = operator
@@ -126,14 +126,14 @@ def _compiler_is_loaded() -> bool:
 
 
 class _Settings(SimpleNamespace):
-    """`torch._dynamo` as the two functions see it that read its settings. They get what torch has by default."""
+    """Replacement for `torch._dynamo` in the two functions that read its settings, with torch's default values."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(sys.modules["torch"]._dynamo, name)  # which loads it
+        return getattr(sys.modules["torch"]._dynamo, name)  # loads the compiler
 
 
 class _Torch:
-    """`torch` as these functions see it."""
+    """Replacement for `torch` in these functions."""
 
     _without = _Settings(
         config=_Settings(
@@ -159,7 +159,7 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> Any:
-    """`__import__` for these functions: `import torch._dynamo.config` binds `torch`."""
+    """Replacement for `__import__` in these functions: `import torch._dynamo.config` binds `torch`."""
     if name == "torch._dynamo.config" and not fromlist and not _compiler_is_loaded():
         return _torch
     found = __import__(name, globals, locals, fromlist or (), level)
@@ -167,7 +167,7 @@ def _import(
 
 
 def _reading_settings(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of one of torch's functions in which `torch` is `_torch`."""
+    """Return a copy of one of torch's functions in which `torch` is `_torch`."""
     assert isinstance(function, FunctionType)
     names = {**function.__globals__, "torch": _torch, "__builtins__": {**vars(builtins), "__import__": _import}}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -186,9 +186,9 @@ _OF_FAKES = ("torch._subclasses", "torch._refs", "torch._decomp", "torch._prims"
 
 @cache
 def _call_undisabled() -> None:
-    """Lets functions that torch keeps its compiler out of be called without it, as long as nobody has loaded it.
+    """Let functions under `_disable_dynamo` run without the compiler, as long as nobody has loaded it.
 
-    `_disable_dynamo` looks for an attribute of the function, and loads the compiler to make it.
+    `_disable_dynamo` looks up an attribute of the function, and loads the compiler to create it.
     """
     code: CodeType = torch._compile._disable_dynamo(lambda: None).__code__
     for disabled in gc.get_referrers(code):

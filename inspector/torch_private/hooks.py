@@ -23,20 +23,20 @@ from .saved_variables import refuse_spent
 Hooks = list[Callable[..., Any]]
 
 ModuleHook = _WrappedHook
-"""Registered by torch at a node for a hook of `Module.register_backward_hook`; it has that hook and its module."""
+"""The hook that torch registers at a node for `Module.register_backward_hook`; it has the user's hook and module."""
 
 
 def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
-    """The Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in running order.
+    """Return the Python pre-hooks (`register_prehook`) and post-hooks (`register_hook`) of a node, in running order.
 
-    torch lists them nowhere, but a handle knows the dict in which it stands.
+    torch does not list them, but the handle of a newly registered hook refers to the dict of all hooks.
     """
     before, after = _dicts_of(node)
     return _hooks_in(before), _hooks_in(after)
 
 
 def hook_dicts(node: Node) -> list[dict[int, Any]]:
-    """The dicts in which those hooks stand, by the numbers of their handles; those that have any."""
+    """Return the non-empty dicts of a node's pre-hooks and post-hooks, keyed by handle id."""
     return [hooks for hooks in _dicts_of(node) if hooks]
 
 
@@ -49,7 +49,7 @@ def _dicts_of(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 def _no_hook(*args: Any) -> None:
-    """Is taken away at once, and does no harm where an interrupt prevents that."""
+    """A hook that is removed at once, and is harmless if an interrupt prevents the removal."""
 
 
 def _hooks_in(hooks: dict[int, Any]) -> Hooks:
@@ -63,18 +63,18 @@ _owned = 0
 
 
 def own(handle: RemovableHandle) -> RemovableHandle:
-    """Notes that a hook is ours, not the user's."""
+    """Mark a hook as ours rather than the user's."""
     global _owned
     try:
         _owned = next(_own_handles)
         return handle
-    except BaseException:  # Ctrl-C: the caller gets no handle by which to remove it
+    except BaseException:  # Ctrl-C: the caller never receives the handle
         handle.remove()
         raise
 
 
 def register_post_hook(node: Node, hook: Callable[..., Any]) -> RemovableHandle:
-    """Register a post-hook of ours. Whatever was registered, the node counts as one with post-hooks from then on."""
+    """Register a post-hook of ours. torch counts the node as one with post-hooks even after the hook is removed."""
     if isinstance(node, BackwardCFunction):
         provide_input_grad_buffers()
     return own(node.register_hook(hook))
@@ -84,10 +84,11 @@ _buffers: property | None = vars(FunctionCtx).get("input_grad_buffers")  # torch
 
 
 def provide_input_grad_buffers() -> None:
-    """Let custom Functions ask for `ctx.input_grad_buffers` where the engine refuses because of us.
+    """Let custom Functions read `ctx.input_grad_buffers` if the engine only refuses because of us.
 
-    It refuses for a node with post-hooks, ours included, and for one that Python calls, as the direct engine does. Then
-    each buffer is None, as it is when no gradient has come to an input yet: the backward returns its own instead.
+    It refuses for a node with post-hooks, including ours, and for a node called from Python, as in the direct engine.
+    Each buffer is then None, the same as before a gradient has reached the input, and the backward returns a new
+    tensor.
     """
     if _buffers is not None and vars(FunctionCtx)["input_grad_buffers"] is _buffers:
         FunctionCtx.input_grad_buffers = property(_input_grad_buffers, doc=_buffers.__doc__)  # type: ignore[attr-defined]
@@ -100,7 +101,9 @@ def _input_grad_buffers(node: Any) -> tuple[Tensor | None, ...]:
         return found
     except RuntimeError:
         current: Any = torch._C._current_autograd_node()
-        if torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node:  # torch refuses these, too
+        if (
+            torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node
+        ):  # torch itself refuses in these cases
             raise
         if not all(map(_is_ours, node_hooks(node)[1])):
             raise
@@ -118,20 +121,20 @@ def _is_ours(hook: Any) -> bool:
 
 
 def hooks_registered() -> int:
-    """How many hooks users have registered in this process so far; those that were removed, too."""
+    """Return the number of hooks that users have registered in this process so far, including removed ones."""
     return RemovableHandle.next_id - _owned
 
 
 def post_accumulate_hooks(leaf: Tensor) -> Hooks:
-    """The hooks of `leaf.register_post_accumulate_grad_hook`, in running order."""
+    """Return the hooks of `leaf.register_post_accumulate_grad_hook`, in running order."""
     return list((leaf._post_accumulate_grad_hooks or {}).values())
 
 
 def set_post_accumulate_hooks(leaf: Tensor, hooks: OrderedDict[int, Any] | None) -> None:
-    """Binds a leaf's dict of post-accumulate-grad hooks; None removes the hooks.
+    """Set a leaf's dict of post-accumulate-grad hooks; None removes the hooks.
 
-    torch's setter ignores None in C++: the leaf goes on to run the hooks of the dict before, and to keep it alive,
-    until it is given another one. So it gets an empty dict first.
+    torch's setter ignores None in C++: the leaf keeps running the hooks of the previous dict, and keeps it alive. So an
+    empty dict is set first.
     """
     if hooks is None:
         leaf._post_accumulate_grad_hooks = OrderedDict()
@@ -139,7 +142,7 @@ def set_post_accumulate_hooks(leaf: Tensor, hooks: OrderedDict[int, Any] | None)
 
 
 def leaf_hooks(leaf: Tensor) -> Hooks:
-    """The hooks of `leaf.register_hook`, in running order."""
+    """Return the hooks of `leaf.register_hook`, in running order."""
     return list((leaf._backward_hooks or {}).values())
 
 
@@ -147,16 +150,16 @@ _retain_grad: Any = vars(torch._C.TensorBase)["retain_grad"]
 
 
 class _Noting:
-    """Stands as `retain_grad` in torch.Tensor's class, gives torch's own method, and notes of which tensor.
+    """A descriptor for `torch.Tensor.retain_grad` that returns torch's own method and records the tensor.
 
-    A function in its place would be one that torch.compile looks into, and that modes get to see. This is none:
-    `torch.Tensor.retain_grad` is torch's own as before. Who takes that from the class may call it without being noted,
-    but for the tables of torch itself, which only compare it.
+    A replacement function would be visible to torch.compile and to modes; with a descriptor, `torch.Tensor.retain_grad`
+    is still torch's own method. Calls through the class are not recorded, except that the access itself is. torch's own
+    tables access it, too, but only compare it.
 
     Attributes:
-        asked: how often a tensor's method has been taken.
+        asked: number of times a tensor's method was accessed.
         tensors: those tensors, by `id`.
-        taken_from_class: whether somebody has the method of all tensors.
+        taken_from_class: whether the method was accessed on the class.
     """
 
     def __init__(self) -> None:
@@ -190,19 +193,19 @@ for _called_in_compiled_code in (_Noting.__get__, _Noting._forget):
 _TABLES = "torch._dynamo.", "torch.overrides"
 
 noting = _Noting()
-"""Of it `asked` says whether anybody has been told since one last looked."""
+"""The installed descriptor. Its `asked` count changes if a tensor may have been made to retain its gradient."""
 
 _complete = False
 
 
 def note_retained() -> None:
-    """From now on it is noted who is told to retain a gradient."""
+    """Start recording the tensors that are made to retain their gradient."""
     if "retain_grad" not in vars(Tensor):
         Tensor.retain_grad = noting  # type: ignore[method-assign, assignment]
 
 
 def retained_before(tensors: Iterable[Tensor]) -> None:
-    """These retain their gradient; all others that do, have been told since `note_retained`."""
+    """Record tensors that retained their gradient before `note_retained`. The list is complete from then on."""
     global _complete
     for tensor in tensors:
         noting.note(tensor)
@@ -210,10 +213,11 @@ def retained_before(tensors: Iterable[Tensor]) -> None:
 
 
 def retaining() -> list[Tensor] | None:
-    """The tensors of this process that retain their gradient. None where that can't be told: somebody may have called
-    what does it from C++, as TorchScript and `torch.ops` do, or has put something of his own in its place.
+    """Return the tensors of this process that retain their gradient, or None if they are not all known.
 
-    Known limitation: TorchScript that was loaded from a file and retains gradients inside is not noticed.
+    They are not if C++ may have been called directly, by TorchScript or `torch.ops`, or if `retain_grad` was replaced.
+
+    Known limitation: TorchScript that was loaded from a file and retains gradients is not detected.
     """
     unseen = (
         not _complete

@@ -1,4 +1,4 @@
-"""Nodes of a graph: the gradients they take, their leaves and types, and how to call one."""
+"""Nodes of a graph: their input gradients, leaves and types, how to call one, and hooks on new ones."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .thread_state import close_mode, open_mode, unobserved
 
 InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
-"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine takes it in any dtype. In that
-case the dtype is the forward output's."""
+"""A gradient's shape (None for nested tensors), dtype and device, and whether the engine accepts any dtype.
+
+In that case the dtype is the forward output's."""
 
 
 def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
-    """The metadata of each output of the forward operation that made `node`. Its gradient's dtype may be another."""
+    """Return the metadata of each output of `node`'s forward operation. The dtypes of its gradients may differ."""
     metas: list[Any] = node._input_metadata
     return tuple([_facts(meta) for meta in metas])
 
 
 def input_metadata(node: Node) -> tuple[InputMetadata, ...]:
-    """The metadata of each gradient that `node` takes. For several nodes, `input_metadata_of_each` is cheaper."""
+    """Return the metadata of each input gradient of `node`. For several nodes, `input_metadata_of_each` is cheaper."""
     (found,) = input_metadata_of_each((node,))
     return found
 
 
 def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, ...]]:
-    """The metadata of each gradient that these nodes take, with the dtype to which the engine casts it.
+    """Return the metadata of each input gradient of these nodes, with the dtype to which the engine casts it.
 
-    The leaves' is without `Tensor.grad_dtype`, which may still change: see `gradient_dtypes`.
+    For leaves, `Tensor.grad_dtype` is ignored, because it may still change; see `gradient_dtypes`.
     """
     found: list[tuple[InputMetadata, ...]] = []
     add = found.append
@@ -61,7 +62,7 @@ def _facts(meta: Any) -> InputMetadata:
 
 
 _Input = tuple[int, int]
-"""An input of a node: the place of the node in a sequence, and the number of the input."""
+"""An input of a node: the index of the node in a sequence, and the number of the input."""
 
 
 _FUNCTIONS_DECLARE = hasattr(FunctionCtx, "set_output_grad_dtype")  # torch 2.14
@@ -71,18 +72,18 @@ _CPU = torch.device("cpu")
 def _declared_dtypes(
     nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
 ) -> dict[_Input, torch.dtype | None]:
-    """Find the gradients that the engine casts to another dtype than the forward output's; None: it does not cast them.
+    """Find the gradients that the engine casts to another dtype than the forward output's; None means no cast.
 
     A custom Function declares these dtypes for its outputs (`ctx.set_output_grad_dtype`). `Tensor.grad_dtype` declares
-    one for a leaf, and stays in force when an operation modifies that leaf in place. Only the engine knows either, so
-    it is shown a probe for each input (see `_accepts`). A None that comes from `Tensor.grad_dtype` would take a second
-    probe, and is not found here: see `is_cast`.
+    one for a leaf, and stays in effect when an operation modifies the leaf in place. Only the engine knows either, so
+    it is passed a probe for each input (see `_accepts`). A None from `Tensor.grad_dtype` would need a second probe, and
+    is not found here; see `is_cast`.
     """
     usual: list[_Input] = []
-    edges: list[GradientEdge] = []  # of the usual ones
+    edges: list[GradientEdge] = []  # of unambiguous inputs
     probes: list[_Probe] = []
     declarable: list[_Input] = []
-    doubtful: list[_Input] = []  # a Function's output without a gradient looks the same, and the engine raises there
+    doubtful: list[_Input] = []  # may be a Function's output without a gradient, for which the engine raises
     shared: dict[InputMetadata, _Probe | None] = {}
     kinds: dict[type[Node], str] = {}
     with unobserved():
@@ -131,7 +132,7 @@ def _probe_of(facts: InputMetadata) -> _Probe | None:
 def _asked(
     inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
 ) -> dict[_Input, torch.dtype | None] | None:
-    """The declared dtypes of these inputs' gradients, where any is declared. None: the engine raises for an input."""
+    """Return the declared dtypes of these inputs' gradients, or None if the engine raises for an input."""
     edges = [GradientEdge(nodes[place], number) for place, number in inputs]
     own, others = [], []
     for place, number in inputs:
@@ -150,7 +151,7 @@ def _another(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
-    """Whether the engine casts a gradient of this dtype, which is not the one in the metadata of the input.
+    """Return whether the engine casts a gradient of this dtype, which differs from the dtype in the input's metadata.
 
     It does not if `Tensor.grad_dtype` was None on a leaf that an operation then modified in place.
     """
@@ -165,9 +166,9 @@ def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
 def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
     """Have the engine check and cast probes as gradients for these edges. Return whether it accepts all of them.
 
-    A backward first checks and casts the gradients that it is given, one after the other (engine.cpp,
-    validate_outputs). The last one here has one dimension too many, and raises when the engine sums over it. So no node
-    is executed and no hook runs.
+    A backward first checks and casts its initial gradients, one after the other (engine.cpp, validate_outputs). The
+    last one here has an extra dimension, and raises when the engine sums over it. So no node is executed and no hook
+    runs.
     """
     if not edges:
         return True
@@ -190,7 +191,7 @@ def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
 
 
 def _note_no_casts() -> None:
-    """Close the mode, if an interrupt (Ctrl-C) has not come before it was open."""
+    """Close the mode, unless an interrupt (Ctrl-C) came before it was open."""
     depth = torch._C._len_torch_dispatch_stack()
     if depth and torch._C._get_dispatch_stack_at(depth - 1) is _noting_casts:
         close_mode(None)
@@ -200,14 +201,14 @@ _engine: Any = torch._C._ImperativeEngine()
 
 
 class _AllCheckedError(Exception):
-    """The engine has come to the last probe."""
+    """Raised when the engine reaches the last probe."""
 
 
 class _Probe(Tensor):
     """A gradient without memory.
 
     Attributes:
-        cast_to: the dtype to which it was cast; None: it was not cast.
+        cast_to: the dtype to which it was cast; None if it was not.
     """
 
     __slots__ = ("cast_to",)
@@ -223,16 +224,16 @@ class _Probe(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *args: Any) -> Never:
-        """torch wants one. The mode answers in its place."""
+        """Required by torch; never called, because the mode handles all operations."""
         raise _AllCheckedError
 
 
 class _NotingCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the casts of probes. Without a mode torch would ask their class, and load all of DTensor before that."""
+    """Records the casts of probes. Without a mode torch would call the class, after importing all of DTensor."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else each operation goes through a wrapper of torch's compiler
+        return False  # otherwise torch's compiler wraps each operation
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is not torch.ops.aten._to_copy.default:
@@ -246,28 +247,32 @@ _noting_casts = _NotingCasts()  # type: ignore[no-untyped-call]
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:
-    """The type of each node, to be kept: a custom Function's is referred to weakly. It may be made anew in each forward
-    and have tensors in its closures."""
+    """Return the type of each node, safe to keep: a custom Function's type is referenced weakly.
+
+    It may be created in each forward, and have tensors in its closures.
+    """
     types = tuple(map(type, nodes))
     of_functions = {kind: ref(kind) for kind in set(types) if issubclass(kind, BackwardCFunction)}
     return tuple([of_functions.get(kind, kind) for kind in types]) if of_functions else types
 
 
 def notes_on(node: Node) -> dict[str, Any]:
-    """A dict in which anybody may put things about a node; it lives as long as the node does."""
+    """Return the metadata dict of a node, open to any use; it lives as long as the node."""
     notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
     return notes
 
 
 def leaf_of(node: Node) -> Tensor:
-    """The leaf whose .grad an AccumulateGrad writes."""
+    """Return the leaf whose .grad an AccumulateGrad writes."""
     leaf: Tensor = node.variable  # type: ignore[attr-defined]
     return leaf
 
 
 def leaf_if_any(node: Node) -> Tensor | None:
-    """Return the leaf of a node without a sequence number: an AccumulateGrad. A node that only raises that a derivative
-    is not implemented has none."""
+    """Return the leaf of a node without a sequence number, or None.
+
+    Such a node is an AccumulateGrad, or one that only raises that a derivative is not implemented.
+    """
     return getattr(node, "variable", None)
 
 
@@ -277,13 +282,13 @@ def have_grad(unnumbered: Iterable[Node]) -> tuple[bool, ...]:
 
 
 def function_of(node: BackwardCFunction) -> type[Function]:
-    """The custom Function whose backward the node runs."""
+    """Return the custom Function whose backward the node runs."""
     function: type[Function] = node._forward_cls  # type: ignore[attr-defined]
     return function
 
 
 def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Calls the node of a C++ or custom Function: its apply and nothing else. One output comes as a tuple too."""
+    """Call the node of a C++ or custom Function without its hooks. A single output is returned as a tuple, too."""
     outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
     return outputs if type(outputs) is tuple else (outputs,)
 
@@ -296,10 +301,10 @@ class _Slot:
     """A hook of ours among this thread's.
 
     Attributes:
-        hook: called with each new node; None: nobody uses the slot.
-        is_sunk: whether hooks of users may stand above it, so that it can't be taken away.
-        is_kept: whether it stays when nobody uses it.
-        backward: the number of the backward inside of which it was registered; -1: of none.
+        hook: called with each new node; None if the slot is unused.
+        is_sunk: whether hooks of users may be above it on the stack, so that it cannot be removed.
+        is_kept: whether it stays when it is unused.
+        backward: the number of the backward in which it was registered; -1 outside of one.
     """
 
     __slots__ = ("backward", "hook", "is_kept", "is_sunk")
@@ -321,13 +326,12 @@ _current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 @contextmanager
 def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
-    """Call `hook` with each new node of this thread, and of the threads of a backward that it runs; not with leaves'.
+    """Call `hook` with each new node of this thread and of the threads of its backwards, except leaves' nodes.
 
-    Hooks of users are called before or after it, in the order in which they were registered. torch can only take away
-    the hook that was registered last. A context that is collected, and not left in turn, leaves a function behind that
-    does nothing, and the thread's next one uses that. So does one that is left inside a backward: when a backward ends,
-    torch restores the thread's hooks as they were before it. One that is entered there ends with it, unless
-    `ready_for_new_nodes` was entered before.
+    Users' hooks are called in the order of registration. torch can only remove the hook registered last, so a context
+    that is exited out of order, or garbage collected, leaves an unused slot behind for the thread's next context. The
+    same happens if it is exited inside a backward, because torch restores the thread's hooks at the end of a backward.
+    For that reason a context entered in a backward ends with it, unless `ready_for_new_nodes` was entered before.
     """
     slot = _free_slot()
     slot.hook = hook
@@ -343,7 +347,7 @@ def watching_new_nodes(hook: Callable[[Node], None]) -> Iterator[None]:
 
 @contextmanager
 def ready_for_new_nodes() -> Iterator[None]:
-    """Let `watching_new_nodes` be entered inside a backward, and go on after it. To be entered outside of any."""
+    """Let `watching_new_nodes` be entered inside a backward and outlast it. Enter this outside of any backward."""
     if not TELLS_OF_NEW_NODES:
         yield
         return
@@ -359,7 +363,7 @@ def ready_for_new_nodes() -> Iterator[None]:
 def _free_slot() -> _Slot:
     pushed = _slots.pushed
     while pushed and pushed[-1].backward not in (-1, _current_backward()):
-        pushed.pop()  # it has ended with its backward
+        pushed.pop()  # removed by torch at the end of its backward
     if not pushed or pushed[-1].hook is not None:
         slot = _Slot()
         torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Operators of `torch.ops`, seen as they run, run on fake tensors or in float64."""
+"""Operators of `torch.ops`: modes that observe them, run them on fake tensors, or run them in float64."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .thread_state import unobserved
 
 
 def is_operator(function: object) -> bool:
-    """Whether it is one operator of `torch.ops`, with a schema."""
+    """Return whether the function is an operator of `torch.ops` with a schema."""
     return isinstance(function, OpOverload)
 
 
 def schema_names(function: object) -> tuple[str, ...] | None:
-    """What an operator of `torch.ops` calls its arguments; None for anything else."""
+    """Return the argument names of an operator of `torch.ops`; None for anything else."""
     if isinstance(function, OpOverloadPacket):
         function = getattr(function, "default", None)
     if not isinstance(function, OpOverload):
@@ -41,14 +41,14 @@ def schema_names(function: object) -> tuple[str, ...] | None:
 
 
 def writes_arguments(function: object) -> bool | None:
-    """Whether an operator of `torch.ops` writes something that it is given; None for anything else."""
+    """Return whether an operator of `torch.ops` writes to an argument; None for anything else."""
     if isinstance(function, OpOverloadPacket):
         return any(writes_arguments(getattr(function, name)) for name in function.overloads())  # type: ignore[no-untyped-call]
     return bool(schema_writes(function)[0]) if isinstance(function, OpOverload) else None
 
 
 def warm_up_fakes() -> None:
-    """Loads what torch needs for its first operations on fake tensors. Touches no tensor of others."""
+    """Load the modules torch needs for its first operations on fake tensors, without touching the user's tensors."""
     with fake_mode():
         pictures, weights = (torch.empty(shape, device="cpu") for shape in ((2, 3, 8, 8), (4, 3, 3, 3)))
         torch.nn.functional.conv2d(pictures, weights).relu().sum()
@@ -56,7 +56,7 @@ def warm_up_fakes() -> None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """What torch can't do on fake tensors, whoever asks is told by an exception: in this thread it is not logged."""
+    """Do not log unsupported operations on fake tensors in this thread; the exception is enough."""
     thread = threading.get_ident()
 
     def is_anothers(record: logging.LogRecord) -> bool:
@@ -71,12 +71,14 @@ def _unlogged() -> Iterator[None]:
 
 
 _COUNTED = torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace
-"""What gives numbers by place, which models are made by."""
+"""Operators that create values by position, as used in building models."""
 
 
 def leaves_of(value: object) -> list[Any]:
-    """What stands in an operator's arguments or results, as `tree_leaves` has it, of which a third of a step on fakes
-    was spent: these are tuples, lists and dicts alone."""
+    """Return the leaves of an operator's arguments or results, which are only tuples, lists and dicts.
+
+    `tree_leaves` does the same, but took a third of the time of a step on fake tensors.
+    """
     if not isinstance(value, tuple | list | dict):
         return [value]
     found: list[Any] = []
@@ -89,7 +91,7 @@ def leaves_of(value: object) -> list[Any]:
 
 
 def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same arguments with what the function gives for each tensor in them."""
+    """Return the same arguments with the function applied to each tensor in them."""
     if isinstance(value, Tensor):
         return function(value)
     kind = type(value)
@@ -104,23 +106,23 @@ _PLAIN = frozenset((bool, int, float, complex, str, type(None), torch.dtype, tor
 
 
 class FakeOperations(TorchDispatchMode):
-    """While it is open, operations compute nothing: the tensors that they make have a layout, and no bytes.
+    """A mode in which operations compute nothing: the tensors they create have a layout, but no data.
 
-    It notes which storages operations make and when these die. What a kernel allocates inside, or Python operations
-    that torch has in a kernel's place, isn't seen. Real tensors that an operation gets are left as they are, also by
-    operations in place, as are the generators of random numbers.
+    It records when operations allocate storages and when these are freed. Memory allocated inside a kernel, or by
+    Python operations that torch uses in place of a kernel, is not seen. Real tensors passed to an operation are
+    unchanged, even by in-place operations, and so are the random number generators.
 
     Args:
-        device: storages on others are not noted, nor those of no bytes.
+        device: the device whose storages are recorded, except empty ones.
 
     Attributes:
-        events: births and deaths of storages: `n` and `~n`, counted from 0.
-        nbytes: the size of each.
-        given: by address the storages of real tensors that operations got: somebody kept them.
+        events: allocations and frees of storages, as `n` and `~n`, numbered from 0.
+        nbytes: the size of each storage.
+        given: by address, the storages of real tensors passed to operations.
     """
 
     grad = False
-    """Whether operations may be of a graph, and are seen by the user's modes: where programs run, no single kernels."""
+    """Whether operations may be part of a graph and visible to the user's modes: in programs, not in single kernels."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,12 +130,12 @@ class FakeOperations(TorchDispatchMode):
         self.given: dict[int, StorageBytes] = {}
         self.events: list[int] = []
         self.nbytes: list[int] = []
-        # An operation which torch can't fake would else run, on zeros.
+        # Otherwise an operation without a fake implementation would run, on zeros.
         self._mode = fake_mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id() the tensors that operations made
-        self._users: Counter[int] = Counter()  # how many of them are on each storage, by its address
+        self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id(): tensors created by operations
+        self._users: Counter[int] = Counter()  # number of watched tensors by storage address
         self._numbers: dict[int, int] = {}  # by address
-        self._outside: dict[int, Tensor] = {}  # by address what was there before
+        self._outside: dict[int, Tensor] = {}  # by address: tensors from before
         self._modes = ExitStack()
         self._is_making = False
 
@@ -156,17 +158,19 @@ class FakeOperations(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else each operation goes through a wrapper of torch's compiler; see `InFloat64`
+        return False  # otherwise torch's compiler wraps each operation; see `InFloat64`
 
     @property
     def mode(self) -> FakeTensorMode:
-        """The mode whose fakes these are."""
+        """The mode of the fake tensors."""
         return self._mode
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Meanwhile a model is made: the numbers of `torch.linspace` and its like are known, and what is made of them
-        alone, so that rates for each layer can be taken as Python numbers."""
+        """Keep the values of `torch.linspace` and similar operators, and of results computed from them alone.
+
+        Models read such values as Python numbers while they are built, such as a rate for each layer.
+        """
         with numbers_known(self._mode):
             self._is_making = True
             try:
@@ -175,19 +179,19 @@ class FakeOperations(TorchDispatchMode):
                 self._is_making = False
 
     def start(self) -> None:
-        """Forgets what was noted."""
+        """Clear the recorded events."""
         self.events, self.nbytes = [], []
         for known in (self.given, self._watched, self._users, self._numbers, self._outside):
             known.clear()
 
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A fake tensor, whose storage is not noted."""
+        """Return a fake tensor whose storage is not recorded."""
         with _disable_current_modes():
             bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
             return self._take(FakeTensor(self._mode, bare, device))
 
     def number(self, tensor: Tensor) -> int:
-        """The number of the tensor's storage; -1 if it is none of those that were made."""
+        """Return the number of the tensor's storage; -1 if no operation allocated it."""
         storage = storage_of(tensor)
         return -1 if storage is None else self._numbers.get(storage.address, -1)
 
@@ -202,7 +206,7 @@ class FakeOperations(TorchDispatchMode):
         return result
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        """Gives what the operator does on these fake tensors."""
+        """Return the operator's result on these fake tensors."""
         return on_fakes(operator)(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
@@ -212,7 +216,7 @@ class FakeOperations(TorchDispatchMode):
             self.given[storage.address] = storage
         if storage is None or type(tensor) not in (Tensor, Parameter) or tensor.is_conj() or tensor.is_neg():
             return self._take(self._mode.from_tensor(tensor))
-        with _disable_current_modes():  # what it does where there is nothing special, without torch's compiler
+        with _disable_current_modes():  # as torch does for plain tensors, but without its compiler
             whole = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
             bare = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
             return self._take(FakeTensor(self._mode, bare, tensor.device))
@@ -220,15 +224,15 @@ class FakeOperations(TorchDispatchMode):
     def _take(self, tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)
         if storage is not None:
-            self._outside[storage.address] = tensor  # kept, else the address could become another's
+            self._outside[storage.address] = tensor  # kept alive so that the address is not reused
         return tensor
 
     def alive(self) -> list[int]:
-        """The numbers of the storages that are alive."""
+        """Return the numbers of the storages that are alive."""
         return list(self._numbers.values())
 
     def is_noted(self, device: torch.device) -> bool:
-        """Whether storages there are noted."""
+        """Return whether storages on this device are recorded."""
         return device == self._device
 
     def _note(self, tensor: Tensor) -> None:
@@ -250,8 +254,10 @@ class FakeOperations(TorchDispatchMode):
 
     @contextmanager
     def _swapping(self) -> Iterator[None]:
-        """Meanwhile fake parameters can be converted, as by `module.half()`, for which torch swaps them with what they
-        become. Its function refuses all to which there are weak references, as there are to each fake."""
+        """Let fake parameters be converted, as by `module.half()`, for which torch swaps two tensors.
+
+        torch's function refuses tensors with weak references, and every fake tensor has some.
+        """
 
         def swap(one: Tensor, other: Tensor) -> None:
             if not all(is_fake_of(each, self._mode) for each in (one, other)):
@@ -272,13 +278,13 @@ class FakeOperations(TorchDispatchMode):
             torch.utils.swap_tensors = original
 
     def _unwatch(self, tensor: Tensor) -> int | None:
-        """The address of its storage, if it is watched, which it is no longer."""
+        """Stop watching a tensor. Return the address of its storage, or None if it was not watched."""
         storage = storage_of(tensor) if self._watched.pop(id(tensor), None) is not None else None
         return None if storage is None else storage.address
 
     def _forget(self, number: int, address: int, dead: object) -> None:
         if self._watched.get(number) is not dead:
-            return  # another thread's collector says it after `start` has forgotten all
+            return  # reported by another thread's collector after `start` cleared everything
         del self._watched[number]
         self._users[address] -= 1
         if not self._users[address]:
@@ -293,14 +299,14 @@ _DOUBLE = {
 
 
 class InFloat64(TorchDispatchMode):
-    """While it is open, operations that are told to make numbers of less precision make float64 or complex128."""
+    """A mode in which operations with an explicit dtype of lower precision use float64 or complex128 instead."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch loads its compiler, a second's work: `keep_compiler_out` does what is needed
+        return False  # otherwise torch loads its compiler, which takes a second; `keep_compiler_out` is enough
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args = [_DOUBLE.get(each, each) if type(each) is torch.dtype else each for each in args]
@@ -315,7 +321,7 @@ keep_compiler_out(InFloat64.__torch_dispatch__)
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """A copy without a graph; of whole numbers and truth values as they are."""
+    """Return a copy in float64 or complex128 without a graph; integers and booleans keep their dtype."""
     return tensor.detach().to(_DOUBLE.get(tensor.dtype, tensor.dtype), copy=True)
 
 
@@ -324,15 +330,14 @@ Operator = OpOverload
 
 
 class SeenOperations(TorchDispatchMode):
-    """While it is open, shows `run` each ATen operation of this thread: below autograd and autocast.
+    """A mode that passes each ATen operation of this thread to `run`, below autograd and autocast.
 
-    Not shown are those of a backward, and `detach`, which also hooks and views in place call; the ranges of a profiler;
-    how fake tensors are asked for their device; nor what is no ATen operation but made of such (flex_attention), nor
-    what happens inside.
+    Excluded are operations of a backward, `detach` (which hooks and in-place views call, too), profiler ranges, and
+    device queries of fake tensors. Higher-order operators such as flex_attention are excluded with their contents.
     """
 
     supports_higher_order_operators = True
-    sees_backward = False  # whether those of a backward are shown, too
+    sees_backward = False  # whether operations of a backward are included
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -346,7 +351,7 @@ class SeenOperations(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        unseen = operator is DETACH or operator is ALIAS or operator is LIFT  # to hash an operator takes longer
+        unseen = operator is DETACH or operator is ALIAS or operator is LIFT  # faster than hashing the operator
         if unseen or (not self.sees_backward and in_backward()):
             return operator(*args, **(kwargs or {}))
         if not isinstance(operator, OpOverload) or operator.namespace in ("profiler", "prim"):
@@ -358,11 +363,11 @@ keep_compiler_out(SeenOperations.__torch_dispatch__)
 
 
 class EveryOperation(TorchDispatchMode):
-    """While it is open, shows `run` each operation that computes in this thread: of forwards and of backwards, below
-    autograd, autocast and the transforms of torch.func.
+    """A mode that passes each computing operation of this thread to `run`, in forwards and backwards.
 
-    Of tensors that compute in their own way (DTensor, jagged ones) it sees what they do with the tensors inside. What
-    is no ATen operation but made of such (flex_attention) it sees as one.
+    It is below autograd, autocast and the transforms of torch.func. For subclasses with operations of their own
+    (DTensor, jagged tensors) it sees the operations on the inner tensors. Higher-order operators such as flex_attention
+    count as one operation.
     """
 
     supports_higher_order_operators = True
@@ -380,10 +385,12 @@ class EveryOperation(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(each.__torch_dispatch__ is not Tensor.__torch_dispatch__ for each in types if issubclass(each, Tensor)):
-            if FakeTensor in types:  # has no numbers, and does not let a mode see what it does
+            if FakeTensor in types:  # has no data, and hides its operations from modes
                 return operator(*args, **(kwargs or {}))
-            return NotImplemented  # then torch asks the tensors, with this mode still open
-        views = getattr(operator, "is_view", False) and operator is not LIFT  # which gives what torch.tensor has made
+            return NotImplemented  # torch then calls the tensors' class, with this mode still open
+        views = (
+            getattr(operator, "is_view", False) and operator is not LIFT
+        )  # which returns the tensor that torch.tensor created
         if views or getattr(operator, "namespace", "") == "profiler":
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})
@@ -393,12 +400,12 @@ keep_compiler_out(EveryOperation.__torch_dispatch__)
 
 
 def is_pointwise(operator: Operator) -> bool:
-    """Whether each element of what it gives is made of the elements at the same place."""
+    """Return whether each element of the result is computed from the elements at the same position."""
     return torch.Tag.pointwise in operator.tags
 
 
 def operator_named(name: str) -> Operator | None:
-    """The operator that calls itself so, "aten.mul.Tensor"; None where torch knows no such."""
+    """Return the operator of this name, such as "aten.mul.Tensor", or None if torch has none."""
     found: object = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -406,19 +413,21 @@ def operator_named(name: str) -> Operator | None:
 
 
 def schema_name(operator: Operator) -> str:
-    """Its name with its namespace, without its overload: "aten::mm"."""
+    """Return the operator's name with namespace, without overload: "aten::mm"."""
     name: str = operator._schema.name
     return name
 
 
 def takes_tensor_first(operator: Operator) -> bool:
-    """Whether its first argument is one tensor, no list of them."""
+    """Return whether the first argument is a tensor rather than a list of tensors."""
     return bool(operator._schema.arguments[0].type.kind() == "TensorType")
 
 
 def with_tensors_for_numbers(operator: Operator, args: Sequence[Any]) -> list[Any]:
-    """The arguments with tensors where the operator takes some: of a number that was made a tensor a mode sees the
-    number (`x * 2` saves its 2 as a tensor, which the backward multiplies with)."""
+    """Return the arguments with numbers converted to tensors if the operator expects tensors.
+
+    A mode sees a number even if autograd uses a tensor: `x * 2` saves its 2 as a tensor, which the backward reads.
+    """
     kinds = [argument.type.kind() for argument in operator._schema.arguments]
     return [
         torch.tensor(value, dtype=_OF_NUMBER[type(value)], device="cpu")
@@ -433,7 +442,7 @@ _OF_NUMBER = {bool: torch.bool, int: torch.int64, float: torch.float64, complex:
 
 @cache
 def schema_writes(operator: Operator) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Which arguments an operator writes into, as its schema says: by position and by name."""
+    """Return the arguments that an operator writes to according to its schema, by position and by name."""
     written = [
         (number, argument.name)
         for number, argument in enumerate(operator._schema.arguments)

@@ -1,4 +1,4 @@
-"""Watch steps of optimizers and gradient scalers, in any thread."""
+"""Watchers of optimizer steps and gradient scalers, in any thread."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .compiled import keep_compiler_out
 
 Watcher = Callable[..., Generator[None, Any, None]]
-"""Takes the scaler and the arguments of a call. It runs to its `yield` before the call, and is sent the result there.
-It is closed instead where the call raises, or where watching has ended meanwhile."""
+"""A generator function called with the scaler and the arguments of a call. The generator runs to its `yield` before the
+call, and the result is sent to it. It is closed instead if the call raises, or if watching has ended meanwhile."""
 
 Scaled = Callable[[Any, Any, Tensor], None]
-"""Gets what was scaled, the result, and the scale, which is the scaler's own tensor."""
+"""Called with the scaled value, the result, and the scaler's scale tensor."""
 
 
 class _WatchedMethod:
-    """A method of `GradScaler`, replaced while somebody watches it: once, however many do.
+    """A method of `GradScaler`, replaced once while there are watchers.
 
-    A replacement that somebody else has wrapped meanwhile stays beneath, where it only passes calls on.
+    If someone else has wrapped the replacement, it stays inside that wrapper and only passes calls on.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,7 +42,7 @@ class _WatchedMethod:
 
     @contextmanager
     def watched_by(self, watcher: Watcher) -> Iterator[None]:
-        try:  # an interrupt may come as soon as it has begun
+        try:  # entered first, because an interrupt may come at any line
             self._begin(watcher)
             yield
         finally:
@@ -63,7 +63,7 @@ class _WatchedMethod:
             self._settle()
 
     def _settle(self) -> None:
-        """Replace the method if anybody watches it, else put the original back; also after an interrupt in here."""
+        """Replace the method if it has watchers, otherwise restore the original. Safe to repeat after an interrupt."""
         current = getattr(GradScaler, self._name)
         if not self._watchers:
             if current is self._replacement:
@@ -100,7 +100,7 @@ _maybe_step = _WatchedMethod("_maybe_opt_step")
 
 
 def watching_scales(scaled: Scaled) -> AbstractContextManager[None]:
-    """Call `scaled` each time a scaler that is enabled has scaled something."""
+    """Call `scaled` each time an enabled scaler has scaled a value."""
 
     def watcher(scaler: GradScaler, outputs: Any) -> Generator[None, Any, None]:
         result = yield
@@ -111,33 +111,33 @@ def watching_scales(scaled: Scaled) -> AbstractContextManager[None]:
 
 
 def watching_scaler_steps(watcher: Watcher) -> AbstractContextManager[None]:
-    """Let `watcher` see each call that steps an optimizer, or leaves the step out as gradients are not finite."""
+    """Pass `watcher` each call that steps an optimizer, or skips the step because gradients are not finite."""
     return _maybe_step.watched_by(watcher)
 
 
 class StepObserver(Protocol):
-    """Is told of steps, each time with the optimizer."""
+    """Callbacks for optimizer steps."""
 
     def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
-        """`has_closure`: it was given a function that runs forward and backward, and may call it."""
+        """Called before a step. `has_closure`: whether the step has a closure that runs forward and backward."""
 
     def step_ends(self, optimizer: Optimizer) -> None: ...
 
     def closure_begins(self, optimizer: Optimizer) -> None:
-        """The step calls the function that it was given, which runs forward and backward."""
+        """Called when the step calls its closure, which runs forward and backward."""
 
     def closure_ends(self, optimizer: Optimizer) -> None: ...
 
     def step_skipped(self, optimizer: Optimizer) -> None:
-        """A gradient scaler has left the step out, as gradients were not finite."""
+        """Called when a gradient scaler has skipped the step because gradients were not finite."""
 
 
 @contextmanager
 def watching_optimizers(observer: StepObserver) -> Iterator[None]:
     """Call `observer` at all steps of all optimizers. A step that raises has no end.
 
-    A step of an optimizer that only wraps others (Lookahead, say) counts once one of these steps inside it: in most
-    calls such a wrapper may step none. A base class's step inside a subclass's step is not a step of its own.
+    A step of an optimizer that only wraps others (such as Lookahead) counts when one of the wrapped optimizers steps,
+    since in most calls such a wrapper may step none. A base class's step inside a subclass's step does not count again.
     """
     steps = _Steps(observer)
     with ExitStack() as stack:
@@ -151,8 +151,8 @@ class _Call(NamedTuple):
     """A call of a step.
 
     Attributes:
-        frame: the id of torch's frame around it.
-        is_told: whether the observer was called for it; None: it never is.
+        frame: id of torch's frame around the step.
+        is_told: whether the observer has been called; None if it never is for this call.
     """
 
     optimizer: Optimizer
@@ -161,11 +161,11 @@ class _Call(NamedTuple):
 
 
 class _Steps(threading.local):
-    """The calls under way in a thread, one inside the other.
+    """The running, nested step calls of a thread.
 
     Attributes:
-        of_scaler: the optimizers stepped in the gradient scaler's step under way; None outside of one: a list would
-            keep every optimizer of the loop alive.
+        of_scaler: optimizers stepped in the gradient scaler's current step; None outside of one, because a permanent
+            list would keep every optimizer of the loop alive.
     """
 
     def __init__(self, observer: StepObserver) -> None:
@@ -207,7 +207,7 @@ for _called_in_compiled_code in (_Steps.before, _Steps.after):
 
 
 def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
-    """Return the calls that have neither returned nor raised: torch's frames around them are still on the stack."""
+    """Return the calls that have not ended: torch's frames around them are still on the stack."""
     if not calls:
         return calls
     around, each = set(), frame.f_back
@@ -219,8 +219,10 @@ def _under_way(calls: list[_Call], frame: FrameType) -> list[_Call]:
 
 
 def stepping_for(optimizer: Any) -> list[Optimizer]:
-    """Return the optimizers whose steps are seen when this one steps: itself, if torch's hooks are in its step, and
-    those that it wraps. It may be a wrapper that is not an `Optimizer`, or has not called `Optimizer.__init__`."""
+    """Return the optimizers whose steps are seen when this one steps: itself if it has torch's hooks, and wrapped ones.
+
+    It may be a wrapper that is not an `Optimizer`, or that has not called `Optimizer.__init__`.
+    """
     beneath = _wrapped_by(optimizer)
     if has_hooks(optimizer):
         return [optimizer, *beneath]
@@ -228,7 +230,7 @@ def stepping_for(optimizer: Any) -> list[Optimizer]:
 
 
 def is_optimizer(value: object) -> bool:
-    """Whether it is an optimizer, or steps one that it wraps. A learning rate scheduler only has one."""
+    """Return whether the value is an optimizer, or steps a wrapped one. A scheduler only refers to one."""
     return isinstance(value, Optimizer) or (
         not isinstance(value, list | tuple | LRScheduler)
         and callable(getattr(value, "step", None))
@@ -237,7 +239,7 @@ def is_optimizer(value: object) -> bool:
 
 
 def has_hooks(optimizer: object) -> bool:
-    """Whether torch's step hooks run at its steps: `Optimizer.__init__` sets that up."""
+    """Return whether torch's step hooks run at its steps, which `Optimizer.__init__` sets up."""
     return (
         isinstance(optimizer, Optimizer)
         and "_optimizer_step_pre_hooks" in vars(optimizer)
@@ -246,8 +248,10 @@ def has_hooks(optimizer: object) -> bool:
 
 
 def _wrapped_by(optimizer: object) -> list[Optimizer]:
-    """The optimizers that it has as attributes, or in lists and dicts of them, and that hold no other parameters than
-    it does; also those that such a one wraps in turn."""
+    """Return the optimizers in its attributes (or in lists and dicts there) whose parameters are a subset of its own.
+
+    Optimizers that these wrap in turn are included.
+    """
     held = {id(each) for each in parameters_of(optimizer)}
     found: list[Optimizer] = []
     seen = {id(optimizer)}
@@ -273,7 +277,7 @@ def _attributes(wrapper: object) -> Iterator[Any]:
 
 
 def _with_same_groups(optimizer: object) -> list[Optimizer]:
-    """The living ones that share a parameter group with it; else those that hold no other parameters than it does."""
+    """Return living optimizers that share a parameter group with it, or else those with a subset of its parameters."""
     alive = [each for each in optimizers_alive() if has_hooks(each)]
     groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
     sharing = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
@@ -282,7 +286,7 @@ def _with_same_groups(optimizer: object) -> list[Optimizer]:
 
 
 def parameters_of(optimizer: object) -> list[Tensor]:
-    """All that it holds."""
+    """Return all parameters of the optimizer."""
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
 
 
@@ -290,7 +294,7 @@ _wrappers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
 
 
 def _only_wraps(optimizer: Optimizer) -> bool:
-    """Whether the optimizers that it wraps hold all of its parameters, so that it leaves the steps to them."""
+    """Return whether the wrapped optimizers hold all its parameters, so that it leaves the steps to them."""
     known = _wrappers.get(optimizer)
     if known is None:
         beneath = {id(parameter) for each in _wrapped_by(optimizer) for parameter in parameters_of(each)}
@@ -300,7 +304,7 @@ def _only_wraps(optimizer: Optimizer) -> bool:
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether a kernel of its own steps some of its parameters (`fused=True`)."""
+    """Return whether a fused kernel steps some of its parameters (`fused=True`)."""
     return any(group.get("fused") for group in optimizer.param_groups)
 
 
@@ -334,7 +338,7 @@ def _around_closure(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a step, whose closure tells when it runs."""
+    """Return the arguments of a step with a closure that reports its calls to the observer."""
 
     @wraps(closure, updated=())
     def told(*given: Any, **named: Any) -> Any:
@@ -348,7 +352,7 @@ def _around_closure(
 
 
 def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextManager[None]:
-    """Call `observer.step_skipped` where a gradient scaler leaves a step out."""
+    """Call `observer.step_skipped` if a gradient scaler skips a step."""
 
     def watcher(scaler: object, optimizer: Optimizer, *args: object, **kwargs: object) -> Generator[None, Any, None]:
         stepped: list[Optimizer] = []

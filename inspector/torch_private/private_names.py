@@ -30,7 +30,7 @@ class Capability(NamedTuple):
 
     Attributes:
         title: the capability, as the start of a sentence.
-        still: what works without it, as a sentence without its full stop.
+        still: a sentence about what still works without it, without its full stop.
         names: dotted names; an instance's attribute follows its class. `a|b` means that either is enough, since
             versions differ, `a*` any name that starts with `a`, and `a?` a name that
             only some versions have and the code does without.
@@ -231,7 +231,7 @@ CAPABILITIES = (
 
 
 def explain(error: AttributeError | ImportError) -> str | None:
-    """Return a sentence for an error that tapescope's code met as it looked up one of these names; None for any other.
+    """Return a sentence for an error from looking up one of these names in tapescope's code; None for other errors.
 
     The sentence names the capability, the version of torch, and what still works.
     """
@@ -249,7 +249,7 @@ def explain(error: AttributeError | ImportError) -> str | None:
 
 
 def _means(name: str, missing: str) -> bool:
-    """Return whether a name of the table is the missing one. Of an object's attribute only the last part is known."""
+    """Return whether a name of the table is the missing one. For attributes of objects, only the last part is known."""
     owner, _, last = name.rpartition(".")
     if missing == name or name.startswith(f"{missing}."):
         return True
@@ -264,12 +264,12 @@ def _missing_name(error: AttributeError | ImportError) -> str | None:
         missing = f"{found[2]}.{found[1]}" if found else error.name or ""
         return missing if missing.partition(".")[0] == "torch" else None
     own = __name__.partition(".")[0]
-    if type(error.obj).__module__.partition(".")[0] == own:  # traitlets looks for names that a deck need not have
+    if type(error.obj).__module__.partition(".")[0] == own:  # traitlets looks up optional names of a deck
         return None
     traceback: TracebackType | None = error.__traceback__
     asks = ""
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_name != "__getattr__":  # modules of torch's have some
+        if traceback.tb_frame.f_code.co_name != "__getattr__":  # some modules of torch define it
             asks = str(traceback.tb_frame.f_globals.get("__name__"))
         traceback = traceback.tb_next
     if asks.partition(".")[0] != own:
@@ -297,7 +297,7 @@ def _is_there(name: str) -> bool:
 def _object(name: str) -> Any:
     import torch
 
-    if name == "torch.autograd.graph.Node":  # an abstract class; those of nodes have more
+    if name == "torch.autograd.graph.Node":  # an abstract class; concrete nodes have more attributes
         return torch.ones((), requires_grad=True).exp().grad_fn
     parts = name.split(".")
     found: Any = torch

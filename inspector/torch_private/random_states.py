@@ -1,4 +1,4 @@
-"""Random number generators of devices, the CPU's and accelerators'."""
+"""Random number generators of the CPU and of accelerators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CPU = torch.device("cpu")
 
 
 def accelerators_awake() -> list[torch.device]:
-    """The accelerators here, if anything has been asked of one: what would wake them is not done."""
+    """Return the accelerators if they are initialized; this does not initialize them."""
     here = torch.accelerator.current_accelerator()
     if here is None:
         return []
@@ -24,7 +24,7 @@ def accelerators_awake() -> list[torch.device]:
 
 
 def random_states(devices: Iterable[torch.device]) -> RandomStates:
-    """The states of torch's random generators, of the CPU's and of these devices'."""
+    """Return the states of torch's random generators for the CPU and these devices."""
     states = {_CPU: torch.get_rng_state()}
     for device in devices:
         if device.type not in ("cpu", "meta"):
@@ -33,7 +33,7 @@ def random_states(devices: Iterable[torch.device]) -> RandomStates:
 
 
 def set_random_states(states: Mapping[torch.device, Tensor]) -> None:
-    """Puts `random_states` back."""
+    """Restore `random_states`."""
     for device, state in states.items():
         if device.type == "cpu":
             torch.set_rng_state(state)
@@ -43,7 +43,7 @@ def set_random_states(states: Mapping[torch.device, Tensor]) -> None:
 
 @contextmanager
 def same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
-    """A context after which these generators and the CPU's are as they were."""
+    """Restore these devices' generators and the CPU's on exit."""
     states = random_states(devices)
     try:
         yield
@@ -53,8 +53,10 @@ def same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @contextmanager
 def watching_states_taken(taken: Callable[[Tensor], object]) -> Iterator[None]:
-    """Calls `taken` with each state that `torch.get_rng_state` gives in this thread, as it does to checkpoints: no
-    dispatch mode sees these tensors made."""
+    """Call `taken` with each state that `torch.get_rng_state` returns in this thread, for example to checkpoints.
+
+    No dispatch mode sees these tensors being created.
+    """
     original, thread = torch.get_rng_state, get_ident()
 
     def watched() -> Tensor:
@@ -71,10 +73,10 @@ def watching_states_taken(taken: Callable[[Tensor], object]) -> Iterator[None]:
 
 
 def seed(device: torch.device, number: int) -> None:
-    """Random numbers of this device, the CPU's or another, come from here on."""
+    """Seed the random generator of this device, the CPU or another."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(number)
-    elif device.type == "mps":  # there is one, and no choice of it
+    elif device.type == "mps":  # has a single generator
         torch.mps.manual_seed(number)
     else:
         module = torch.get_device_module(device)
@@ -83,7 +85,7 @@ def seed(device: torch.device, number: int) -> None:
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The generator of this device, where torch shows it; else the CPU's."""
+    """Return the generator of this device if torch exposes it, otherwise the CPU's."""
     if device.type in ("cpu", "meta"):
         return torch.default_generator
     shown = getattr(torch.get_device_module(device), "default_generators", ())

@@ -1,4 +1,4 @@
-"""Finds other holders of a tensor by C++ reference counts."""
+"""Detection of other holders of a tensor by C++ and Python reference counts."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ from .thread_state import unobserved, without_torch_function
 
 
 def owned_alone(tensors: Sequence[Tensor | None], number: int, others: int = 0) -> bool:
-    """Whether nothing but this sequence, and so many other references of Python's, holds its tensor number `number`.
+    """Return whether only this sequence, and `others` further Python references, hold tensor `number` of it.
 
-    The C++ side counts one reference for all of Python's, which Python counts itself.
+    C++ counts a single reference for all Python references, which Python counts itself.
     """
+    # The same rule as in the engine: only a gradient with a use count of 1 may be added to in place
+    # (input_buffer.cpp, can_accumulate_inplace).
     tensor = tensors[number]
     if tensor is None or tensor._use_count() != 1:  # type: ignore[attr-defined]
         return False
-    del tensor
+    del tensor  # a local variable would count as one more reference
     return sys.getrefcount(tensors[number]) == _ALONE + others
 
 
-_ALONE = sys.getrefcount([object()][0]) + 1  # what a sequence adds to a reference of the call's own
+_ALONE = sys.getrefcount([object()][0]) + 1  # references from a sequence and from the call itself
 
 
 def storage_owned_alone(tensor: Tensor) -> bool:
-    """Whether no other tensor, nor a saved one, uses the storage."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2  # the tensor, and the storage looked at
+    """Return whether no other tensor, including saved ones, uses the storage."""
+    return (
+        torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+    )  # the tensor, and the storage object in this line
 
 
 def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
-    """Of tensors that nodes keep: whether anything besides these nodes keeps the bytes of each alive.
+    """Return for each saved tensor whether anything besides these nodes keeps its bytes alive.
 
-    That may be a variable, another graph, a hook, an AccumulateGrad (each leaf's). References are counted: to the
-    tensors, to those of which they are views, and to the storages. What a node hides (see `saved_slots`) is unknown
-    here, and counts as something else. Of a tensor without a storage of its own it is told of the tensor alone.
+    This may be a variable, another graph, a hook, or a leaf's AccumulateGrad. References are counted to the tensors, to
+    their bases, and to the storages. Saved tensors that nodes hide (see `saved_slots`) are unknown, and count as other
+    holders. For a tensor without a storage of its own, only references to the tensor count.
 
     Args:
-        tensors: one for each slot, as `saved_slots` gives them. The caller must have no other reference to any.
+        tensors: one per slot, as returned by `saved_slots`. The caller must not have other references to them.
     """
     return undisturbed(lambda: _kept_by_others(tensors))
 
@@ -57,7 +61,7 @@ def _kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
     held.update(address for address, counts in spare.values() if counts != usual and address is not None)
     if fakes := {address for tensor in tensors if is_fake(tensor) and (address := spare[id(tensor)][0]) is not None}:
         held = held - fakes | _held_by_python(fakes, Counter(map(id, tensors)), is_fake)
-    # Two views may share a tensor between them and their base: then there are fewer users than were expected.
+    # Two views may share a tensor between them and their base, so there may be fewer users than expected.
     shared = {address for address in through if of_storages[address] < usual_of_storage}
     held -= shared
     if through := through - held - fakes:
@@ -74,13 +78,13 @@ def _held_by_python(
 ) -> set[int]:
     """Return the addresses of the storages that the user's Python code holds.
 
-    This decides where C++ holds tensors that no slot leads to: those between a view and its base, and of fake tensors
-    the one between a view and a view of it. Each that was made in Python has a Python object as long as it lives.
+    This decides cases in which C++ holds tensors that no slot refers to: tensors between a view and its base, and for
+    fake tensors the one between a view and a view of it. A tensor created in Python has a Python object while it lives.
 
     Args:
         addresses: the addresses of all storages to check.
-        slots: by `id` how often the caller holds a tensor.
-        looks_at: whether to look at a tensor.
+        slots: number of the caller's references to each tensor, by `id`.
+        looks_at: filter of the tensors to check.
     """
     found: set[int] = set()
     with all_objects() as objects:
@@ -102,16 +106,21 @@ _Spare = tuple[dict[int, tuple[int | None, _Counts]], dict[int, _Counts], set[in
 
 
 def _spare_references(tensors: Sequence[Tensor]) -> _Spare:
-    """How many references there are to tensors and storages, less one from each slot, each view and each tensor.
+    """Count the references to tensors and storages, minus one for each slot, each view and each tensor.
 
-    What is left is equal for all that nothing else holds: the references of this function, and those by which the
-    Python object and its C++ side hold each other. By `id` the address of the tensor's storage and the references to
-    the tensor, and by address those to the storage; and the addresses of storages that views hold through others.
+    The remainder is the same for all tensors without other holders: references from this function, and those between
+    the Python object and its C++ tensor.
+
+    Returns:
+        By `id`, the address of the tensor's storage and the references to the tensor; by address, the references to the
+        storage; and the addresses of storages that views hold through other tensors.
     """
     distinct = {id(tensor): tensor for tensor in tensors}
     locals_ = {number: local_of(tensor) for number, tensor in distinct.items() if computes_itself(tensor)}
     wrappers = {number: id(local) for number, local in locals_.items() if id(local) != number}
-    distinct.update((id(local), local) for local in locals_.values())  # Python holds these, which is not told here
+    distinct.update(
+        (id(local), local) for local in locals_.values()
+    )  # held by their Python wrapper, whose references are not checked here
     locals_.clear()
     bases: list[Tensor] = []
     between: Counter[int] = Counter()
@@ -153,11 +162,10 @@ def _spare_references(tensors: Sequence[Tensor]) -> _Spare:
 
 
 def _bases_held(view: Tensor) -> tuple[list[Tensor], int]:
-    """Return the tensor of which this one is a view, once for each reference that the view has to it, and how many
-    tensors between the two it holds.
+    """Return a view's base, once per reference from the view, and the number of tensors held between the two.
 
-    A view that reads its base's numbers in another way (`view_as_real`, `conj`, `imag`) holds each tensor through which
-    it was made, to be able to go back (VariableTypeUtils.h, as_view: `rev_view_func`). To count them the view is made
+    A view that reinterprets its base's elements (`view_as_real`, `conj`, `imag`) holds each tensor in between, to be
+    able to reverse the view (VariableTypeUtils.h, as_view: `rev_view_func`). They are counted by creating the view
     again.
     """
     base = base_of(view)
@@ -174,13 +182,13 @@ def _bases_held(view: Tensor) -> tuple[list[Tensor], int]:
 
 
 def _users_of(tensor: Tensor) -> int:
-    """The number of tensors on the tensor's storage, as C++ counts them, and a constant."""
+    """Return the number of tensors on the tensor's storage, as counted by C++, plus a constant."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 @cache
 def _references_of_one() -> tuple[_Counts, _Counts]:
-    """The spare references of a tensor which one node keeps and nothing else, and of its storage."""
+    """Return the spare references of a tensor held only by one node, and of its storage."""
     return undisturbed(_count_references_of_one)
 
 

@@ -20,9 +20,9 @@ from .thread_state import unobserved
 
 
 class SavedSlot(NamedTuple):
-    """A tensor that a node keeps. `tensor` is the node's: the user's own, but of an output another one on its storage.
+    """A saved tensor of a node. `tensor` is the user's tensor, or for a saved output another tensor on its storage.
 
-    `maker` is the tensor's `grad_fn`, None where the tensor was modified in place since it was saved.
+    `maker` is the tensor's `grad_fn`; None if the tensor was modified in place since it was saved.
     """
 
     name: str
@@ -32,15 +32,15 @@ class SavedSlot(NamedTuple):
 
 
 def saved_slots(node: Node) -> Iterator[SavedSlot]:
-    """The tensors which a node keeps.
+    """Yield the saved tensors of a node.
 
-    None for a node that was freed, and for what was packed by `saved_tensors_hooks` (checkpoint, save_on_cpu): looking
-    at it would run the user's hooks. CopySlices and custom C++ nodes show nothing of what they keep.
+    Freed nodes yield nothing. Tensors packed by `saved_tensors_hooks` (checkpoint, save_on_cpu) are omitted, because
+    reading them would run the user's hooks. CopySlices and custom C++ nodes hide their saved tensors.
     """
     for name, shown_name, raws in _kept_slots(node):
         modified = False
         try:
-            with unobserved():  # a saved result is detached as it is read
+            with unobserved():  # reading a saved result detaches it
                 found = getattr(node, shown_name)
                 many = isinstance(found, tuple | list)
                 makers = [None if each is None else each.grad_fn for each in (found if many else (found,))]
@@ -56,9 +56,9 @@ def saved_slots(node: Node) -> Iterator[SavedSlot]:
 
 
 class WrittenSlot(NamedTuple):
-    """A slot whose tensor was written since: `tensor` is None where the slot has several, and it isn't certain which.
+    """A slot whose tensor was modified in place; `tensor` is None if the slot has several and it is not known which.
 
-    `version` is the tensor's when it was saved, `now` the one it has.
+    `version` is the version at which the tensor was saved, `now` its current version.
     """
 
     name: str
@@ -68,7 +68,7 @@ class WrittenSlot(NamedTuple):
 
 
 def written_slots(node: Node) -> Iterator[WrittenSlot]:
-    """The slots of a node for which PyTorch would raise "modified by an inplace operation". Runs no hook."""
+    """Yield the slots for which PyTorch would raise "modified by an inplace operation". Runs no hooks."""
     for name, shown_name, raws in _kept_slots(node):
         try:
             getattr(node, shown_name)
@@ -88,7 +88,7 @@ _VERSIONS = re.compile(MODIFIED + r".* is at version (\d+); expected version (\d
 
 
 def packed_slots(node: Node) -> Iterator[tuple[str, object]]:
-    """Per tensor that `saved_tensors_hooks` packed, the slot's name and what the pack hook gave. Runs no hook."""
+    """Yield slot name and packed object of each tensor packed by `saved_tensors_hooks`. Runs no hooks."""
     slots = ("_raw_saved_tensors",) if isinstance(node, BackwardCFunction) else _raw_slots(type(node))
     for raw_name in slots:
         try:
@@ -106,9 +106,11 @@ def _raw_slots(kind: type) -> tuple[str, ...]:
 
 
 def _kept_slots(node: Node) -> Iterator[tuple[str, str, Sequence[Any]]]:
-    """Of each slot that is neither freed nor packed its name, the attribute that shows its tensors, and what torch
-    keeps in it."""
-    # A Function's class may be made anew in each forward: only those of C++ nodes are worth remembering.
+    """Yield the name, the attribute that returns the tensors, and torch's SavedTensor objects of each readable slot.
+
+    Freed and packed slots are omitted.
+    """
+    # A Function's class may be created in each forward, so only the slots of C++ nodes are cached.
     slots = _SLOTS_OF_FUNCTIONS if isinstance(node, BackwardCFunction) else _slots(type(node))
     for name, raw_name, shown_name in slots:
         try:
@@ -125,7 +127,7 @@ _SLOTS_OF_FUNCTIONS = (("tensors", "_raw_saved_tensors", "saved_tensors"),)
 
 @cache
 def _slots(kind: type) -> tuple[tuple[str, str, str], ...]:
-    """By slot of a C++ node its name, and those of the attributes with what torch keeps and with the tensor."""
+    """Return (name, attribute with the SavedTensor, attribute with the tensor) of each slot of a C++ node."""
     names = [raw_name.removeprefix("_raw_saved_") for raw_name in _raw_slots(kind)]
     return tuple(
         (name, f"_raw_saved_{name}", "saved_tensors" if name == "tensors" else f"_saved_{name}") for name in names
@@ -139,10 +141,12 @@ def _has_hooks(raws: Iterable[Any]) -> bool:
 
 
 def saved_numbers(node: Node) -> dict[str, float]:
-    """The numbers which a C++ node keeps beside its tensors: an exponent, an epsilon."""
+    """Return the numbers saved by a C++ node, such as an exponent or an epsilon."""
     if isinstance(node, BackwardCFunction):
         return {}
-    tensors = {name.replace("_raw_saved_", "_saved_") for name in _raw_slots(type(node))}  # to unpack them runs hooks
+    tensors = {
+        name.replace("_raw_saved_", "_saved_") for name in _raw_slots(type(node))
+    }  # unpacking tensors would run hooks
     found = {}
     for name in _kept_names(type(node)):
         value = None if name in tensors else getattr(node, name)
@@ -152,12 +156,12 @@ def saved_numbers(node: Node) -> dict[str, float]:
 
 
 def saved_value(node: Node, name: str, otherwise: Any = None) -> Any:
-    """What a C++ node keeps under this name that is no tensor: alpha, stride, sizes. Unpacks nothing."""
+    """Return a value other than a tensor saved by a C++ node: alpha, stride, sizes. Unpacks nothing."""
     return getattr(node, f"_saved_{name}", otherwise)
 
 
 def saved_tensor(node: Node, name: str) -> Tensor:
-    """What a C++ node has saved under this name. Raises torch's error where it was freed or modified since."""
+    """Return a C++ node's saved tensor. Raises torch's error if it was freed or modified in place."""
     found: Tensor = getattr(node, f"_saved_{name}")
     return found
 
@@ -175,12 +179,12 @@ def _freed(packed: int) -> Tensor:
 
 
 def refuse_spent(*gradients: Any) -> None:
-    """The pre-hook of a node that has run and still keeps what it saved: see `SpentNodes`."""
+    """Raise torch's error: the pre-hook of a node that has run but keeps its saved tensors; see `SpentNodes`."""
     raise RuntimeError(FREED)
 
 
 def saved_variables(node: Node) -> list[Any]:
-    """What a C++ node keeps, as torch's SavedTensor objects. Empty for a node that hides it: see `hides_saved`."""
+    """Return a C++ node's SavedTensor objects; empty for a node that hides them (see `hides_saved`)."""
     found: list[Any] = []
     try:
         for name in _raw_slots(type(node)):
@@ -198,7 +202,7 @@ SavedReader = Callable[[Node], Sequence[Any]]
 
 
 def saved_reader(node: Node) -> SavedReader | None:
-    """What does `saved_variables` for nodes of this one's type, see `all_saved`. None where they have no slots."""
+    """Return a reader of SavedTensor objects for this node's type (see `all_saved`); None if it has no slots."""
     names = _raw_slots(type(node))
     if not names:
         return None
@@ -208,7 +212,7 @@ def saved_reader(node: Node) -> SavedReader | None:
 
 
 def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
-    """What a reader of its type finds in the node; nothing in one that was freed."""
+    """Return a node's SavedTensor objects, using the reader for its type; empty if it was freed."""
     try:
         return read(node)
     except RuntimeError:
@@ -216,7 +220,7 @@ def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
 
 
 def _has_lists(node: Node, names: Sequence[str]) -> bool:
-    """Whether a slot has several tensors, as far as that can be told."""
+    """Return whether a slot is known to have several tensors."""
     try:
         return tuple in [type(getattr(node, name)) for name in names]
     except RuntimeError:  # freed
@@ -224,13 +228,13 @@ def _has_lists(node: Node, names: Sequence[str]) -> bool:
 
 
 def free_saved(saved: Sequence[Any]) -> None:
-    """Lets go of saved tensors as the engine does after a task (`release_variables`): a second use raises its error.
+    """Free saved tensors like the engine after a task (`release_variables`); a second use raises its error.
 
-    Hooks take the tensor's place, since Python can't reset it. What has hooks of the user's stays as it is.
+    Python cannot reset a saved tensor, so hooks replace it. Saved tensors with the user's hooks are unchanged.
     """
     if not saved:
         return
-    if torch._C._len_torch_dispatch_stack():  # hooks are given a detached tensor
+    if torch._C._len_torch_dispatch_stack():  # registering hooks detaches the tensor, which a mode would see
         with unobserved():
             _free(saved)
     else:
@@ -241,12 +245,12 @@ def _free(saved: Sequence[Any]) -> None:
     for each in saved:
         try:  # noqa: SIM105  (a context for each would cost more than the rest)
             each.register_hooks(id, _freed)
-        except RuntimeError:  # has hooks, or is an optional tensor that was never there
+        except RuntimeError:  # has hooks, or is an optional tensor that was not passed
             pass
 
 
 def kept_tensors(node: Node | None, saved: Sequence[Any]) -> Iterator[Tensor]:
-    """The tensors among what a C++ node has `saved`, and those of a custom Function's node. Unpacks nothing."""
+    """Yield the tensors in a C++ node's `saved` objects, or those of a custom Function's node. Unpacks nothing."""
     if isinstance(node, BackwardCFunction) and not function_is_freed(node):
         saved = [each for each in node._raw_saved_tensors if each is not None]
     for each in saved:
@@ -255,9 +259,9 @@ def kept_tensors(node: Node | None, saved: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def packed_by_user(saved: Sequence[Any]) -> bool:
-    """Whether `saved_tensors_hooks` were at work when the node saved these: checkpoint, save_on_cpu.
+    """Return whether `saved_tensors_hooks` (checkpoint, save_on_cpu) were open when the node saved these.
 
-    They are at work for all that a node saves, or for nothing; but what was never there is not packed.
+    Hooks apply to all saved tensors of a node or none, except that an optional tensor that is missing is not packed.
     """
     for each in saved:  # `any` would take twice as long
         hook = each.unpack_hook
@@ -267,7 +271,7 @@ def packed_by_user(saved: Sequence[Any]) -> bool:
 
 
 def unpacking(node: Node) -> Iterator[object]:
-    """What `saved_tensors_hooks` unpack a node's tensors with: the hooks, and what they packed. Runs none."""
+    """Yield a node's unpack hooks and the packed objects, without running any hook."""
     if not isinstance(node, BackwardCFunction):
         saved = saved_variables(node)
     else:
@@ -280,8 +284,10 @@ def unpacking(node: Node) -> Iterator[object]:
 
 
 def saves_subclass(saved: Sequence[Any]) -> bool:
-    """Whether one of these is a tensor that runs operations in its own way (see `computes_itself`), of other code than
-    torch's own: a fake tensor runs none."""
+    """Return whether one of these is a tensor subclass with operations of its own (see `computes_itself`).
+
+    Fake tensors do not count.
+    """
     for each in saved:
         if each.unpack_hook is not None or type(tensor := each.data) in _PLAIN:
             continue
@@ -294,10 +300,10 @@ _PLAIN = Tensor, torch.nn.Parameter, type(None)
 
 
 def hidden_functions(nodes: Collection[Node]) -> dict[Node, BackwardCFunction]:
-    """By CopySlices among these the node of the custom Function that wrote the slices in place, and is hidden in it.
+    """Return for each CopySlices node the hidden node of the custom Function that wrote to the slices in place.
 
-    They are found among what Python's garbage collector tracks. The CopySlices has their edges, but that the first one
-    leads to what the tensor was before, and theirs leads there through views.
+    These nodes are searched among the objects tracked by Python's garbage collector, by their edges: they equal those
+    of the CopySlices, except that the first edge leads to the base through views.
     """
     slices = {node: node.next_functions for node in nodes if type(node).__name__ == "CopySlices"}
     if not slices:
@@ -322,11 +328,11 @@ def has_edges(function: BackwardCFunction) -> bool:
     return True
 
 
-_MOST_VIEWS = 64  # one of the other
+_MOST_VIEWS = 64  # views of views to follow
 
 
 def _leads(edges: Sequence[tuple[Node | None, int]], to: Node | None) -> bool:
-    """Whether the first edges lead to a node."""
+    """Return whether the first edges lead to a node."""
     for _ in range(_MOST_VIEWS):
         if not edges or edges[0][0] is to:
             break
@@ -335,7 +341,7 @@ def _leads(edges: Sequence[tuple[Node | None, int]], to: Node | None) -> bool:
 
 
 def is_packed(node: Node) -> bool:
-    """`packed_by_user` of all that a C++ or custom Function's node keeps."""
+    """Return `packed_by_user` for all saved tensors of a C++ or custom Function's node."""
     if isinstance(node, BackwardCFunction):
         try:
             return packed_by_user([each for each in node._raw_saved_tensors if each is not None])
@@ -345,14 +351,16 @@ def is_packed(node: Node) -> bool:
 
 
 def hides_saved(node: Node) -> bool:
-    """Whether Python can't see what the node keeps: the one inside a CopySlices, and C++ nodes of extensions."""
+    """Return whether Python cannot see the saved tensors: for CopySlices and for C++ nodes of extensions."""
     kind = type(node)
     return kind.__name__ in ("CopySlices", "CppFunction")
 
 
 def holds_saved(node: Node) -> bool:
-    """Whether a node keeps a tensor that a backward would free, so that a second one would raise there. Of what hides
-    it that is taken for granted. Runs no hook."""
+    """Return whether a node has a saved tensor that a backward would free, so that a second one would raise.
+
+    For nodes that hide their saved tensors this is assumed. Runs no hooks.
+    """
     if hides_saved(node):
         return True
     if isinstance(node, BackwardCFunction):
@@ -361,17 +369,17 @@ def holds_saved(node: Node) -> bool:
 
 
 def _is_there(saved: Any) -> bool:
-    """Of a tensor without hooks: whether there is one. An optional one may never have been."""
+    """Return whether a saved tensor without hooks exists; an optional one may be missing."""
     return saved.unpack_hook is None and saved.data is not None
 
 
 def free_function(node: Node) -> None:
-    """Lets a custom Function's node free what it saved, unless the backward under way keeps the graph."""
+    """Free a custom Function's saved tensors, unless the running backward retains the graph."""
     node.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
 
 
 def function_is_freed(node: Node) -> bool:
-    """Whether a custom Function's node has freed what it saved. Runs no hooks of `saved_tensors_hooks`."""
+    """Return whether a custom Function's node has freed its saved tensors. Runs no hooks."""
     try:
         node._raw_saved_tensors  # type: ignore[attr-defined]  # noqa: B018
     except RuntimeError:
@@ -380,9 +388,10 @@ def function_is_freed(node: Node) -> bool:
 
 
 def first_freed(nodes: Iterable[Node]) -> Node | None:
-    """The first of the nodes that kept something, if it has been freed: in this order, the first that can complain.
+    """Return the first node with saved tensors if they were freed; a second backward in this order raises there.
 
-    None if it has not, or if this can't be told of it or one before. Custom Functions complain from Python.
+    Return None if they were not freed, or if that is unknown for this node or an earlier one. Custom Functions are
+    skipped, since they raise from Python.
     """
     for node in islice(nodes, 50):
         if hides_saved(node):
@@ -398,7 +407,7 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
                     return node
                 if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
                     return None
-                getattr(node, f"_saved_{slot.removeprefix('_raw_saved_')}")  # None, of one that was never there
+                getattr(node, f"_saved_{slot.removeprefix('_raw_saved_')}")  # None for a missing optional tensor
         except RuntimeError:
             return node
     return None
@@ -409,9 +418,9 @@ def _all_of(raw: Any) -> tuple[Any, ...]:
 
 
 def saved_facts(node: Node) -> tuple[Any, ...] | None:
-    """What a C++ node keeps, as values that can be compared: layouts of tensors, and what else it shows.
+    """Return a C++ node's saved values in a comparable form: layouts of tensors, and other values.
 
-    None where this can't be told. Not for nodes whose tensors were packed: the user's hooks would run.
+    Return None if they are unknown. Do not call this for nodes with packed tensors, whose hooks would run.
     """
     try:
         facts = tuple([_fact(getattr(node, name)) for name in _kept_names(type(node))])
@@ -436,9 +445,9 @@ def _fact(value: Any) -> Any:
 
 
 SAVED_FOR_FORWARD = "saved_for_forward"
-"""Where a custom Function's `save_for_forward` puts its tensors, among the attributes."""
+"""The attribute in which `save_for_forward` stores a custom Function's tensors."""
 
 
 def attributes_of(node: Node) -> Mapping[str, object]:
-    """What a custom Function put on its `ctx` by itself; it goes with the node, not when the node has run."""
+    """Return the attributes that a custom Function set on its `ctx`; they live as long as the node."""
     return vars(node) if isinstance(node, BackwardCFunction) else {}

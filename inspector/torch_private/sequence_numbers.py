@@ -1,4 +1,4 @@
-"""Sequence numbers, by which the engine's queue goes."""
+"""Sequence numbers of nodes, which determine the order of the engine's queue."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .engine import T, real_graph_task_id, run_engine
 from .thread_state import unobserved
 
 sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-"""The sequence number which the next node of this thread will get."""
+"""Return the sequence number of the next node of this thread."""
 
 UNNUMBERED = 2**64 - 1
 """The sequence number of each AccumulateGrad: the engine runs them first of all (accumulate_grad.h)."""
 
 
 def number_of(node: Node) -> int:
-    """The node's own sequence number, also while it is pinned to another."""
-    with _pins_lock:  # else a pin could close between the two looks
+    """Return the node's own sequence number, even while it is pinned to another."""
+    with _pins_lock:  # otherwise a pin could close between the two reads
         if _pins:
             for pin in _pins:
                 own = pin.own_number(node)
@@ -33,8 +33,10 @@ def number_of(node: Node) -> int:
 
 
 def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
-    """The nodes below these and they themselves with their numbers, in falling order: nothing is walked that is older
-    than what is asked for. Without leaves'. Of another thread's nodes the order means nothing."""
+    """Yield these nodes and those below them with their numbers, in descending order, without leaves' nodes.
+
+    Older nodes are only visited when they are requested. The order of another thread's nodes is meaningless.
+    """
     seen = set(roots)
     waiting = [(-number_of(node), place, node) for place, node in enumerate(seen)]
     heapify(waiting)
@@ -52,7 +54,7 @@ def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
 
 
 def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:
-    """`number_of` each."""
+    """Return `number_of` each node."""
     with _pins_lock:
         if _pins:
             return {node: number_of(node) for node in nodes}
@@ -60,35 +62,35 @@ def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:
 
 
 def current_number(node: Node) -> int:
-    """The sequence number by which the engine goes."""
+    """Return the sequence number that the engine uses."""
     number: int = node._sequence_nr()
     return number
 
 
 def current_numbers(nodes: Iterable[Node]) -> list[int]:
-    """`current_number` of each."""
+    """Return the `current_number` of each node."""
     return [node._sequence_nr() for node in nodes]
 
 
 _pins: list[Pin] = []
 _pins_lock = threading.RLock()
-_TOP = 2**63  # above each pinned number
-_ROOM = 2**20  # between two of them, for those of a pin inside this one
+_TOP = 2**63  # upper bound of pinned numbers
+_ROOM = 2**20  # gap between two numbers, for those of a nested pin
 
 
 class Pin:
-    """While it is open the engine runs `nodes` in this order, where edges allow it; then their own numbers come back.
+    """Sequence numbers that make the engine run `nodes` in this order, as far as edges allow, while the pin is open.
 
     The engine's ready queue pops the highest sequence number first (engine.h, CompareNodeTaskTime). Several pins may be
-    open, in threads of their own or one inside the other, and share nodes: the AccumulateGrad of a common parameter. A
-    node that another pin holds keeps its number where the rest can be numbered around it, as in two backwards of one
-    model. Else it gets a new one, and the other pin is `disturbed`: while the node waits in the other backward's queue,
-    that queue is not sorted again, and its order may not hold for the shared nodes. In one thread, where a backward in
-    a hook disturbs the one around it, `settle_queue` mends that.
+    open, in different threads or nested, and share nodes such as the AccumulateGrad of a common parameter. A node of
+    another pin keeps its number if the rest can be numbered around it, as in two backwards of one model. Otherwise it
+    gets a new number, and the other pin is `disturbed`: the other backward's queue is not sorted again, so its order
+    may not hold for shared nodes that already wait there. If a backward in a hook disturbs the one around it in the
+    same thread, `settle_queue` repairs the order.
 
     Args:
-        nodes: in their order.
-        waiting: how many of them may wait in the engine's queue at once.
+        nodes: the nodes in order.
+        waiting: returns how many of them may wait in the engine's queue at once.
         own: their own numbers, if they were read while no pin was open and none could open (`no_pins`).
     """
 
@@ -101,21 +103,21 @@ class Pin:
         self._nodes = nodes
         self._own: list[int] = list(own)
         self._numbers: list[int] = []
-        self._index: dict[Node, int] | None = None  # made when a second pin opens
+        self._index: dict[Node, int] | None = None  # built when a second pin opens
 
     def during(self, run: Callable[[], T]) -> T:
-        """Calls `run` while the pin is open. An interrupt, wherever it comes, leaves no pin open."""
+        """Call `run` while the pin is open. An interrupt at any line leaves no pin open."""
         try:
             try:
                 self.open()
                 return run()
             finally:
                 self.close()
-        finally:  # for an interrupt in the first
+        finally:  # again, in case an interrupt came in the first `finally`
             self.close()
 
     def open(self) -> None:
-        """To be called where a `finally` closes it, whatever comes in here."""
+        """Set the numbers. Call this in a `try` whose `finally` closes the pin, because it may be interrupted."""
         self.thread = threading.get_ident()
         with _pins_lock:
             if _pins:
@@ -128,19 +130,19 @@ class Pin:
             _set_numbers(self._nodes, self._numbers)
 
     def close(self) -> None:
-        """Does nothing where the pin is not open. Interrupted, it can be called again."""
+        """Restore the numbers if the pin is open. After an interrupt it can be called again."""
         with _pins_lock:
             if self in _pins:
                 self._give_back()
                 _pins.remove(self)
 
     def own_number(self, node: Node) -> int | None:
-        """The number which the node had before any pin; None for a node that this one does not hold."""
+        """Return the node's number before any pin; None for a node that this pin does not contain."""
         place = self._places().get(node)
         return None if place is None else self._own[place]
 
     def take_back(self) -> None:
-        """Gives the nodes this pin's numbers again, which other pins have changed."""
+        """Restore this pin's numbers after other pins have changed them."""
         with _pins_lock:
             for node, number in zip(self._nodes, self._numbers, strict=True):
                 if current_number(node) != number:
@@ -151,16 +153,16 @@ class Pin:
             self.disturbed = False
 
     def reorder(self, nodes: Sequence[Node]) -> None:
-        """These of the nodes shall run in this order, which is not that of those that wait in the engine's queue."""
+        """Number some of the nodes in a new order. Nodes that already wait in the engine's queue are not reordered."""
         numbers = falling_numbers(len(nodes), {})
         assert numbers is not None, "2**63 numbers are enough"
         for node, number in zip(nodes, numbers, strict=True):
             self.number(node, number)
 
     def number(self, node: Node, number: int) -> None:
-        """Gives one of the nodes another number. In vain while the node waits in the engine's queue.
+        """Set the number of one of the nodes. It has no effect on a node that waits in the engine's queue.
 
-        Before the pin is open nothing happens.
+        Before the pin is open, this does nothing.
         """
         if not self._numbers:
             return
@@ -197,7 +199,7 @@ class Pin:
 
 
 def falling_numbers(count: int, fixed: Mapping[int, int]) -> list[int] | None:
-    """So many numbers, each less than the one before, with room between them; some are `fixed`. None if impossible."""
+    """Return `count` descending numbers with gaps, some of them `fixed`; None if impossible."""
     numbers: list[int] = []
     place, high = -1, _TOP
     for next_place, low in [*sorted(fixed.items()), (count, 0)]:
@@ -217,12 +219,12 @@ def _set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
 
 
 def set_number(node: Node, number: int) -> None:
-    """Gives a node that nobody has pinned another sequence number."""
+    """Set the sequence number of a node that is not pinned."""
     _set_numbers([node], [number])
 
 
 def make_numbers(count: int) -> None:
-    """Uses up so many sequence numbers of this thread."""
+    """Use up `count` sequence numbers of this thread."""
     with unobserved(), torch.enable_grad():
         leaf = torch.zeros((), requires_grad=True, device="cpu")
         for _ in range(count):
@@ -230,7 +232,7 @@ def make_numbers(count: int) -> None:
 
 
 def settle_queue() -> None:
-    """After a backward in a hook, which may have disturbed those around it: puts the engine's queue in order."""
+    """Sort the engine's queue again after a backward in a hook, which may have disturbed those around it."""
     around = [pin for pin in tuple(_pins) if pin.thread == threading.get_ident()]
     if any(pin.disturbed for pin in around) and real_graph_task_id() >= 0:
         sort_queue_again(sum(pin.waiting() for pin in around))
@@ -240,22 +242,22 @@ def settle_queue() -> None:
 
 @contextmanager
 def no_pins() -> Iterator[bool]:
-    """Whether no node is pinned; while this is open, none is by another thread."""
+    """Yield whether no node is pinned; meanwhile other threads cannot pin any."""
     with _pins_lock:
         yield not _pins
 
 
 def pins_open() -> bool:
-    """Whether any node's number may be pinned."""
+    """Return whether any node's number may be pinned."""
     return bool(_pins)
 
 
 def sort_queue_again(waiting: int) -> None:
-    """From a hook: lets the engine's queue, where so many tasks wait, follow sequence numbers that were changed there.
+    """Make the engine's queue, with `waiting` tasks, follow changed sequence numbers. Call this in a hook.
 
-    The queue is a binary heap, which compares tasks only as they are put in and taken out. Tasks of a backward inside
-    this one stand above all others: as they are put in, they push those down to the ends of the branches, where none is
-    above another any more; and as they are taken out, each is sorted in by its number.
+    The queue is a binary heap, which compares tasks only when they are pushed or popped. Tasks of a nested backward
+    rank above all others (engine.h, CompareNodeTaskTime: the reentrant depth comes first). Pushing enough of them moves
+    the waiting tasks down to the leaves of the heap; popping them sifts each waiting task in by its current number.
     """
     with unobserved():
         leaves = [
@@ -266,7 +268,7 @@ def sort_queue_again(waiting: int) -> None:
 
 
 def empty_queue() -> None:
-    """After a backward that raised: lets go of the tasks which still wait in the engine's queue, with their gradients.
+    """Free the tasks that a failed backward left in the engine's queue, with their gradients.
 
     The next backward of the thread drops them first, and may be a small one.
     """

@@ -23,29 +23,29 @@ Kind = TypeVar("Kind")
 
 
 def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor of which this one is a view."""
+    """Return the base of a view, or None."""
     return tensor._base
 
 
 def equal_elements(one: Tensor, other: Tensor) -> Tensor:
-    """By element whether two tensors of one shape are equal there; NaN is equal to NaN."""
+    """Compare two tensors of the same shape elementwise; NaN equals NaN."""
     return (one == other) | ((one != one) & (other != other))
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the tensor was modified in place; -1 for an inference tensor, of which nobody counts it."""
+    """Return the tensor's version; -1 for an inference tensor, which has no version counter."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 class StorageBytes(NamedTuple):
-    """The bytes below a tensor; `address` is theirs alone as long as they live."""
+    """The storage of a tensor. `address` is unique while the storage is alive."""
 
     address: int
     nbytes: int
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """The tensor that has the bytes: of one of torch's that wraps another (a DTensor its own rank's part) that one."""
+    """Return the tensor with the bytes: the inner one of a wrapper (this rank's part of a DTensor), or itself."""
     while computes_itself(tensor) and type(tensor).__module__.startswith("torch.") and not is_fake(tensor):
         names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
         parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, Tensor)]
@@ -56,8 +56,10 @@ def local_of(tensor: Tensor) -> Tensor:
 
 
 def storage_of(tensor: Tensor) -> StorageBytes | None:
-    """The tensor's storage, of a DTensor that of its own rank's part; None for those that have none of their own
-    (sparse, nested, not yet initialised)."""
+    """Return the storage of a tensor, or of this rank's part of a DTensor.
+
+    Return None for tensors without a storage of their own (sparse, nested, not yet initialised).
+    """
     try:
         storage = local_of(tensor).untyped_storage()
         return StorageBytes(storage._cdata, storage.nbytes())
@@ -75,13 +77,13 @@ def address_below(strided: Tensor) -> int | None:
 
 
 def set_version(tensor: Tensor, version: int) -> None:
-    """Counts the tensor's modifications from here on; for bytes that were put back. Not of an inference tensor."""
+    """Set the tensor's version, after its bytes were restored. Not for inference tensors."""
     if not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Whether it is a leaf: no operation with a node made it."""
+    """Return whether the tensor is a leaf, not made by an operation with a node."""
     try:
         return tensor.is_leaf
     except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
@@ -89,7 +91,7 @@ def is_leaf(tensor: Tensor) -> bool:
 
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold its bytes: itself, or those of which a subclass is made (DTensor); a fake one has none."""
+    """Yield the tensors with the bytes: itself, or a subclass's inner tensors (DTensor); none for a fake tensor."""
     if not computes_itself(tensor):
         yield tensor
     elif hasattr(tensor, "__tensor_flatten__"):
@@ -108,8 +110,10 @@ def strided_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def content_of(tensor: Tensor) -> Callable[[], None]:
-    """Notes what a tensor without a storage of its own (sparse, MKL-DNN) holds, and returns what puts it back. Both to
-    be called `unobserved`."""
+    """Copy the contents of a tensor without a storage (sparse, MKL-DNN). Return a function that restores them.
+
+    Call both `unobserved`.
+    """
     version = version_of(tensor)
     is_sparse = tensor.layout in SPARSE
     # Writing into a sparse tensor may give it other indices and values; an alias keeps those that it had.
@@ -129,7 +133,7 @@ def content_of(tensor: Tensor) -> Callable[[], None]:
 
 
 def bytes_below(tensor: Tensor) -> torch.UntypedStorage | None:
-    """The tensor's storage itself; None for those that have none of their own."""
+    """Return the tensor's storage object, or None if it has none of its own."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, ValueError):
@@ -140,10 +144,10 @@ _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64, to
 
 
 def is_number(tensor: Tensor) -> bool:
-    """Whether the tensor stands for a Python number that an operation was given (`x * 2`): type promotion tells.
+    """Return whether the tensor is a wrapped Python number (`x * 2`), detected by type promotion.
 
-    `saved_tensors_hooks` never see such a tensor (saved_variable.cpp, is_wrapped_number). A bool's can't be told from
-    other tensors. To be called `unobserved`.
+    `saved_tensors_hooks` never see such a tensor (saved_variable.cpp, is_wrapped_number). A wrapped bool
+    cannot be detected. Call this `unobserved`.
     """
     narrower = _NARROWER.get(tensor.dtype)
     if narrower is None or tensor.is_nested or tensor.dim():
@@ -152,7 +156,7 @@ def is_number(tensor: Tensor) -> bool:
 
 
 def beneath_transforms(tensor: Tensor) -> Tensor:
-    """The tensor that has the numbers and the graph, where functorch's transforms (vmap, grad) wrap it; else itself."""
+    """Return the tensor inside functorch's wrappers (vmap, grad), which has the data and the graph; else itself."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -178,13 +182,15 @@ def beneath_all_transforms(value: Kind) -> Kind:
 
 
 def is_abstract(tensor: Tensor) -> bool:
-    """Whether it has no elements that could be read: it stands for another tensor inside a transform of torch.func, or
-    for zeros of which there are no bytes (in forward mode)."""
+    """Return whether the tensor has no readable elements.
+
+    It is a wrapper inside a transform of torch.func, or zeros without memory (in forward mode).
+    """
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor._is_zerotensor())
 
 
 def stored_values(tensor: Tensor) -> Tensor:
-    """The elements that a sparse tensor stores. Of COO tensors they come as they are, not coalesced: no waiting."""
+    """Return the stored elements of a sparse tensor. COO tensors are not coalesced, which would synchronise."""
     return tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
 
 
@@ -226,7 +232,7 @@ def elements_of(tensor: Tensor) -> Elements:
 
 
 def _inner_elements(tensor: Tensor) -> Elements:
-    """The elements of a tensor whose subclass has operations of its own."""
+    """Return the elements of a tensor whose subclass has operations of its own."""
     if not is_traceable_wrapper_subclass(tensor):
         return Elements(unread=_unread(tensor)) if bytes_are_elsewhere(tensor) else Elements((without_class(tensor),))
     if tensor.is_nested:
@@ -290,7 +296,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Bytes of what a sparse tensor stores: its elements and their indices."""
+    """Return the bytes of a sparse tensor's stored elements and indices."""
     return sum(each.nbytes for each in stored_parts(tensor))
 
 
@@ -304,7 +310,7 @@ def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def computes_itself(tensor: Tensor) -> bool:
-    """Whether it is of a subclass that runs operations in its own way (`__torch_dispatch__`: DTensor, FakeTensor)."""
+    """Return whether the tensor's subclass has operations of its own (`__torch_dispatch__`: DTensor, FakeTensor)."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
@@ -318,17 +324,17 @@ is_fake: Callable[[object], bool] = getattr(fake_tensor, "is_fake_tensor", _is_f
 
 
 def is_fake_of(tensor: object, mode: FakeTensorMode) -> bool:
-    """Whether it is one of this mode's fakes."""
+    """Return whether the value is a fake tensor of this mode."""
     return is_fake(tensor) and getattr(tensor, "fake_mode", None) is mode
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether its storage is that of other tensors, as a DTensor's; a fake one has its own, without bytes."""
+    """Return whether the storage belongs to inner tensors, as in a DTensor. A fake tensor has one without bytes."""
     return computes_itself(tensor) and not is_fake(tensor)
 
 
 def without_bytes(tensor: Tensor) -> str:
-    """Why there is no memory below the tensor, in words; "" where there is."""
+    """Return why the tensor has no memory, as text; "" if it has."""
     if tensor.device.type == "meta":
         return "on the meta device"
     if is_fake(tensor):
@@ -340,21 +346,21 @@ def without_bytes(tensor: Tensor) -> str:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """The address of the C++ tensor (TensorImpl), which all Python objects of it share."""
+    """Return the address of the C++ tensor (TensorImpl), shared by all its Python objects."""
     identity: int = tensor._cdata
     return identity
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether autograd knows it as a view; such a tensor keeps its base, and so holds its storage twice."""
+    """Return whether the tensor is a view for autograd; it refers to its base, and so to its storage twice."""
     return tensor._is_view()
 
 
 class FollowedStorage:
-    """Tells whether a tensor's bytes still live, without keeping them. No others get their address while it is there.
+    """A weak reference to a tensor's storage. While it exists, the address is not reused.
 
     Attributes:
-        address: that of the bytes.
+        address: the address of the storage.
     """
 
     __slots__ = ("_reference", "address")
@@ -369,13 +375,13 @@ class FollowedStorage:
         return not self._reference.expired()  # type: ignore[no-untyped-call]
 
     def storage(self) -> torch.UntypedStorage | None:
-        """Return the storage; None if it is gone."""
+        """Return the storage, or None if it was freed."""
         found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self.address)
         return found
 
 
 def is_lift(operator: object) -> bool:
-    """Whether it hands over a tensor that was filled with Python's or NumPy's numbers, which no operation shows."""
+    """Return whether the operator returns a tensor filled from Python or NumPy data, without a visible operation."""
     return operator is LIFT
 
 
@@ -383,7 +389,7 @@ DETACH, ALIAS, LIFT = (getattr(torch.ops.aten, name).default for name in ("detac
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """The same bytes and version counter, no graph.
+    """Return a tensor with the same bytes and version counter, but without a graph.
 
     Inside of an operation, where pack hooks run and dispatch modes are called, torch's own detach() gives a tensor with
     a version counter of its own.
@@ -407,28 +413,28 @@ _exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def on_storage(storage: torch.UntypedStorage, view: View) -> Tensor:
-    """A tensor on these bytes."""
+    """Return a tensor on this storage."""
     dtype, offset, shape, strides, conjugated, negated = view
     tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
     return lazily(tensor, conjugated, negated)
 
 
 def lazily(tensor: Tensor, conjugated: bool, negated: bool) -> Tensor:
-    """A view of a tensor that is conjugated, or negated, when it is read."""
+    """Return a view of a tensor that is conjugated or negated lazily, when it is read."""
     if conjugated:
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if negated else tensor
 
 
 def has_view(tensor: Tensor) -> bool:
-    """Whether its storage and a `View` are all there is to a tensor: not of sparse, nested, quantized, MKL-DNN ones."""
+    """Return whether a storage and a `View` describe the tensor: not sparse, nested, quantized or MKL-DNN ones."""
     return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 class View(NamedTuple):
-    """What a tensor is besides its storage; offset and strides are in elements.
+    """The layout of a tensor on its storage; offset and strides are in elements.
 
-    Of a tensor that is more than that (see `has_view`) it is all bytes of the storage.
+    For a tensor that cannot be described like this (see `has_view`) it covers all bytes of the storage.
     """
 
     dtype: torch.dtype
@@ -453,7 +459,7 @@ class View(NamedTuple):
 
 
 class LateTensor:
-    """A tensor on its way to the CPU: its copy is asked for now, and read when it has come."""
+    """An asynchronous copy of a tensor to the CPU, started now and read when it has finished."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._event: torch.Event | None = None
@@ -468,14 +474,14 @@ class LateTensor:
 
     @property
     def comes_later(self) -> bool:
-        """Whether its values are another device's, which may still be at work on them."""
+        """Return whether the values are on another device, which may still be computing them."""
         return self._event is not None
 
     def has_come(self) -> bool:
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:
-        """Its values on the CPU; where they have not come yet, this waits."""
+        """Return the values on the CPU, waiting for them if needed."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy

@@ -61,7 +61,7 @@ add their own."""
 
 
 def leave_function_mode(mode: TorchFunctionMode) -> None:
-    """Takes a mode off this thread's stack, wherever in it that is; if it is not there, nothing happens."""
+    """Remove a mode from this thread's stack, wherever it is; do nothing if it is not there."""
     above: list[TorchFunctionMode] = []
     while any(each is mode for each in _get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
         top = _pop_mode()  # type: ignore[no-untyped-call]
@@ -73,12 +73,12 @@ def leave_function_mode(mode: TorchFunctionMode) -> None:
 
 
 def functorch_is_active() -> bool:
-    """Whether this runs inside a transform of torch.func, where a backward is not allowed."""
+    """Return whether a transform of torch.func is active, in which a backward is not allowed."""
     return bool(torch._C._are_functorch_transforms_active())
 
 
 without_torch_function: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
-"""A context in which tensor subclasses and function modes are not asked what they think of it."""
+"""A context in which `__torch_function__` of tensor subclasses and function modes is not called."""
 
 
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
@@ -89,7 +89,7 @@ grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
 
 
 def in_function_forward() -> bool:
-    """Whether a custom Function's forward is running: there torch turns forward-mode AD off, as in inference mode."""
+    """Return whether a custom Function's forward is running, where torch disables forward-mode AD."""
     return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
@@ -141,7 +141,7 @@ class unobserved:
     def __exit__(self, *error: object) -> None:
         try:
             self._leave()
-        except BaseException:  # Ctrl-C, at any line; to leave twice does no harm
+        except BaseException:  # Ctrl-C, at any line; leaving twice is harmless
             self._leave()
             raise
 
@@ -176,13 +176,13 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
 
 
 def autocast_devices() -> list[str]:
-    """The kinds of devices that have an autocast of their own."""
+    """Return the device types that support autocast."""
     known = dict.fromkeys([*_AUTOCAST_DEVICES, torch._C._get_privateuse1_backend_name()])
     return [device for device in known if torch.amp.is_autocast_available(device)]
 
 
 def autocast_casts() -> dict[str, torch.dtype]:
-    """The dtypes to which autocast casts weights now and caches the casts, by type of device."""
+    """Return by device type the dtypes to which autocast currently casts weights with caching."""
     if not autocast_is_on() or not torch.is_autocast_cache_enabled():
         return {}
     types = (device_type for device_type in autocast_devices() if torch.is_autocast_enabled(device_type))
@@ -200,7 +200,7 @@ class ThreadState:
     2.14), which Python can neither list nor detect.
 
     Raises:
-        NotImplementedError: there is something which only the thread itself can have.
+        NotImplementedError: A part of the state cannot be transferred to another thread.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class ThreadState:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread has the state meanwhile. For a new thread, which has none of its own."""
+        """Apply the state to this thread, which must be new, without a state of its own."""
         for stream in self._streams:
             torch.accelerator.set_stream(stream)
         if self._device is not None:
@@ -266,7 +266,7 @@ class ThreadState:
 
 
 def dispatch_mode_is_on() -> bool:
-    """Whether a TorchDispatchMode watches this thread."""
+    """Return whether a TorchDispatchMode is active in this thread."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
@@ -288,7 +288,7 @@ def why_hooks_are_disabled() -> str | None:
 
 
 def disables_hooks(error: BaseException) -> bool:
-    """Whether opening `disable_saved_tensors_hooks` inside of hooks raised this, as torch.func.grad does."""
+    """Return whether `disable_saved_tensors_hooks` raised this error inside hooks, as in torch.func.grad."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -299,6 +299,6 @@ _DISABLE = disable_saved_tensors_hooks.__wrapped__.__code__  # type: ignore[attr
 
 
 def open_pack_hook() -> object:
-    """The pack hook of the `saved_tensors_hooks` that were opened last and are open; None: none are."""
+    """Return the pack hook of the innermost open `saved_tensors_hooks`, or None."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]

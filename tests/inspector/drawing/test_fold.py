@@ -212,7 +212,7 @@ def test_paths_close_the_modules_that_they_name() -> None:
     [
         ("h.3", ["'h.3'", '"fit"', '"repeats"']),
         (["h.33"], ["'h.33'"]),
-        (-1, ["fold=-1"]),
+        (-1, ["-1"]),
     ],
 )
 def test_a_fold_that_means_nothing_is_refused(fold: object, facts: list[str], snapshot: Snapshots) -> None:
