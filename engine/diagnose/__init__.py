@@ -1,4 +1,4 @@
-"""Finds faults and savings: NaN, unused parameters, order dependence, differences of two runs, advice.
+"""Diagnoses: NaN, unused parameters, order dependence, differences between two runs, advice on savings.
 
 May import: inspector, api, session, planning, recording, memory, execution, schedule.
 """
