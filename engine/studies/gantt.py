@@ -1,4 +1,4 @@
-"""Which task ran where and when, and why a device stood still: backwards on several devices, side by side."""
+"""Schedules of a backward on several devices: the place and time of each task, and reasons for idle devices."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Gantt:
 
     @staticmethod
     def of(graph: Graph, policy: str, order: Sequence[int], start_ns: Sequence[int], end_ns: Sequence[int]) -> Gantt:
-        """What was measured: by place in `order` when each task started, and when it ended."""
+        """The measured start and end of each task, by position in `order`."""
         rows: dict[str, list[Bar]] = {name: [] for name in devices_in_order([str(each) for each in graph.devices])}
         ended: dict[int, int] = {}
         for task, start, end in zip(order, start_ns, end_ns, strict=True):
@@ -207,7 +207,7 @@ class Gantt:
 
     @cached_property
     def _times(self) -> list[int]:
-        """By task id how long it takes."""
+        """The duration of each task, by id."""
         return [self.bars[task].elapsed_ns for task in range(len(self.graph))]
 
     @cached_property
@@ -284,7 +284,7 @@ _RIGHT = ("tasks", "busy", "idle")
 
 @dataclass(frozen=True, eq=False)
 class MakespanReport(ShownAsFindings):
-    """How long one backward takes on several devices under several policies. In a notebook the table shows itself.
+    """The schedules of one backward on several devices under several policies, displayed as a table in a notebook.
 
     Attributes:
         rows: one for each policy, in the order in which they were given.
@@ -293,7 +293,7 @@ class MakespanReport(ShownAsFindings):
     rows: tuple[Gantt, ...]
 
     def __getitem__(self, policy: str) -> Gantt:
-        """What happens under a policy.
+        """Return the schedule of a policy.
 
         Raises:
             ValueError: it is not compared here.
@@ -321,7 +321,7 @@ class MakespanReport(ShownAsFindings):
 
     @cached_property
     def lower_bound_ns(self) -> int:
-        """What no order goes below on these devices, see `Gantt.lower_bound_ns`."""
+        """A lower bound of the makespan on these devices for any order, see `Gantt.lower_bound_ns`."""
         return self.best.lower_bound_ns
 
     @property
