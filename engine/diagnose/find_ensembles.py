@@ -285,7 +285,7 @@ class _Follower:
         return bits
 
     def note_written(self) -> None:
-        """Note the inputs written in place since, when the forward has ended, and release the tensors."""
+        """Release the tensors of the finished forward, keeping only the copies of the members' inputs."""
         self._copies = {key: (copy.tensor, copy) for key, (_, copy) in self._copies.items()}
         self._flow = None
 

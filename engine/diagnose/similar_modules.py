@@ -91,9 +91,8 @@ def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator
         first = bisect_left(multiplying, call.start)
         if first == len(multiplying) or multiplying[first] >= call.end:
             continue
-        if call.parent is None or not isinstance(
-            call.parent.module, nn.Sequential
-        ):  # the children of a Sequential form a chain
+        # The children of a Sequential form a chain, so each one depends on the one before.
+        if call.parent is None or not isinstance(call.parent.module, nn.Sequential):
             container = below.of(call).rpartition(".")[0] if below.has(call) else None
             siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
     alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}

@@ -124,7 +124,7 @@ class FunctionCall:
                 yield GivenArgument(f"argument {label}", tensors.keep(each), ref(each))
 
     def returned(self, result: object) -> None:
-        """Record the bad values in the result, and mark arguments that the call modified."""
+        """Record the bad values in the result, and drop arguments that the call returned (modified in place)."""
         if self.arguments is not None:
             try:
                 with unobserved():

@@ -236,7 +236,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def how_measured(self) -> tuple[str, ...]:
-        """What the numbers are, in sentences."""
+        """Explain the table's numbers in sentences."""
         against = f" Ratios are against {self.reference}." if self.others else ""
         each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
         half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
@@ -257,7 +257,7 @@ class OrderStudy(ShownAsTable):
         )
 
     def lines(self, row: StudiedWorkload) -> Iterator[tuple[str, list[Cell]]]:
-        """What there is to tell of a workload: the heading, and a cell for each policy."""
+        """Yield the lines of a workload: the heading, and a cell for each policy."""
         for what, of in _LINES.items():
             cells = [of(self, row, policy) for policy in self.policies]
             if any(cell.value for cell in cells):
@@ -301,7 +301,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def narrow_table(self) -> Table:
-        """The same in fewer columns, for a terminal of 80: the name of a workload stands above its lines."""
+        """Return a narrower table for 80 columns, with each workload's name above its rows."""
         return self._table(named_beside=False)
 
     def _table(self, named_beside: bool) -> Table:
@@ -390,7 +390,7 @@ class OrderStudy(ShownAsTable):
         return [record for row in self.rows for record in row.records(self.reference)]
 
     def content(self) -> dict[str, Any]:
-        """All that was measured, each single time, too, as JSON has it."""
+        """Return all measurements, including every single time, as JSON."""
         return {
             "format": _FILE,
             "version": 1,

@@ -61,7 +61,7 @@ class _Jump:
 
 
 class NormJudge:
-    """Looks at each step as its numbers come."""
+    """Checks each step when its numbers arrive."""
 
     def __init__(self, norms: Norms, columns: ModuleColumns, training: Training) -> None:
         self._norms = norms
