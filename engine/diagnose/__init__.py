@@ -1,4 +1,4 @@
-"""Diagnosis: NaN, unused parameters, order dependence, differences between two runs, and advice.
+"""Diagnoses: NaN, unused parameters, order dependence, differences between two runs, advice on savings.
 
 May import: inspector, api, session, planning, recording, memory, execution, schedule.
 """

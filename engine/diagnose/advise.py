@@ -1,4 +1,4 @@
-"""`ts.advise`: what could be changed in a program, tried out on it: the change as code, checked and measured."""
+"""`ts.advise`: changes that would speed up a program, each as code, checked and measured on the program itself."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 
 Verdict = Literal["gain", "no gain", "refused", "memory"]
 
-_STEPS = 5  # runs of the whole program that are timed
-_LARGE_NS = 200_000  # of an operation and its backward: many times what starting both costs
+_STEPS = 5  # timed runs of the whole program
+_LARGE_NS = 200_000  # time of an operation and its backward: many times the cost of launching both
 _RIGHT = ("forward + backward", "peak", "differs by")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """One thing that could be changed.
+    """One possible change.
 
     Attributes:
-        title: what it is about.
-        verdict: "gain", "no gain" and "refused" of an ensemble; "memory" of a hint about the peak.
-        facts: what is the case, in sentences.
-        code: of an ensemble the change, the very text that ran: a module's, which needs the name `model` or `members`.
-        trial: its check and its figures.
-        hint: of memory.
+        title: the modules and the change, or the hint in short.
+        verdict: "gain", "no gain" or "refused" for an ensemble; "memory" for a hint about the peak.
+        facts: the findings, in sentences.
+        code: the change to an ensemble, exactly as it ran: a module's text that uses the name `model` or `members`.
+        trial: the check and the measurements of an ensemble's change.
+        hint: the hint about memory.
     """
 
     title: str
@@ -68,8 +68,8 @@ class Item:
 
     @property
     def said(self) -> str:
-        """The verdict with its figure: `gain 2.1 ×`, `no gain: 0.87 ×`, `refused`, `312 KiB`; `no sure gain: 1.8 ×` of
-        times that spread too widely to tell."""
+        """The verdict with its figure: `gain 2.1 ×`, `no gain: 0.87 ×`, `refused`, `312 KiB`, or `no sure gain: 1.8 ×`
+        if the times spread too widely to tell."""
         if self.hint is not None:
             return size_text(self.hint.nbytes)
         if self.trial is None or self.trial.after is None:
@@ -86,14 +86,15 @@ class Item:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Advice:
-    """What could be changed in a program. In a notebook it shows itself.
+    """Possible changes to a program, displayed as a table in a notebook.
 
     Attributes:
         graph: the graph, without its nodes.
-        items: ensembles first, the largest gain first of all; then memory, most bytes first; then what is refused.
-        forward_ns, backward_ns: nanoseconds of the whole program, median and middle half.
-        peak_bytes: the peak of its backward. `forward_peak_bytes` is the forward's own.
-        machine: on which all was measured.
+        items: the changes: ensembles by gain, then memory hints by bytes, then refused ensembles.
+        forward_ns, backward_ns: times of the whole program in nanoseconds, median and middle half.
+        peak_bytes: the peak of the backward.
+        forward_peak_bytes: the peak of the forward.
+        machine: the machine that ran the measurements.
     """
 
     graph: Graph
@@ -115,12 +116,12 @@ class Advice:
 
     @property
     def best(self) -> Item | None:
-        """The change that gains most; None where none gains."""
+        """The change with the largest gain; None if no change gains."""
         return next((item for item in self.items if item.verdict == "gain"), None)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the program costs, and whether there is anything to advise. What is advised, the items say."""
+        """Sentences about the program's cost, and about whether there is any advice. The items contain the advice."""
         forward, back = (_ms(spread.middle) for spread in (self.forward_ns, self.backward_ns))
         costs = (
             f"A forward takes {forward} and its backward {back}; the peaks are {size_text(self.forward_peak_bytes)} "
@@ -129,19 +130,19 @@ class Advice:
         if self.items:
             return (costs,)
         return costs, (
-            "Nothing to advise: no modules of one structure whose products of matrices stand side by side, and no hint "
+            "Nothing to advise: no modules of equal structure with matrix products that could run as one, and no hint "
             "about memory."
         )
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first."""
+        """Return the table as rows of text, the headings first."""
         if not self.items:
             return [[]]
         return [["what", "verdict", *_RIGHT], *(_cells(item, self.peak_bytes) for item in self.items)]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per item, for `pandas.DataFrame(advice.records())`."""
+        """Return one flat dict per item, for `pandas.DataFrame(advice.records())`."""
         return [_record(item) for item in self.items]
 
     def __repr__(self) -> str:
@@ -168,7 +169,7 @@ class Advice:
             parts.append(Padding(Text("\n".join(item.facts)), (0, 0, 0, 2)))
         if self.best is not None and self.best.code is not None:
             code = Syntax(self.best.code, "python", background_color="default").highlight(self.best.code)
-            code.no_wrap, code.overflow = True, "ignore"  # its lines are to be copied
+            code.no_wrap, code.overflow = True, "ignore"  # wrapped lines could not be copied as code
             parts += [Text(), code]
         return Group(*parts)
 
@@ -183,41 +184,41 @@ def advise(
     rounds: int | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Advice:
-    """Looks for what could be changed in a program, tries it on the program itself, and says what it gains.
+    """Look for changes that would speed up a program or save memory, try each on the program, and report its gain.
 
     * Memory: the hints of `run.peak()`, with the share of zeros measured.
-    * Ensembles (PyTorch #18157): modules of one structure, called side by side, none of which sees what another one
-      made. The change is written as code, with `torch.func.stack_module_state` and `torch.vmap`, and for plain stacks
-      of Linear layers with `torch.baddbmm`; run on what the members were given; checked against their own outputs and
-      gradients; and measured beside them. It may gain nothing: large products fill the machine one by one (#59905).
+    * Ensembles (PyTorch #18157): modules of equal structure that do not depend on each other's results. The change is
+      generated as code that uses `torch.func.stack_module_state` and `torch.vmap`, or `torch.baddbmm` for plain stacks
+      of Linear layers. It runs on the members' own inputs, is checked against their outputs and gradients, and is
+      timed beside them. It may gain nothing, because large products use the whole machine one by one (#59905).
 
-    Runs the program some ten times, and each change for about a second. Afterwards .grad, buffers, hooks and the state
-    of random numbers (torch's, Python's, NumPy's) are what they were, as are all tensors that the program writes, such
-    as parameters where a hook takes the optimizer's step (see `AsFound`).
+    The program runs about ten times, and each change for about a second. Afterwards .grad, buffers, hooks and random
+    number generators (torch's, Python's, NumPy's) are restored, and so are all tensors that the program modifies, such
+    as parameters if a hook runs the optimizer's step (see `AsFound`).
 
     Args:
-        make_loss: runs the forward and returns the loss, one element; it has to do the same each time.
-        model: which the code shall call `model`; None: the outermost module that was called.
-        rounds: how often a change is timed; None: for about a second.
-        progress: called with what is being looked at or measured. None: on a terminal and in a notebook a line says
-            it, after two seconds.
+        make_loss: a function that runs the forward and returns the loss, one element. It must do the same each time.
+        model: the module that the code calls `model`. None: the outermost module called.
+        rounds: how often to time each change. None: for about a second.
+        progress: a function that is called with a text before each stage. None: a progress line is shown on a terminal
+            and in a notebook after two seconds.
 
-    Known limitations: an ensemble's members are modules; members that are written out, or called inside of a compiled
-    region, a custom Function or torch.vmap, are not seen.
+    Known limitations: members must be modules. Members written out in code, or called inside a compiled region, a
+    custom Function or torch.vmap, are not found.
 
     Raises:
-        TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
-        ValueError: the loss has more than one element, or `rounds` is below 1.
+        TypeError: if `make_loss` cannot be called or does not return a tensor, or `model` is not a module.
+        ValueError: if the loss has more than one element, or `rounds` is below 1.
     """
     expect_make_loss(make_loss, "ts.advise")
     if not isinstance(model, nn.Module | None):
-        raise TypeError(f"model must be the module which the code shall call so, not {a_kind(model)}")
+        raise TypeError(f"model must be a torch.nn.Module or None, got {a_kind(model)}")
     if progress is not None:
-        expect_callable(progress, 1, "progress", "a function that is told what is looked at")
+        expect_callable(progress, 1, "progress", "a function of one text, called before each stage")
     if rounds is not None:
-        expect_number(rounds, int, "rounds", "how often each change is timed, a whole number")
+        expect_number(rounds, int, "rounds", "the number of timed runs of each change, an integer")
     if rounds is not None and rounds < 1:
-        raise ValueError(f"rounds must be at least 1, not {rounds}")
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     with telling(progress, "measuring", timed=True) as tell, AsFound(make_loss, "ts.advise") as world:
         return _advise(world, world.make_loss, model, rounds, tell)
 
@@ -259,7 +260,7 @@ def _advise(
         del loss
     with world.run(leaves):
         for leaf in leaves:
-            leaf.grad = None  # as the members are measured, and as zero_grad() leaves it
+            leaf.grad = None  # the members are measured without .grad too, and zero_grad() leaves None
         run = profile(make_loss)
     assert run.timeline is not None
     assert run.footprints is not None
@@ -286,7 +287,7 @@ def _advise(
 
 
 def _tried(ensemble: Ensemble, together: Groups, rounds: int | None, step_ns: float) -> list[Item]:
-    """Each way tried; the best one first, which has also what is true of all."""
+    """Try every change to an ensemble; return the best first, with the facts that hold for all of them."""
     items = [_item(ensemble, change, rounds, step_ns) for change in changes(ensemble)]
     first, *others = sorted(items, key=lambda item: -_speedup(item))
     if first.trial is None or first.trial.after is None:
@@ -298,7 +299,7 @@ def _item(ensemble: Ensemble, change: Change, rounds: int | None, step_ns: float
     title = f"{ensemble.title}, {change.title}"
     try:
         trial = try_change(ensemble, change, rounds)
-    except Exception as error:  # of the members' own code, under vmap
+    except Exception as error:  # the members' own code may raise anything under vmap
         said = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
         return Item(title, "refused", (f"It raises {type(error).__name__}: {said}.",))
     if trial.before is not None and trial.after is not None:
@@ -306,45 +307,45 @@ def _item(ensemble: Ensemble, change: Change, rounds: int | None, step_ns: float
         return Item(title, "gain" if trial.gains else "no gain", facts, change.code, trial)
     why = f"{trial.check.where} {'differ' if trial.check.where == 'outputs' else 'differs'} {_by(trial)}"
     if ensemble.differing:
-        why += f"; the members' {', '.join(ensemble.differing)} differ, which the change does not know"
+        why += f"; the members' {', '.join(ensemble.differing)} differ, which the change does not account for"
     return Item(title, "refused", (_sentence(why),), trial=trial)
 
 
 def _by(trial: Trial) -> str:
     if not isfinite(trial.check.share):
-        return "and can't be compared: one is there and the other one is not, or holds NaN"
+        return "and cannot be compared: one is missing or contains NaN"
     return f"by {percent_text(trial.check.share)}, of {percent_text(trial.check.tolerance)} allowed"
 
 
 def _facts(ensemble: Ensemble, trial: Trial, before: Cost, after: Cost, step_ns: float) -> Iterator[str]:
     yield (
         f"Forward and backward of the members: {_spread(before.elapsed_ns)} one by one, {_spread(after.elapsed_ns)} as "
-        f"one: medians of {counted(trial.rounds, 'round')} in turns, and their middle halves. Of it the forward "
-        f"{_ms(before.forward_ns.middle)} → {_ms(after.forward_ns.middle)}, the backward "
+        f"one (medians and middle halves of {counted(trial.rounds, 'alternating round')}). The forward: "
+        f"{_ms(before.forward_ns.middle)} → {_ms(after.forward_ns.middle)}; the backward: "
         f"{_ms(before.backward_ns.middle)} → {_ms(after.backward_ns.middle)}."
     )
     if not trial.steady:
-        yield "The times spread widely: something else used the machine meanwhile. Ask again when it is quiet."
+        yield "The times spread widely because something else used the machine. Run this again when it is idle."
     each_ns = before.elapsed_ns.middle / max(1, sum(end - start for start, end in ensemble.ranges))
     if not trial.gains and each_ns > _LARGE_NS:
         yield (
-            f"With its backward an operation of theirs takes {_ms(each_ns)} on average. What starting one costs, some "
-            "microseconds, is little of that, so that fewer and larger ones save little (PyTorch #59905)."
+            f"One of their operations takes {_ms(each_ns)} on average with its backward. Launching it costs only some "
+            "microseconds, so fewer and larger operations save little (PyTorch #59905)."
         )
     if trial.gains and before.elapsed_ns.middle < step_ns:
         then = step_ns - before.elapsed_ns.middle + after.elapsed_ns.middle
-        yield f"The whole takes {_ms(step_ns)}, and would take some {_ms(then)}: reckoned, not measured."
+        yield f"The whole program takes {_ms(step_ns)} now and would take about {_ms(then)} (calculated, not measured)."
     more = after.peak_bytes - before.peak_bytes
-    than = "as much" if not more else f"{size_text(abs(more))} {'more' if more > 0 else 'less'}"
+    than = "the same" if not more else f"{size_text(abs(more))} {'more' if more > 0 else 'less'}"
     yield (
         f"Their memory peaks at {size_text(before.peak_bytes)} one by one and at {size_text(after.peak_bytes)} as one, "
-        f"{than}; the stacked parameters, {size_text(trial.parameter_bytes)}, take the place of the members' own."
+        f"{than}; the stacked parameters, {size_text(trial.parameter_bytes)}, replace the members' own."
     )
     yield f"Outputs and gradients, {trial.check.tensors:,} tensors, differ {_by(trial)}."
 
 
 def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
-    """What is true of an ensemble, however it is called as one."""
+    """Yield the facts about an ensemble that hold for every change."""
 
     def member(task: int) -> int | None:
         number = together.graph.tasks[task].sequence_nr
@@ -356,9 +357,9 @@ def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
         if whole:
             parts.append(f"{counted(len(whole), 'group')} in the {direction}")
     if parts:
-        yield f"Their products are {' and '.join(parts)}, each with one of every member: ts.find_batches shows them."
+        yield f"Their products form {' and '.join(parts)}, with one product of every member each; see ts.find_batches."
     if ensemble.differing:
-        yield f"The members' {', '.join(ensemble.differing)} differ, which made no difference here."
+        yield f"The members' {', '.join(ensemble.differing)} differ, which did not change the result."
     if ensemble.more:
         yield f"The same holds in {counted(len(ensemble.more), 'other place')}: {', '.join(ensemble.more)}."
 
@@ -370,7 +371,7 @@ def _speedup(item: Item) -> float:
 def _times(
     world: AsFound, make_loss: MakeLoss, leaves: Sequence[Tensor], device: torch.device
 ) -> tuple[Spread, Spread]:
-    """Nanoseconds of forwards and of backwards."""
+    """Measure the forwards and the backwards, in nanoseconds."""
     times: list[tuple[int, int]] = []
     for _ in range(_STEPS):
         with world.run(leaves):
@@ -439,7 +440,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _short(fact: str) -> str:
-    """The first words of a fact, for a table."""
+    """Return the beginning of a fact, for a table."""
     return fact if len(fact) <= _SHORT else fact[: fact.rfind(" ", 0, _SHORT)].rstrip(",;:") + " …"
 
 

@@ -1,4 +1,4 @@
-"""A change tried on the user's own model and data: run, checked against the original, and measured beside it."""
+"""Tries a change on the user's model and data: runs it, checks it against the original and times both."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ..session.native_engine import Plan, run_native
 from .find_ensembles import Argument, Ensemble
 from .generated_code import Change
 
-_LONGEST_S = 1.0  # for the rounds of one trial, about
+_LONGEST_S = 1.0  # approximate time for the rounds of one trial
 _ROUNDS = (7, 40)
-LEAST_GAIN = 1.05  # times as fast, at least, to be worth a change
-_NOISE = 0.01  # of the largest gradient
-_UNSTEADY = 0.25  # of the median: half of the width of the middle half
+LEAST_GAIN = 1.05  # the smallest speedup that is worth a change
+_NOISE = 0.01  # share of the largest gradient below which a gradient is rounding noise
+_UNSTEADY = 0.25  # largest half-width of the middle half, as a share of the median
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What members and what is made of their outputs cost, by one way of calling them.
+    """The cost of calling the members in one way and of combining their outputs.
 
     Attributes:
-        forward_ns, backward_ns, elapsed_ns: nanoseconds: median and middle half; `elapsed_ns` of both together.
-        forward_peak_bytes, backward_peak_bytes: the highest levels: what is made since just before the forward.
+        forward_ns, backward_ns, elapsed_ns: times in nanoseconds, median and middle half; `elapsed_ns` is their sum.
+        forward_peak_bytes, backward_peak_bytes: the peaks of memory allocated since the start of the forward.
     """
 
     forward_ns: Spread
@@ -46,20 +46,22 @@ class Cost:
 
     @property
     def peak_bytes(self) -> int:
-        """The higher of both peaks."""
+        """The higher of the two peaks."""
         return max(self.forward_peak_bytes, self.backward_peak_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far outputs and gradients of a change are from the original's.
+    """The largest difference between a change's outputs and gradients and the original's.
 
     Attributes:
-        share: the largest difference of a tensor's elements, relative to its largest element, over outputs, gradients
-            of parameters and of inputs. Of a gradient that is below a hundredth of the largest one it is relative to
-            that hundredth: what should be zero, such as that of a bias of keys in attention, is noise. `where` it is.
-        tolerance: the root of the epsilon of the coarsest dtype: 0.035 % of float32.
-        tensors: how many were compared.
+        share: the largest difference between elements of two tensors, relative to the largest element, over outputs
+            and the gradients of parameters and inputs. For gradients below 1 % of the largest gradient, the difference
+            is divided by that 1 % instead, because a gradient that should be zero (of the bias of an attention's keys,
+            say) is rounding noise.
+        where: the tensor with the largest difference.
+        tolerance: the square root of the coarsest dtype's epsilon: 0.035 % for float32.
+        tensors: the number of tensors compared.
     """
 
     share: float
@@ -69,20 +71,20 @@ class Deviation:
 
     @property
     def ok(self) -> bool:
-        """Whether that is within the tolerance."""
-        return self.share <= self.tolerance  # NaN is not
+        """Whether the difference is within the tolerance."""
+        return self.share <= self.tolerance  # False for NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change beside the original.
+    """The comparison of a change with the original.
 
     Attributes:
-        change: what was run.
-        check: whether it computes the same.
-        before, after: the original's cost and the change's; None where the check failed.
+        change: the change.
+        check: the differences between the results.
+        before, after: the cost of the original and of the change; None if the check failed.
         rounds: how often each was timed.
-        parameter_bytes: of the stacked parameters, which take the place of the members' own.
+        parameter_bytes: bytes of the stacked parameters, which replace the members' own.
     """
 
     change: Change
@@ -94,34 +96,34 @@ class Trial:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast, forward and backward together."""
+        """The speedup of forward and backward together."""
         if self.before is None or self.after is None or not self.after.elapsed_ns.middle:
             return 1.0
         return self.before.elapsed_ns.middle / self.after.elapsed_ns.middle
 
     @property
     def gains(self) -> bool:
-        """Whether it is faster by more than the times spread: their middle halves lie apart."""
+        """Whether the change is faster by more than the spread of the times: their middle halves do not overlap."""
         if self.before is None or self.after is None:
             return False
         return self.speedup >= LEAST_GAIN and self.after.elapsed_ns.high < self.before.elapsed_ns.low
 
     @property
     def steady(self) -> bool:
-        """Whether the middle half of each side's times lies close together: else something else used the machine."""
+        """Whether the middle half of each side's times is narrow. A wide one means that the machine was busy."""
         return all(cost is None or cost.elapsed_ns.half_width < _UNSTEADY for cost in (self.before, self.after))
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One way of calling the members, on inputs of its own."""
+    """One way of calling the members, with separate inputs."""
 
     forward: Callable[[], Sequence[Tensor]]
     leaves: Sequence[Tensor]
     gradients: Sequence[Tensor]
 
     def run(self) -> tuple[int, int]:
-        """Nanoseconds of a forward and of its backward; accelerators are waited for."""
+        """Run a forward and its backward and return both times in nanoseconds, synchronizing accelerators."""
         for leaf in self.leaves:
             leaf.grad = None
         devices = {each.device for each in self.gradients if each.device.type != "cpu"}
@@ -135,7 +137,7 @@ class _Side:
         return between - started, time.perf_counter_ns() - between
 
     def memory(self) -> Timeline:
-        """Of a forward and its backward."""
+        """Return the memory timeline of a forward and its backward."""
         for leaf in self.leaves:
             leaf.grad = None
         with Measurement(self.gradients[0].device) as measurement:
@@ -150,17 +152,17 @@ class _Side:
 
 
 def try_change(ensemble: Ensemble, change: Change, rounds: int | None = None) -> Trial:
-    """Runs a change, checks it, and measures it beside the original if it is right.
+    """Run a change, check its results, and time it beside the original if they are right.
 
-    The .grad of the members' parameters and torch's random numbers are put back.
+    The .grad of the members' parameters and torch's random number generators are restored.
 
     Args:
-        ensemble: what is called.
-        change: how.
-        rounds: how often each is timed, in turns; None: for about a second.
+        ensemble: the members.
+        change: the way to call them as one.
+        rounds: how often to time each, alternating. None: for about a second.
 
     Raises:
-        Exception: whatever the change raises: data-dependent control flow under vmap, say, or outputs of another shape.
+        Exception: whatever the change raises, for example for data-dependent control flow under vmap.
     """
     members = ensemble.members
     own = [parameter for member in members for parameter in member.parameters() if parameter.requires_grad]
@@ -195,7 +197,7 @@ def _cost(times: Sequence[tuple[int, int]], timeline: Timeline) -> Cost:
 
 
 def _inputs(argument: Argument) -> tuple[Any, list[Tensor]]:
-    """What the code takes as one argument, on tensors that get gradients of their own; and those tensors."""
+    """Return the value of one argument of the code, with its tensors detached as new leaves, and these leaves."""
     if argument.how == "plain" or not argument.requires_grad:
         return argument.value, []
     if argument.how == "stacked":
@@ -284,7 +286,7 @@ def _check(
         apart = _apart(one, other, 0.0 if name == "outputs" else noise)
         if not apart <= share:
             share, where = apart, name
-        if isnan(share):  # worse than any number
+        if isnan(share):  # NaN is worse than any number
             break
     return Deviation(share, where, tolerance, len(made) + len(pairs))
 
@@ -294,8 +296,10 @@ def _largest(tensor: Tensor | None) -> float:
 
 
 def _apart(one: Tensor | None, other: Tensor | None, least: float) -> float:
-    """The largest difference of elements, relative to the largest element, or to `least`. What is missing on one side
-    counts as zeros, which an unused parameter's gradient is in a stack."""
+    """Return the largest difference between elements, relative to the largest element or to `least`.
+
+    A missing tensor counts as zeros, because a stack gives an unused parameter a gradient of zeros.
+    """
     if one is None or other is None:
         present = other if one is None else one
         return 0.0 if present is None or not bool(present.count_nonzero()) else float("inf")

@@ -1,4 +1,4 @@
-"""`ts.diff`: where two runs part first, in order, in values and in memory."""
+"""`ts.diff`: where two runs first differ in order, in values and in memory."""
 
 from __future__ import annotations
 
@@ -29,56 +29,54 @@ def diff(
     tolerance: float | None = None,
     names: tuple[str, str] = ("run_a", "run_b"),
 ) -> Difference:
-    """Where two runs part first: in order, in values, and in memory.
+    """Find where two runs first differ: in order, in values, and in memory.
 
-    For one program under two policies, on CPU and GPU, in float32 and bfloat16, or for the saved traces of two commits
-    (`ts.load`). Their graphs may differ in some tasks: `aligned` says which belong together.
+    Use it for one program under two policies, on CPU and GPU, in float32 and bfloat16, or for the saved traces of two
+    commits (`ts.load`). The graphs may differ in some tasks; `aligned` matches the others.
 
-    Values are compared where both runs recorded statistics (`trace="cheap"`): norms, means, least and largest elements.
-    These give a lower bound of the relative difference of two gradients, `|a - b| / max(|a|, |b|)`, see `apart`. So a
-    difference that is found is there, but where none is found there may be one: a gradient whose elements have changed
-    places passes.
+    Values are compared if both runs recorded statistics (`trace="cheap"`): norms, means, least and largest elements.
+    These give a lower bound of the relative difference of two gradients, `|a - b| / max(|a|, |b|)`, see `apart`. A
+    reported difference is real, but a difference may go unreported: a permutation of the elements changes no statistic.
 
-    The default tolerance is the root of the epsilon of the coarsest dtype among the gradients: 0.035 % for float32,
-    3.1 % for float16, 8.8 % for bfloat16. Measured on `tapescope workloads` (small, CPU), the largest difference
-    between float32 and bfloat16 (autocast) is 0.3 % for gpt2, 0.1 % and 2 % for the LSTMs, 3 % for unet and
-    recommender, and 8 % for the ensemble; between float32 with and without oneDNN it is below 0.0001 % for these. What
-    is over the tolerance does diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25 %, and 0.5 %
-    without oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where gradients underflow to
-    zero.
+    The default tolerance is the square root of the epsilon of the coarsest dtype among the gradients: 0.035 % for
+    float32, 3.1 % for float16, 8.8 % for bfloat16. Measured on `tapescope workloads` (small, CPU), the largest
+    difference between float32 and bfloat16 (autocast) is 0.3 % for gpt2, 0.1 % and 2 % for the LSTMs, 3 % for unet
+    and recommender, and 8 % for the ensemble; between float32 with and without oneDNN it is below 0.0001 % for
+    these. Models above the tolerance do diverge: resnet50, whose small batches make BatchNorm ill-conditioned (25
+    %, and 0.5 % without oneDNN), mlp_norm, 4,000 tasks deep (92 %), and lstm_cell and unet in float16, where
+    gradients underflow to zero.
 
-    Memory is compared where both have a timeline (`memory=True`, `ts.profile`), on each device that both have: the
-    peaks, where the levels part, and what is alive at one peak and not at the other.
+    Memory is compared if both runs have a timeline (`memory=True`, `ts.profile`), on each device that both use: the
+    peaks, the first task with different levels, and the storages alive at one peak only.
 
-    Of values the gradients alone are compared: an error of the forward shows where a task first multiplies with its
-    values.
+    Only gradients are compared, not values of the forward. An error in the forward shows at the first task that
+    multiplies with its values.
 
     Args:
         run_a, run_b: runs, or their traces.
-        tolerance: which relative differences are not looked at.
-        names: what the two are called in the report.
+        tolerance: relative differences up to this one are ignored.
+        names: names of the two runs in the report.
 
     Raises:
-        TypeError: one is no run.
-        ValueError: the tolerance is not a positive number.
+        TypeError: if an argument is not a run or a trace.
+        ValueError: if the tolerance is not a positive number.
     """
     for run in (run_a, run_b):
         if not isinstance(run, Run | Trace):
             raise TypeError(
-                f"ts.diff takes two runs or traces, not {a_kind(run)}: what ts.backward returns, "
-                "`session.result()`, or ts.load(path) of a saved one"
+                f"ts.diff expects two runs or traces (from ts.backward, session.result() or ts.load), got {a_kind(run)}"
             )
     if tolerance is not None:
         expect_number(tolerance, int | float, "tolerance", "a relative difference, such as 0.01")
     if tolerance is not None and not 0 < tolerance < math.inf:
-        raise ValueError(f"the tolerance is a relative difference, such as 0.01, not {tolerance!r}")
-    expect(names, tuple | list, "names", "what the two are called, two texts")
+        raise ValueError(f"tolerance must be a positive relative difference such as 0.01, got {tolerance!r}")
+    expect(names, tuple | list, "names", "two texts, the names of the runs")
     if list(map(type, names)) != [str, str]:
-        raise ValueError(f"names is {names!r}; expected what the two are called, two texts")
+        raise ValueError(f"names is {names!r}; expected two texts, the names of the runs")
     graphs = run_a.graph, run_b.graph
     traces = [run.trace if isinstance(run, Run) else run for run in (run_a, run_b)]
     with telling(None, "comparing runs") as tell:
-        tell(f"which of {len(graphs[0]):,} and {len(graphs[1]):,} tasks are which")
+        tell(f"matching {len(graphs[0]):,} and {len(graphs[1]):,} tasks")
         pairs = aligned(*graphs, (_values_of(traces[0]), _values_of(traces[1])))
     order = _first_in_order(graphs, (run_a.order, run_b.order), pairs)
     matched = set(pairs.values())
@@ -86,21 +84,21 @@ def diff(
         tuple(task for task in graphs[0].tasks if task.id not in pairs),
         tuple(task for task in graphs[1].tasks if task.id not in matched),
     )
-    bare = replace(graphs[0], nodes=()), replace(graphs[1], nodes=())  # which would keep what is on a `ctx`
+    node_free = replace(graphs[0], nodes=()), replace(graphs[1], nodes=())  # a node would keep the tensors on its `ctx`
     memory = _memory_of(run_a, run_b, pairs)
     known = next(iter(memory), None), (_has_memory(run_a), _has_memory(run_b)), memory[1:]
     first, second = traces
     if first is None or second is None or "off" in (first.level, second.level):
         has_first, has_second = (trace is not None and trace.level != "off" for trace in traces)
         measured = has_first, has_second
-        return Difference(bare, measured, tolerance or 0.0, None, order, (), only, names, *known)
+        return Difference(node_free, measured, tolerance or 0.0, None, order, (), only, names, *known)
     coarsest = _coarsest(first, second)
     chosen = math.sqrt(torch.finfo(coarsest).eps) if tolerance is None else tolerance
     with telling(None, "comparing runs") as tell, collector_paused():
-        tell("their gradients")
+        tell("gradients")
         tasks = tuple(_Walk(first, second, pairs, chosen).tasks())
     dtype = coarsest if tolerance is None else None
-    return Difference(bare, (True, True), chosen, dtype, order, tasks, only, names, *known)
+    return Difference(node_free, (True, True), chosen, dtype, order, tasks, only, names, *known)
 
 
 def _has_memory(run: Run | Trace) -> bool:
@@ -108,7 +106,7 @@ def _has_memory(run: Run | Trace) -> bool:
 
 
 def _memory_of(run_a: Run | Trace, run_b: Run | Trace, pairs: dict[int, int]) -> tuple[MemoryDifference, ...]:
-    """Of the device that is meant in each, which need not be the same one, then of the others that both have."""
+    """Compare the memory of the primary devices, which may differ between the runs, then of other common devices."""
     first, second = (run.timelines if isinstance(run, Run) else {} for run in (run_a, run_b))
     if not (first and second):
         return ()
@@ -119,7 +117,7 @@ def _memory_of(run_a: Run | Trace, run_b: Run | Trace, pairs: dict[int, int]) ->
 
 
 def _values_of(trace: Trace | None) -> dict[int, Hashable]:
-    """By task the statistics of what it takes and gives, where all are known."""
+    """Return the statistics of each task's inputs and outputs, for tasks where all are known."""
     if trace is None or trace.level == "off":
         return {}
     found: dict[int, Hashable] = {}
@@ -152,14 +150,14 @@ def _first_in_order(
 
 
 def _coarsest(*traces: Trace) -> torch.dtype:
-    """Of the dtypes that the gradients have in either run."""
+    """Return the coarsest real dtype among the gradients of the runs."""
     found = {form.meta.dtype for trace in traces for form in trace.table.forms}
     real = {dtype.to_real() for dtype in found if dtype.is_floating_point or dtype.is_complex}
     return max(real, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 class _Walk:
-    """Goes through the first run in its order, with what the second one has of the same tasks."""
+    """Compares the tasks of the first run, in its order, with the same tasks in the second run."""
 
     def __init__(self, first: Trace, second: Trace, pairs: dict[int, int], tolerance: float) -> None:
         self._traces = first, second
@@ -167,7 +165,7 @@ class _Walk:
         self._tolerance = tolerance
         self._given: dict[int, tuple[Apart | None, ...]] = {}
         self._small: dict[int, frozenset[int]] = {}
-        self._passed: dict[int, float] = {}  # by task how far apart what it takes is, for want of its outputs
+        self._passed: dict[int, float] = {}  # by task the difference of its inputs, used if its outputs are unknown
 
     def tasks(self) -> Iterator[TaskDifference]:
         first, second = self._traces
@@ -193,14 +191,14 @@ class _Walk:
             yield TaskDifference((task, other.task), places, takes, gives, summands, small, small_inputs)
 
     def _swapped(self, task: Task, other: Task, outputs: _Gradients) -> _Gradients:
-        """What the second run's task gives, in the order in which the first one's gives it: factors may be swapped."""
+        """Return the second task's outputs in the first task's order, because the factors may be swapped."""
         graphs = self._traces[0].graph, self._traces[1].graph
         mine, others = graphs[0].out_edges[task.id], graphs[1].out_edges[other.id]
         number_of = {edge.next_task: edge.output for edge in others}
         numbers = [number_of.get(self._pairs.get(edge.next_task, -1)) for edge in mine]
         outputs_of_both = sorted(edge.output for edge in mine)
         if len(mine) != len(number_of) or sorted(number for number in numbers if number is not None) != outputs_of_both:
-            return outputs  # they lead elsewhere, or to one task twice
+            return outputs  # they go to other tasks, or twice to one task
         swapped = list(outputs)
         for edge, number in zip(mine, numbers, strict=True):
             if number is not None and max(number, edge.output) < len(outputs):
@@ -208,8 +206,11 @@ class _Walk:
         return tuple(swapped)
 
     def _gives(self, task: Task, other: Task, first: _Gradients, second: _Gradients) -> tuple[Apart | None, ...]:
-        """How far apart the outputs are. One that is still to be summed to the shape in which it is taken, which the
-        direct engine alone sees, is not compared."""
+        """Return the differences of the outputs.
+
+        An output that still has to be summed to the shape of the next input is not compared: only the direct engine
+        records it before the sum.
+        """
         found = list(_aparts(first, second))
         graphs = self._traces[0].graph, self._traces[1].graph
         for edge, twin in zip(graphs[0].out_edges[task.id], graphs[1].out_edges[other.id], strict=False):
@@ -221,7 +222,7 @@ class _Walk:
         return tuple(found)
 
     def _summands(self, task: Task) -> tuple[tuple[float, ...], frozenset[int]]:
-        """For each input how far apart the gradients are that are summed into it, and which inputs are small."""
+        """Return, for each input, the largest difference among its summands, and the set of small inputs."""
         shares = [0.0] * len(task.inputs)
         small = [True] * len(task.inputs)
         for edge in self._traces[0].graph.in_edges[task.id]:
@@ -245,13 +246,13 @@ class _Walk:
 
 
 def _aparts(first: _Gradients, second: _Gradients) -> tuple[Apart | None, ...]:
-    """One for each gradient; none where the tasks give differently many, as other kernels' nodes do."""
+    """Compare gradients pairwise; return () if the numbers of gradients differ, as with another kernel's node."""
     if len(first) != len(second):
         return ()
     return tuple(map(apart, first, second))
 
 
 def _size(gradient: RecordedGradient | None) -> tuple[int, float]:
-    """How many elements it has, and its norm."""
+    """Return a gradient's number of elements and its norm."""
     statistics = None if gradient is None else gradient.statistics
     return (0, 0.0) if statistics is None else (statistics.count or 0, statistics.norm or 0.0)

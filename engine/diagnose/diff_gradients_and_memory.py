@@ -1,4 +1,4 @@
-"""How far two runs differ in their gradients' statistics and in their memory."""
+"""Differences between two runs in the statistics of their gradients and in memory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..recording.task_records import RecordedGradient
 
 
 class Apart(NamedTuple):
-    """How far two gradients are apart.
+    """The difference between two gradients.
 
     Attributes:
-        share: a lower bound of their relative difference, see `apart`. Infinite where there is no comparing: one is
-            missing, of another shape, or has NaN or infinite elements that the other one has not.
-        by: what tells: "norm", "mean", "least", "largest", "NaN", "infinite", "shape", "missing".
-        first, second: these of the two gradients.
+        share: a lower bound of the relative difference, see `apart`. It is infinite if the gradients cannot be
+            compared: one is missing, has another shape, or has NaN or infinite elements that the other does not have.
+        by: the statistic that differs most: "norm", "mean", "least", "largest", "NaN", "infinite", "shape", "missing".
+        first, second: its value for the two gradients.
     """
 
     share: float
@@ -39,16 +39,16 @@ EQUAL = Apart(0.0, "norm")
 
 
 def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Apart | None:
-    """How far two gradients are apart; None where that is not known, for want of statistics.
+    """Return the difference between two gradients; None if it is unknown because there are no statistics.
 
-    The gradients themselves, a and b, are not there any more, and so not their relative difference
-    |a - b| / max(|a|, |b|). Three of their statistics bound it from below, so what they tell is there:
+    The gradients a and b have been freed, so their relative difference |a - b| / max(|a|, |b|) cannot be computed.
+    Three of their statistics bound it from below:
 
     - the norms: ||a| - |b|| <= |a - b|;
     - the means: |mean(a) - mean(b)| * sqrt(count) <= |a - b| (Cauchy and Schwarz);
     - the least and the largest element: |max(a) - max(b)| <= |a - b|.
 
-    Histograms say nothing of the kind, and are not compared.
+    Histograms give no such bound and are not compared.
     """
     if first is None or second is None:
         return EQUAL if first is second else Apart(math.inf, "missing", *map(_presence, (first, second)))
@@ -69,7 +69,7 @@ def _of_finite(first: Statistics, second: Statistics) -> Apart:
         return EQUAL
     norm = max(first.norm, second.norm)
     found = [_relative("norm", first.norm, second.norm, norm)]
-    if first.layout == second.layout:  # else one stores zeros that the other one does not
+    if first.layout == second.layout:  # of two layouts, one may store zeros that the other omits
         count = max((first.count or 0) - (first.nan_count or 0) - (first.inf_count or 0), 1)
         found.append(_relative("mean", first.mean, second.mean, norm / math.sqrt(count)))
         found.append(_relative("least", first.min, second.min, norm))
@@ -92,16 +92,16 @@ def _shape(gradient: RecordedGradient) -> str:
     return "nested" if shape is None else "×".join(map(str, shape)) or "a scalar"
 
 
-_MOST_GROUPS = 3  # in a sentence; all are in `only`
+_MOST_GROUPS = 3  # groups named in a sentence; `only` has all
 
 
 @dataclass(frozen=True, slots=True)
 class LevelDifference:
-    """Where two levels of memory part first, in the first run's order.
+    """The first difference between two memory levels, in the first run's order.
 
     Attributes:
-        tasks: the task that both have, by its id in each; None: the backward starts with them.
-        nbytes: the highest level while it ran, or the one at the start.
+        tasks: the id of the common task in each run; None if the levels differ at the start of the backward.
+        nbytes: the highest level in each run while the task ran, or the level at the start.
     """
 
     tasks: tuple[int, int] | None
@@ -110,11 +110,11 @@ class LevelDifference:
 
 @dataclass(frozen=True, eq=False)
 class MemoryDifference:
-    """How the memory of two runs differs.
+    """The differences between two runs in memory.
 
     Attributes:
-        timelines: of the two runs, measured or predicted.
-        pairs: by task of the first graph the same one of the second.
+        timelines: the timelines of the two runs, measured or predicted.
+        pairs: the matched tasks: ids in the first graph to ids in the second.
     """
 
     timelines: tuple[Timeline, Timeline]
@@ -127,12 +127,12 @@ class MemoryDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the peaks are not the same."""
+        """Whether the peaks differ."""
         return self.peaks[0] != self.peaks[1]
 
     @cached_property
     def first(self) -> LevelDifference | None:
-        """Where the levels part first; None where each task that both have has the same one."""
+        """The first task at which the levels differ; None if they are equal for all common tasks."""
         mine, other = self.timelines
         if mine.start_bytes != other.start_bytes:
             return LevelDifference(None, (mine.start_bytes, other.start_bytes))
@@ -146,11 +146,11 @@ class MemoryDifference:
 
     @cached_property
     def only(self) -> tuple[tuple[PeakGroup, ...], tuple[PeakGroup, ...]]:
-        """For each run what is alive at its peak alone, by category, module and source line, the largest first.
+        """The storages alive at the peak of one run only, by category, module and source line, the largest first.
 
-        A storage is alive at both peaks if both have one of its size for the same purpose: the .grad of the same leaf,
-        or one that the same task made, or that the same tasks save; or else, where a task is in one run alone, one that
-        a task or an operation of this name made in a module of this path.
+        A storage counts as alive at both peaks if both have one of the same size and purpose: the .grad of the same
+        leaf, or allocated by the same task, or saved by the same tasks. If its task is in one run only, the other
+        storage must have been allocated by a task or operation of the same name in a module of the same path.
         """
         known = dict(zip(self.pairs, self.pairs, strict=True)), {other: mine for mine, other in self.pairs.items()}
         alive = _alive(self.timelines[0], known[0]), _alive(self.timelines[1], known[1])
@@ -166,11 +166,11 @@ class MemoryDifference:
         return tuple(sorted(first, key=_size)), tuple(sorted(second, key=_size))
 
     def sentences(self, names: tuple[str, str], of_device: bool = False) -> Iterator[str]:
-        """What there is to say, with what the runs are called. `of_device`: which is said, as there are several."""
+        """Yield sentences about the differences. names: of the runs. of_device: whether to name the device."""
         first, second = self.timelines
         on = f" on {first.device}" if of_device else ""
         if not self.differs:
-            yield f"The peak of memory{on} is {size_text(self.peaks[0])} in both."
+            yield f"The memory peak{on} is {size_text(self.peaks[0])} in both."
         else:
             peaks = [
                 f"{_exactly(nbytes, beside)} in {name}, {_when(timeline)}"
@@ -178,25 +178,25 @@ class MemoryDifference:
                     names, self.timelines, self.peaks, self.peaks[::-1], strict=True
                 )
             ]
-            yield f"The peak of memory{on} is {peaks[0]}, and {peaks[1]}."
+            yield f"The memory peak{on} is {peaks[0]}, and {peaks[1]}."
         if first.basis != second.basis:
-            yield f"That of {names[0]} is {_basis(first)}, that of {names[1]} {_basis(second)}."
+            yield f"The peak of {names[0]} is {_basis(first)}, the peak of {names[1]} is {_basis(second)}."
         for name, timeline in zip(names, self.timelines, strict=True):
-            if estimate := estimate_sentence(timeline.estimates, f"That of {name}"):
+            if estimate := estimate_sentence(timeline.estimates, f"The peak of {name}"):
                 yield estimate
         if (parted := self.first) is None:
-            yield f"While each task that both have runs, the memory{on} is the same."
+            yield f"Memory{on} is the same during every task that both run."
             return
         levels = f"{_exactly(*parted.nbytes)} in {names[0]}, {_exactly(*parted.nbytes[::-1])} in {names[1]}"
         if parted.tasks is None:
-            yield f"In memory{on} they part before the first task: {levels}."
+            yield f"Memory{on} differs before the first task: {levels}."
         else:
             place = nth(first.places[parted.tasks[0]] + 1)
-            yield f"In memory{on} they part at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
+            yield f"Memory{on} first differs at the {place} task, {first.graph.describe(parted.tasks[0])}: {levels}."
         for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
             if groups:
                 nbytes = sum(group.nbytes for group in groups)
-                yield f"Alive at the peak of {name}{on} alone are {size_text(nbytes)}: {_listed(timeline, groups)}."
+                yield f"Only at the peak of {name}{on} are {size_text(nbytes)} alive: {_listed(timeline, groups)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ class _Alive:
     """A storage at the peak of one run.
 
     Attributes:
-        paired: its maker and users as task ids of the first run; None: a task is in one run only.
-        named: its maker, by names.
+        paired: the tasks that allocate and use it, as ids of the first run; None if one of them is in one run only.
+        named: the task that allocates it, by names.
     """
 
     storage: Storage
@@ -268,7 +268,7 @@ def _size(group: PeakGroup) -> int:
 def _when(timeline: Timeline) -> str:
     task = timeline.peak_task
     if task is None:
-        return "with which the backward starts" if timeline.peak_place < 0 else "as the backward ends"
+        return "at the start of the backward" if timeline.peak_place < 0 else "at the end of the backward"
     return f"in {timeline.graph.describe(task)}"
 
 
@@ -277,7 +277,7 @@ def _basis(timeline: Timeline) -> str:
 
 
 def _exactly(nbytes: int, beside: int) -> str:
-    """A size in bytes where it would read as the other one does."""
+    """Return a size as text, in exact bytes if it would otherwise read the same as the other size."""
     return size_text(nbytes) if size_text(nbytes) != size_text(beside) else f"{nbytes:,} bytes"
 
 

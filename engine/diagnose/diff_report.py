@@ -1,4 +1,4 @@
-"""What `ts.diff` finds: where two runs part, in sentences and tables."""
+"""The result of `ts.diff`: the first differences between two runs, as sentences and tables."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .diff_gradients_and_memory import EQUAL, Apart, MemoryDifference
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MOST_LEAVES = 8  # in a table; all are in `leaves`
+_MOST_LEAVES = 8  # rows of the table; `leaves` has all
 _PASSING = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "ToCopy"})
-"""Between a weight and the operation that multiplies with it."""
+"""Nodes that may stand between a weight and the operation that multiplies with it."""
 
 _COMPARED = "The norms, means, least and largest elements"
-"""What is compared; of two gradients that are permutations of each other all four are equal."""
+"""The statistics compared. All four are equal for gradients that are permutations of each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderDifference:
-    """Where two orders part. Tasks that only one of the runs has are passed over.
+    """The first difference between two orders, ignoring tasks that only one of the runs has.
 
     Attributes:
-        common: how many tasks have run before, the same in both.
-        places: for each run the place where they part, from 0; None where it has ended.
-        tasks: for each run the task that it runs there; None where it has ended.
+        common: the number of tasks before it, the same in both.
+        places: the position of the difference in each run, from 0; None if that run has ended.
+        tasks: the task that each run executes there; None if that run has ended.
     """
 
     common: int
@@ -46,15 +46,16 @@ class OrderDifference:
 
 @dataclass(frozen=True, slots=True)
 class TaskDifference:
-    """How far apart a task's gradients are in two runs.
+    """The differences between a task's gradients in two runs.
 
     Attributes:
-        tasks: what it is in each run. `places`: when it ran, from 0.
-        takes, gives: by input and output number; None where it is not known.
-        summands: by input number the largest difference among the gradients of which the input is the sum.
-        small: the outputs that are next to nothing: fewer elements than the task takes, and a norm below the tolerance
-            of what it takes. Such a sum has cancelled, and what is left may be rounding alone.
-        small_inputs: the inputs that are sums of nothing else.
+        tasks: the task in each run.
+        places: its position in each run's order, from 0.
+        takes, gives: differences by input and by output number; None if unknown.
+        summands: by input number, the largest difference among the gradients that are summed into it.
+        small: negligible outputs: they have fewer elements than the inputs, and their norm is below the tolerance
+            times the inputs' norm. Such a sum has cancelled, and the rest may be rounding only.
+        small_inputs: the inputs that are sums of negligible outputs only.
     """
 
     tasks: tuple[Task, Task]
@@ -67,20 +68,20 @@ class TaskDifference:
 
     @property
     def taken(self) -> float:
-        """The largest difference of what it takes."""
+        """The largest difference among the inputs."""
         return max((each.share for each in self.takes if each is not None), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ValueDifference:
-    """A gradient that is apart in two runs.
+    """A gradient that differs between two runs.
 
     Attributes:
-        task: whose it is.
-        how: "gives": the task itself made it. "takes": it is a sum, of gradients that the task takes.
-        number: of the output, or input.
-        apart: how far.
-        before: how far apart what it is made of was.
+        task: the task that it belongs to.
+        how: "gives" for an output of the task; "takes" for an input, a sum of gradients.
+        number: the number of the output or input.
+        apart: the difference.
+        before: the largest difference among the gradients it was computed from.
     """
 
     task: TaskDifference
@@ -90,36 +91,35 @@ class ValueDifference:
     before: float
 
     def __repr__(self) -> str:
-        return f"<what {self.task.tasks[0]!r} {self.how}, {percent_text(self.share)} apart by {self.apart.by}>"
+        return f"<{self.task.tasks[0]!r} {self.how}: {self.apart.by} differs by {percent_text(self.share)}>"
 
     @property
     def share(self) -> float:
-        """How far, as a relative difference: 0.05 for 5 %."""
+        """The relative difference: 0.05 for 5 %."""
         return self.apart.share
 
     @property
     def growth(self) -> float:
-        """By how much the relative difference grows here."""
+        """The increase of the relative difference at this task."""
         return self.share - self.before if self.before < math.inf else 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference:
-    """Where two runs part. In a notebook it shows itself.
+    """The differences between two runs, displayed as a table in a notebook.
 
     Attributes:
-        graphs: of the two runs.
-        measured: for each run whether it has statistics of its gradients; values are compared if both have.
-        tolerance: relative differences up to this one, as far as they are known, are not looked at.
-        dtype: the coarsest of the gradients', from which the tolerance comes; None where it was given.
-        first_in_order: the first place at which the orders part.
-        tasks: the tasks that both have run, in the first run's order; empty where values are not compared.
-        only: for each run the tasks that its graph alone has.
-        names: what to call the runs.
-        memory: how their memory differs; None where it is not known of both. Of several devices that of the one which
-            is meant, see `Run.timeline`.
-        memory_known: for each run whether its memory was measured or predicted.
-        elsewhere: the same of the other devices that both have.
+        graphs: the graphs of the two runs.
+        measured: whether each run has statistics of its gradients; values are compared only if both have them.
+        tolerance: relative differences up to this one are ignored.
+        dtype: the coarsest dtype of the gradients, which sets the default tolerance; None if one was passed.
+        first_in_order: the first difference between the orders.
+        tasks: the tasks that both runs executed, in the first run's order; empty if values are not compared.
+        only: for each run, the tasks that only its graph has.
+        names: the names of the runs.
+        memory: the difference in memory on the primary device (see `Run.timeline`); None unless both are known.
+        memory_known: whether each run's memory was measured or predicted.
+        elsewhere: the differences in memory on the other devices that both use.
     """
 
     graphs: tuple[Graph, Graph]
@@ -136,7 +136,7 @@ class Difference:
 
     @cached_property
     def values(self) -> tuple[ValueDifference, ...]:
-        """All gradients that differ at all, in the first run's order; sums before what is made of them."""
+        """All gradients that differ at all, in the first run's order; a task's inputs before its outputs."""
         return tuple(_values(self.tasks))
 
     @cached_property
@@ -146,15 +146,15 @@ class Difference:
 
     @cached_property
     def first_in_values(self) -> ValueDifference | None:
-        """The first gradient whose statistics are further apart than the tolerance."""
+        """The first gradient whose statistics differ by more than the tolerance."""
         return next((each for each in self.values if each.share > self.tolerance), None)
 
     @cached_property
     def jump(self) -> ValueDifference | None:
-        """Where the relative difference grows most: the culprit, where the first one is only the last straw.
+        """The gradient at which the relative difference grows most, often the cause of the first large difference.
 
-        What goes to a parameter and nowhere else is not asked, if anything else differs: that is multiplied with values
-        of the forward, and is apart if these are, wherever that comes from.
+        If any other gradient differs, gradients used only by a parameter are left out. They are products with values of
+        the forward, and differ whenever those values do.
         """
         flowing = [each for each in self.values if each.how == "takes" or not self._is_for_parameter(each)]
         return max(flowing or self.values, key=lambda each: each.growth, default=None)
@@ -173,30 +173,30 @@ class Difference:
 
     @cached_property
     def leaves(self) -> tuple[TaskDifference, ...]:
-        """The parameters' gradients, those that are seen to be furthest apart first."""
+        """The tasks of the parameters' gradients, the largest difference first."""
         leaves = [each for each in self.tasks if each.tasks[0].is_leaf and each.takes]
         return tuple(sorted(leaves, key=lambda each: (0 in each.small_inputs, -each.taken)))
 
     @property
     def unread(self) -> tuple[TaskDifference, ...]:
-        """Tasks that are not compared because a run has no statistics of one of their gradients."""
+        """Tasks that are not compared because a run lacks statistics of one of their gradients."""
         return tuple(each for each in self.tasks if None in each.takes)
 
     @property
     def differs(self) -> bool:
-        """Whether order, tasks or peaks differ, or what is known of values by more than the tolerance."""
+        """Whether orders, tasks or peaks differ, or known values differ by more than the tolerance."""
         memory = any(each.differs for each in (self.memory, *self.elsewhere) if each is not None)
         return bool(self.first_in_order or self.first_in_values or any(self.only) or memory)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All that is to say, but for the parameters."""
+        """The findings in words, except those about the parameters."""
         return (*self._of_order(), *self._of_values(), *self._of_tasks(), *self._of_memory())
 
     def _of_order(self) -> Iterator[str]:
         first = self.first_in_order
         if first is None:
-            yield f"{self.names[0]} and {self.names[1]} run the tasks that both have in the same order."
+            yield f"{self.names[0]} and {self.names[1]} run their common tasks in the same order."
             return
         until = {0: "from the start", 1: "after the first task"}.get(
             first.common, f"after {first.common:,} common tasks"
@@ -205,13 +205,14 @@ class Difference:
             f"{name} has ended" if task is None else f"{name} runs {graph.describe(task)}"
             for name, graph, task in zip(self.names, self.graphs, first.tasks, strict=True)
         ]
-        yield f"In order they part {until}: {does[0]}, {does[1]}."
+        yield f"The orders differ {until}: {does[0]}, {does[1]}."
 
     def _of_values(self) -> Iterator[str]:
         if not all(self.measured):
             without = [name for name, measured in zip(self.names, self.measured, strict=True) if not measured]
             yield (
-                f"Values are not compared: there are no statistics of the gradients of {joined(without)}. "
+                f"Values are not compared because {joined(without)} {'has' if len(without) == 1 else 'have'} no statistics "
+                "of gradients. "
                 'ts.backward(loss, trace="cheap") records them.'
             )
             return
@@ -226,7 +227,7 @@ class Difference:
         if jump is None:
             yield (
                 f"{_COMPARED} of all {self._count()} are equal to the last digit. "
-                "Whether the gradients themselves are, these can't tell."
+                "They cannot tell whether the gradients themselves are equal."
             )
             return
         if first is None:
@@ -234,25 +235,26 @@ class Difference:
             yield (
                 f"{_COMPARED} of all {self._count()} agree within the tolerance; the largest difference, "
                 f"{percent_text(largest.share)}, is at {self._both(largest.task)}. "
-                "The gradients themselves may be further apart, which these can't tell."
+                "The gradients themselves may differ by more."
             )
         else:
             place = nth(first.task.places[0] + 1)
-            yield f"In values they part at the {place} of {len(self.graphs[0]):,} tasks: {self._said(first)}."
+            yield f"Values first differ at the {place} of {len(self.graphs[0]):,} tasks: {self._said(first)}."
             if jump is first:
-                yield "Nowhere does the difference grow more."
+                yield "The difference grows most at this task."
             else:
-                yield f"In what flows on, the difference grows most here: {self._said(jump)}."
+                yield f"Leaving out parameter gradients, the difference grows most here: {self._said(jump)}."
             if "gives" in (first.how, jump.how):
-                yield "What a task gives depends on what its node saved in the forward, too: that is not compared."
+                yield "A task's outputs also depend on its saved tensors, which are not compared."
         yield self._of_tolerance()
 
     def _of_tolerance(self) -> str:
         if self.dtype is None:
-            return f"The tolerance, {percent_text(self.tolerance)}, was given."
+            return f"The tolerance is {percent_text(self.tolerance)}, as passed."
         name = dtype_name(self.dtype)
         return (
-            f"The tolerance, {percent_text(self.tolerance)}, is the root of the epsilon of {name}, the coarsest dtype."
+            f"The tolerance, {percent_text(self.tolerance)}, is the square root of the epsilon "
+            f"of {name}, the coarsest dtype."
         )
 
     def _of_tasks(self) -> Iterator[str]:
@@ -270,8 +272,8 @@ class Difference:
         elif any(self.memory_known):
             without = self.names[self.memory_known.index(False)]
             yield (
-                f"Memory is not compared: that of {without} was not measured. "
-                "ts.backward(loss, memory=True) and ts.profile(make_loss) do."
+                f"Memory is not compared because the memory of {without} was not measured. "
+                "ts.backward(loss, memory=True) and ts.profile(make_loss) measure it."
             )
 
     def _known_count(self) -> int:
@@ -281,7 +283,7 @@ class Difference:
         return f"{self._known_count():,} gradients"
 
     def _said(self, value: ValueDifference) -> str:
-        """The story of one gradient."""
+        """Return a clause about one gradient that differs."""
         found, apart = value.task, value.apart
         mine, other = map(_value, (apart.first, apart.second))
         first, second = self.names
@@ -292,22 +294,21 @@ class Difference:
             numbers = f"{mine} {apart.by} in {first}, {other} in {second}"
         elif apart.by in ("least", "largest"):
             numbers = f"{apart.by} element {mine} in {first}, {other} in {second}"
-        is_apart = f"{percent_text(value.share)} apart" if value.share < math.inf else "not the same"
-        before = f"{percent_text(value.before)} apart at most" if value.before else "equal"
-        before += " by what was compared"
+        differs = f"differs by {percent_text(value.share)}" if value.share < math.inf else "is not the same"
+        before = f"differ by at most {percent_text(value.before)}" if value.before else "have equal statistics"
         if value.how == "takes":
             count = len([edge for edge in self.graphs[0].in_edges[found.tasks[0].id] if edge.input == value.number])
             if not count:
-                return f"the gradient with which {self._both(found)} starts is {is_apart} ({numbers})"
-            a_sum = f"the sum of {count:,} gradients that comes" if count > 1 else "the gradient that comes"
-            each = "each of them is" if count > 1 else "though what was given is"
-            return f"{a_sum} to {self._both(found)} is {is_apart} ({numbers}), {each} {before}"
+                return f"the gradient with which {self._both(found)} starts {differs} ({numbers})"
+            gradient = f"the sum of {count:,} gradients" if count > 1 else "the gradient"
+            summands = "the summands" if count > 1 else "although the outputs before it"
+            return f"{gradient} received by {self._both(found)} {differs} ({numbers}); {summands} {before}"
         outputs = len({edge.output for edge in self.graphs[0].out_edges[found.tasks[0].id]})
         which = f"output {value.number}" if outputs > 1 else "its output"
-        return f"what {self._both(found)} takes is {before}, {which} is {is_apart} ({numbers})"
+        return f"the inputs of {self._both(found)} {before}; {which} {differs} ({numbers})"
 
     def _both(self, found: TaskDifference) -> str:
-        """What the task is in both runs, in one phrase where that differs in its place alone."""
+        """Describe the task in both runs, in one phrase if only its position differs."""
         pairs = list(zip(self.graphs, found.tasks, found.places, strict=True))
         mine, other = (graph.describe(task, place) for graph, task, place in pairs)
         if mine == other:
@@ -317,8 +318,8 @@ class Difference:
 
     @cached_property
     def cells(self) -> list[list[str]]:
-        """The parameters' gradients that differ, as a table of text, its headings first."""
-        rows = [["gradient of", "apart", "by", *self.names]]
+        """The parameters' gradients that differ, as rows of text, the headings first."""
+        rows = [["gradient of", "difference", "in", *self.names]]
         differing = [each for each in self.leaves if each.taken]
         for each in differing[:_MOST_LEAVES]:
             found = each.takes[0] or EQUAL
@@ -333,7 +334,7 @@ class Difference:
         return found.tasks[0].parameter or self.graphs[0].describe(found.tasks[0])
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per task that both have run, for `pandas.DataFrame(difference.records())`."""
+        """Return one flat dict per task that both runs executed, for `pandas.DataFrame(difference.records())`."""
         return [
             {
                 "task": each.tasks[0].id,
@@ -365,7 +366,10 @@ class Difference:
         more = len([each for each in self.leaves if each.taken]) - _MOST_LEAVES
         return (
             *self.sentences,
-            *([f"Of the parameters the {_MOST_LEAVES} furthest apart; +{more:,} more."] * (more > 0)),
+            *(
+                [f"The table has the {_MOST_LEAVES} parameters with the largest differences; {more:,} more differ."]
+                * (more > 0)
+            ),
         )
 
 

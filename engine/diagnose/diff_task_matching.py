@@ -1,4 +1,4 @@
-"""Matches the tasks of two graphs by what they reach and by a longest common subsequence."""
+"""Matches the tasks of two graphs by the tasks that they reach and by a longest common subsequence."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...inspector.graph.kinds import short_name
 from ...inspector.graph.paths_and_repeats import ranks_of
 from ...inspector.graph.phrases import was_captured
 
-_MOST_BITS = 2**30  # of all rows together, 128 MiB; longer sequences are matched window by window
+_MOST_BITS = 2**30  # limit for all rows together, 128 MiB; longer sequences are matched window by window
 _WINDOW = 2**14
 
 
 def longest_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """The pairs of places of a longest common subsequence, ascending.
+    """Return the pairs of positions of a longest common subsequence, ascending.
 
-    Bit-parallel (Hyyrö, 2004): row i has a zero bit j where the longest one of first[:i] and second[:j + 1] is longer
-    than that of first[:i] and second[:j]. Twenty thousand against twenty thousand take a quarter of a second. Of what
-    is much longer and not the same, it is the longest in windows of 16,384.
+    The algorithm is bit-parallel (Hyyrö, 2004): row i has a zero bit j if the longest common subsequence of first[:i]
+    and second[:j + 1] is longer than that of first[:i] and second[:j]. Two sequences of 20,000 take a quarter of a
+    second. Much longer sequences are matched in windows of 16,384.
     """
     start = 0
     while start < min(len(first), len(second)) and first[start] == second[start]:
@@ -32,7 +32,7 @@ def longest_common(first: Sequence[Hashable], second: Sequence[Hashable]) -> lis
     at = start, start
     while (ends[0] - at[0]) * (ends[1] - at[1]) > _MOST_BITS:
         pairs = _matched(first[at[0] : at[0] + _WINDOW], second[at[1] : at[1] + _WINDOW])
-        kept = pairs[: -(-3 * len(pairs) // 4)]  # what follows may belong elsewhere
+        kept = pairs[: -(-3 * len(pairs) // 4)]  # the last quarter may match better in the next window
         if not kept:
             at = min(at[0] + _WINDOW // 2, ends[0]), min(at[1] + _WINDOW // 2, ends[1])
             continue
@@ -70,14 +70,14 @@ def _matched(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tupl
 
 
 COMMUTATIVE = frozenset({"Add", "Mul", "Maximum", "Minimum", "Hypot", "Logaddexp"})
-"""Which of two operands comes first is no difference."""
+"""Kinds of tasks whose two operands may be swapped."""
 
-_CASTS = frozenset({"ToCopy"})  # what autocast puts between two tasks
+_CASTS = frozenset({"ToCopy"})  # autocast inserts these between two tasks
 _OF_A_DEVICE = re.compile(r"^(?:Native|Cudnn|Miopen)(?=BatchNorm)|(?<=ScaledDotProduct)\w+?(?=Attention)|ForCpu$")
 
 
 class Surveyed:
-    """What the signatures of a graph's tasks are made of, whatever is known of them."""
+    """The data for the signatures of a graph's tasks that do not depend on the known pairs."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -88,12 +88,12 @@ class Surveyed:
 
 
 class Signatures:
-    """Numbers for a graph's tasks that are equal for equal surroundings, in all graphs that share a table.
+    """Numbers for a graph's tasks that are equal for equal neighborhoods, in all graphs that share a table.
 
     Args:
         surveyed: the graph.
-        known: by task what it is known as in both graphs.
-        table: numbers what has been seen; shared by the graphs that are compared.
+        known: for each matched task, the number of its pair.
+        table: the number of each key seen so far; shared by the graphs that are compared.
     """
 
     def __init__(self, surveyed: Surveyed, known: Mapping[int, int], table: dict[Hashable, int]) -> None:
@@ -107,7 +107,7 @@ class Signatures:
 
     @cached_property
     def below(self) -> list[int]:
-        """By task: of all that it reaches, up to what is known."""
+        """By task, the signature of all tasks that it reaches, up to matched tasks."""
         found = [0] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             edges = self._graph.out_edges[task_id]
@@ -123,7 +123,7 @@ class Signatures:
 
     @cached_property
     def above(self) -> list[int]:
-        """By task: of all that reaches it, up to what is known."""
+        """By task, the signature of all tasks that reach it, up to matched tasks."""
         found = [0] * len(self._graph)
         arriving: list[list[tuple[int, ...]]] = [[] for _ in self._graph.tasks]
         for place, root in enumerate(self._graph.roots):
@@ -141,7 +141,7 @@ class Signatures:
 
     @cached_property
     def is_known(self) -> list[bool]:
-        """By task whether each way down from it ends at what is known."""
+        """By task, whether every path down from it ends at a matched task."""
         found = [False] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             edges = self._graph.out_edges[task_id]
@@ -150,7 +150,7 @@ class Signatures:
 
     @cached_property
     def next_known(self) -> list[frozenset[int]]:
-        """By task what is known of what it leads to at once, or through tasks that lead on to one task each."""
+        """By task, the matched tasks among its next tasks, passing over tasks with a single next task."""
         found: list[frozenset[int]] = [frozenset()] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             found[task_id] = frozenset(self._steps_down(task_id, found))
@@ -165,7 +165,7 @@ class Signatures:
 
 
 def label(task: Task) -> Hashable:
-    """What is looked for in both graphs: the kind of node, whatever device's kernel it is of; of a leaf its shape."""
+    """Return the label to match in both graphs: the kind of node, independent of the device, or a leaf's shape."""
     return ("leaf", task.inputs[0].shape) if task.is_leaf else _kind(task.name)
 
 
@@ -178,28 +178,27 @@ def _output(task: Task, edge: Edge) -> int:
     return -1 if _kind(task.name) in COMMUTATIVE else edge.output
 
 
-_MOST_ROUNDS = 16  # each finds what the one before has come near to
+_MOST_ROUNDS = 16  # each round extends the pairs of the one before
 
 
 Values = Mapping[int, Hashable]
-"""By task what is known of the values that it takes and gives."""
+"""By task, a key for the known values of its inputs and outputs."""
 
 
 def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {})) -> dict[int, int]:
-    """For each task of the first graph that the second one has, too, the id of that one.
+    """Return, for each task of the first graph that the second one has too, the id of the second one's task.
 
-    Leaves belong together if they are the same tensor, else by the names of their parameters, if they are of one shape,
-    or of equally many dimensions and nothing else is found for them. From there it goes on by what reaches what: tasks
-    are the same if they are of one kind and all that they reach is the same, or all that reaches them; which of two
-    factors or summands comes first does not matter, nor do casts. What such a pair leads to at once must not contradict
-    it. Of several that are alike so, those of equal values belong together, else those that come first in order of
-    creation.
+    Leaves match if they are the same tensor. Otherwise they match by the names of their parameters if the shapes are
+    equal, or if the numbers of dimensions are equal and no better match exists. From there matches spread along the
+    edges: two tasks match if they are of one kind and all the tasks they reach match, or all the tasks that reach them.
+    The order of two factors or summands does not matter, and casts are skipped. The next tasks of a pair must not
+    contradict it. Among several candidates, tasks of equal values match, and otherwise tasks in order of creation.
 
-    What is left is a longest common subsequence in order of creation, by kind and forward operation: first within the
-    calls of modules that both have, then of all. What is then left between two of these belongs together if the same
-    forward operations made it, one by one: other kernels have other nodes.
+    The rest is matched by a longest common subsequence in order of creation, by kind and forward operation: first
+    within the module calls that both graphs have, then globally. Tasks left between two of these match one by one if
+    the same forward operations created them, because other kernels have other nodes.
 
-    Time: nearly linear where little differs, or each module call has few tasks; else see `longest_common`.
+    The time is nearly linear if little differs or each module call has few tasks; otherwise see `longest_common`.
     """
     tensors = {id(leaf): task_id for task_id, leaf in second.leaves.items()}
     pairs = {task_id: tensors[id(leaf)] for task_id, leaf in first.leaves.items() if id(leaf) in tensors}
@@ -218,7 +217,7 @@ def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {}
 def _same_names(
     first: Graph, second: Graph, pairs: Mapping[int, int], alike: Callable[[Task], Hashable]
 ) -> Iterator[tuple[int, int]]:
-    """The leaves that are left, and of equal names and alike: numbered modules may have moved up."""
+    """Match remaining leaves with equal names and shapes; a module's number may have changed."""
     taken = set(pairs.values())
     names = {task.parameter: task for task in second.tasks if task.is_leaf and task.id not in taken}
     for task in first.tasks:
@@ -241,7 +240,7 @@ def _are_named(graph: Graph) -> bool:
 
 
 _Key = Callable[[Signatures, Task], Hashable | None]
-"""What tasks have in common that may be the same; None: nothing that tells."""
+"""Returns the key of a group of tasks that may match; None if a task belongs to no group."""
 
 _SUREST_FIRST: tuple[_Key, ...] = (
     lambda signatures, task: (signatures.below[task.id], signatures.above[task.id]),
@@ -253,7 +252,7 @@ _Group = Callable[[Graph, Task], Hashable | None]
 
 
 class _Growth:
-    """Finds pairs from pairs, to which it adds."""
+    """Extends the matched pairs, starting from those already known."""
 
     def __init__(self, first: Graph, second: Graph, pairs: dict[int, int], values: tuple[Values, Values]) -> None:
         self._graphs = first, second
@@ -263,7 +262,7 @@ class _Growth:
         self._named = _are_named(first) and _are_named(second)
 
     def grow(self) -> None:
-        """Adds all that follow by what tasks reach and what reaches them, the surest first."""
+        """Add all pairs that follow from the tasks below or above, the most certain first."""
         keys = *_SUREST_FIRST, self._below
         for _ in range(_MOST_ROUNDS):
             if len(self._pairs) == min(map(len, self._graphs)):
@@ -283,13 +282,13 @@ class _Growth:
         return Signatures(self._surveyed[0], known, table), Signatures(self._surveyed[1], back, table)
 
     def _below(self, signatures: Signatures, task: Task) -> Hashable | None:
-        """Where both graphs have names, the shape alone of a leaf of another name says nothing."""
+        """Return the signature below a task; None for a leaf if both graphs have names, as its shape is not enough."""
         return None if self._named and task.parameter is not None else signatures.below[task.id]
 
     def _matched(
         self, both: tuple[Signatures, Signatures], key: _Key, *, valued: bool = False, alone: bool = True
     ) -> bool:
-        """Pairs the tasks of equal keys: those that are the only ones, or as many in both, in order of creation."""
+        """Pair tasks of equal keys, in order of creation, if both graphs have equally many of them."""
         classes: list[dict[Hashable, list[int]]] = []
         taken = self._pairs, set(self._pairs.values())
         for graph, signatures, without, values in zip(self._graphs, both, taken, self._values, strict=True):
@@ -308,11 +307,13 @@ class _Growth:
 
     def _add(self, both: tuple[Signatures, Signatures], task_id: int, twin: int) -> None:
         near = both[0].next_known[task_id], both[1].next_known[twin]
-        if not all(near) or near[0] & near[1]:  # else they lead at once to what is known, and to nothing in common
+        if (
+            not all(near) or near[0] & near[1]
+        ):  # two next tasks that are matched, but not with each other, contradict the pair
             self._pairs[task_id] = twin
 
     def go_by_order(self, group: _Group, *, by_operation: bool = True) -> None:
-        """Adds pairs of tasks that are left, in order of creation, within groups that both graphs have."""
+        """Add pairs of the remaining tasks, in order of creation, within groups that both graphs have."""
         both = self._signatures()
         taken = self._pairs, set(self._pairs.values())
         first: dict[Hashable, list[Task]] = {}
@@ -327,7 +328,7 @@ class _Growth:
 
 
 def _call_of(graph: Graph, task: Task) -> Hashable | None:
-    """The module call in which a task's node was made; None outside of any."""
+    """Return the module call in which a task's node was created; None outside any module."""
     if task.call is None:
         return None
     call = graph.calls[task.call]

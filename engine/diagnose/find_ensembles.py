@@ -1,4 +1,4 @@
-"""Ensembles in a forward: modules of one structure, called side by side, none of which sees what another one made."""
+"""Finds ensembles in a forward: modules of equal structure, none of which depends on another one's result."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ How = Literal["shared", "sliced", "stacked", "plain"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Argument:
-    """What the members take as one argument.
+    """One argument of the members.
 
     Attributes:
-        name: an identifier for it.
-        keyword: by which keyword the forward gave it; None: by place.
-        how: "shared": all get one tensor. "sliced": each gets its part of one, which `value` is, the member first;
-            "stacked": each gets a tensor of its own, `value` has them in order. "plain": no tensor, equal for all.
-        value: copies of what the forward gave, without a graph.
-        requires_grad: whether gradients go on from it.
+        name: an identifier for it in the code.
+        keyword: the keyword used by the forward; None if it was passed by position.
+        how: "shared": all members get the same tensor. "sliced": each gets a slice of one tensor, which is `value` with
+            the member as its first dimension. "stacked": each gets a separate tensor; `value` lists them in order.
+            "plain": the argument is not a tensor and is equal for all.
+        value: detached copies of the values passed by the forward.
+        requires_grad: whether it requires a gradient.
     """
 
     name: str
@@ -53,24 +54,24 @@ class Argument:
     requires_grad: bool = False
 
     def of(self, member: int) -> Any:
-        """What one member gets."""
+        """Return the value passed to one member."""
         return self.value[member] if self.how in ("sliced", "stacked") else self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ensemble:
-    """Members that can be called as one, with what the forward gave them.
+    """Members that can be called as one, with their inputs in the forward.
 
     Attributes:
-        members: in the order of their calls.
-        paths: theirs below `root`; empty where there is no root.
-        root: the module that has them; None: they were called by themselves.
-        arguments: what they take.
-        combination: what becomes of their outputs.
-        gradients: what the backward brought to each member's output.
-        ranges: of each member's call, the sequence numbers of the nodes that it made.
-        differing: names of plain attributes that are not the same in all members.
-        more: paths of others like it, as `layers.*.attention`.
+        members: the modules in the order of their calls.
+        paths: their paths below `root`; empty if there is no root.
+        root: the module that contains them; None if they were called outside any module.
+        arguments: their arguments.
+        combination: the operation that combines their outputs.
+        gradients: the gradient of each member's output.
+        ranges: for each member's call, the sequence numbers of the nodes that it created.
+        differing: names of plain attributes that are not equal in all members.
+        more: paths of similar ensembles, such as `layers.*.attention`.
     """
 
     members: tuple[nn.Module, ...]
@@ -94,7 +95,7 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class RefusedEnsemble:
-    """Modules that look like an ensemble, and why they are not made one, in a sentence."""
+    """Modules that look like an ensemble, with the reason why they cannot be called as one."""
 
     title: str
     why: str
@@ -102,22 +103,25 @@ class RefusedEnsemble:
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What one member's call took and gave in the second forward."""
+    """The inputs and the output of one member's call in the second forward."""
 
     names: tuple[str, ...] = ()
     values: list[object] = field(default_factory=list)
     keywords: tuple[str, ...] = ()
-    depends: int = 0  # bits, one per leaf
+    depends: int = 0  # a bit set with one bit per leaf
     before: _State | None = None
     output: object = None
-    end_of: tuple[Node | None, int] = (None, 0)  # its node, as it was then: others may write into it later
-    gradients: list[Tensor] = field(default_factory=list)  # of the output, once the backward has run
+    end_of: tuple[Node | None, int] = (
+        None,
+        0,
+    )  # the output's node at that time, since a later write in place replaces it
+    gradients: list[Tensor] = field(default_factory=list)  # the output's gradient, once the backward has run
     refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """A tensor as a member got it."""
+    """A copy of a tensor passed to a member."""
 
     tensor: Tensor
     requires_grad: bool
@@ -130,18 +134,18 @@ class _Copy:
 def find_ensembles(
     make_loss: MakeLoss, log: CallLog, drawn: Graph, model: nn.Module | None, backward: Callable[[Tensor], object]
 ) -> tuple[list[Ensemble], list[RefusedEnsemble]]:
-    """Looks for ensembles among the modules that a first forward called; runs a second one, and its backward.
+    """Look for ensembles among the modules that a first forward called; run a second forward and its backward.
 
-    Members are modules of one class whose calls made products of matrices, called side by side in the same place:
-    inside of one call of a module, or outside of all. What comes of one member's parameters must not be in what another
-    one takes, through a detach either, so the forward is followed as `ts.find_unused` does.
+    Members are modules of one class that compute matrix products and are called from the same place: within one call
+    of a module, or outside any. A member's input must not depend on another member's parameters, not even through a
+    detach. To find out, the forward is traced as in `ts.find_unused`.
 
     Args:
-        make_loss: runs the forward, the same as the first one.
-        log: the calls of the first.
-        drawn: its graph, before its backward.
-        model: names the modules; None: the module that was called first of all and has them.
-        backward: runs the backward of a loss; .grad and random numbers are its caller's care.
+        make_loss: runs the same forward as the first one.
+        log: the module calls of the first forward.
+        drawn: its graph, read before its backward.
+        model: the module that names the others; None: the first called module that contains them.
+        backward: runs the backward of a loss. The caller restores .grad and random number generators.
     """
     families = list(families_of(log, drawn, model))
     if not families:
@@ -176,7 +180,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def differing_attributes(members: Sequence[nn.Module]) -> tuple[str, ...]:
-    """The plain attributes that are not the same in all members: what another module's forward would not know."""
+    """Return the plain attributes that differ between members; one member's forward would use only its own."""
     found: dict[str, None] = {}
     for (name, first), *others in zip(*(member.named_modules() for member in members), strict=True):
         for attribute, value in vars(first).items():
@@ -186,7 +190,7 @@ def differing_attributes(members: Sequence[nn.Module]) -> tuple[str, ...]:
 
 
 class _Follower:
-    """Follows a forward, and keeps what the members of families took and gave."""
+    """Traces a forward and records the inputs and outputs of the members of families."""
 
     def __init__(self, families: Sequence[Family], model: nn.Module | None) -> None:
         self._families = families
@@ -248,7 +252,7 @@ class _Follower:
             taken.output = output
             if isinstance(output, Tensor) and output.requires_grad:
                 taken.end_of = output.grad_fn, output.output_nr
-                # The hook holds the list alone: through `taken` the output would hold itself.
+                # The hook holds only the list: `taken` refers to the output, which would then keep itself alive.
                 output.register_hook(partial(_keep, taken.gradients))  # type: ignore[no-untyped-call]
 
     def _copy(self, value: Tensor) -> _Copy:
@@ -265,7 +269,7 @@ class _Follower:
         return self._copies[key][1]
 
     def _depends(self, values: Iterable[object]) -> int:
-        """The leaves, as bits, that have any part in these tensors."""
+        """Return, as bits, the leaves that these tensors depend on."""
         assert self._flow is not None
         bits = 0
         for value in values:
@@ -281,7 +285,7 @@ class _Follower:
         return bits
 
     def note_written(self) -> None:
-        """The forward has ended. What it gave to members is let go of."""
+        """Release the tensors of the finished forward, keeping only the copies of the members' inputs."""
         self._copies = {key: (copy.tensor, copy) for key, (_, copy) in self._copies.items()}
         self._flow = None
 
@@ -293,7 +297,7 @@ class _Follower:
         return self._second
 
     def ensembles_of(self, family: Family, drawn: Graph) -> Iterator[Ensemble | RefusedEnsemble]:
-        """What a family is: an ensemble, several, or none, and then why, where one would expect one."""
+        """Yield the ensembles of a family, or the reasons why it has none."""
         title = _title([call.module for call in family.calls], family.paths)
         taken = [self._wanted[call.module, call.index] for call in family.calls]
         calls = Counter(call.module for call in family.calls)
@@ -301,12 +305,12 @@ class _Follower:
         levels = self._levels(family, taken)
         if len(levels) == len(family.calls):
             if len({structure(call.module) for call in family.calls}) < len(family.calls):
-                yield RefusedEnsemble(title, "each takes what another one made, so they have to run one by one")
+                yield RefusedEnsemble(title, "each uses the result of another one, so they have to run one by one")
             return
         if most > 1:
             modules = list(dict.fromkeys(call.module for call in family.calls))
             title = _title(modules, tuple(dict.fromkeys(family.paths)))
-            yield RefusedEnsemble(title, f"a member is called {most:,} times in one forward, not once")
+            yield RefusedEnsemble(title, f"a member is called {most:,} times in one forward; each must be called once")
             return
         for level in levels:
             alike: dict[Hashable, list[int]] = {}
@@ -319,7 +323,7 @@ class _Follower:
                     yield self._ensemble(family, numbers, [taken[number] for number in numbers], drawn)
 
     def _levels(self, family: Family, taken: Sequence[_Taken]) -> list[list[int]]:
-        """The calls by level: those of one level take nothing that another one of them has a part in."""
+        """Return the calls by level: calls of one level do not depend on each other."""
         own = [
             sum(1 << number for each in call.module.parameters() if (number := self._leaves.get(id(each))) is not None)
             for call in family.calls
@@ -342,8 +346,8 @@ class _Follower:
         if any(each.before is None for each in taken):
             return RefusedEnsemble(
                 title,
-                "the second forward does not call these modules: make_loss makes the model anew, or takes another way. "
-                "Make the model once, outside of make_loss",
+                "the second forward does not call these modules, because make_loss creates a new model or branches "
+                "differently. Create the model once, outside make_loss",
             )
         arguments = _arguments(taken)
         if isinstance(arguments, str):
@@ -352,13 +356,15 @@ class _Follower:
         for each in taken:
             if not isinstance(each.output, Tensor):
                 what = type(each.output).__name__
-                return RefusedEnsemble(title, f"a member returns a {what}, and only one tensor each can be stacked")
+                return RefusedEnsemble(
+                    title, f"a member returns a {what}; only members that return one tensor can be stacked"
+                )
             outputs.append(each.output)
         if len({(each.shape, each.dtype) for each in outputs}) > 1:
             shapes = joined(list(dict.fromkeys(shape_text(each.shape) for each in outputs)))
-            return RefusedEnsemble(title, f"the members give tensors of different shapes: {shapes}")
+            return RefusedEnsemble(title, f"the members return tensors of different shapes: {shapes}")
         if not all(each.gradients for each in taken):
-            return RefusedEnsemble(title, "what a member gives gets no gradient from the loss")
+            return RefusedEnsemble(title, "a member's output gets no gradient from the loss")
         ends = [
             (None if node is None else self._tasks.get(node), output)
             for node, output in (each.end_of for each in taken)
@@ -387,7 +393,7 @@ def _title(members: Sequence[nn.Module], paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _State:
-    """What a member's call must not change: its buffers, what it takes, and the state of the random numbers."""
+    """State that a member's call must not change: its buffers, its inputs, and the random number generators."""
 
     buffers: tuple[tuple[str, int, int], ...]
     inputs: tuple[int, ...]
@@ -402,34 +408,34 @@ class _State:
         )
 
     def refused(self, after: _State) -> str | None:
-        """Why a call that left this state behind can't be made one with others."""
+        """Return why a call that changed this state into `after` cannot be merged with others; None if it can."""
         written = [name for (name, *was), (_, *now) in zip(self.buffers, after.buffers, strict=False) if was != now]
         if written or len(self.buffers) != len(after.buffers):
             what = f"the buffer {written[0]!r}" if written else "a buffer"
-            return f"a member's forward writes {what}, as BatchNorm does in training: each member's own would be lost"
+            return f"a member's forward writes {what}, as BatchNorm does in training; these writes would be lost"
         if self.inputs != after.inputs:
-            return "a member writes into what it takes, which others may take, too"
+            return "a member modifies its input in place, which others may use too"
         if not all(map(torch.equal, self.random, after.random)):
             return (
-                'a member draws random numbers, as Dropout does in training: under vmap (randomness="different") they '
-                "are others, and the results can't be compared. In eval() mode they can"
+                'a member draws random numbers, as Dropout does in training. Under vmap (randomness="different") the '
+                "numbers differ, so the results cannot be compared; use eval() mode"
             )
         return None
 
 
 def _reason(members: Sequence[nn.Module]) -> str | None:
-    """What stands against calling these members as one, whatever they are given."""
+    """Return why these members cannot be called as one, whatever their inputs; None if they can."""
     owners: dict[int, int] = {}
     for number, member in enumerate(members):
         for name, module in member.named_modules():
             if any(getattr(module, kind, None) for kind in _HOOKS):
                 where = f"{class_name(module)} {name!r} of a member" if name else "a member"
-                return f"{where} has hooks, which would see all members at once"
+                return f"{where} has hooks, which would be called for all members at once"
         for name, parameter in member.named_parameters():
             if leaf_hooks(parameter) or post_accumulate_hooks(parameter):
-                return f"the parameter {name!r} of a member has hooks, which one of all members would not have"
+                return f"the parameter {name!r} of a member has hooks, which the stacked parameter would not have"
             if owners.setdefault(id(parameter), number) != number:
-                return f"members share the parameter {name!r}, of which each would get its own"
+                return f"members share the parameter {name!r}; stacking would copy it for each"
     return None
 
 
@@ -437,18 +443,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def _unequal(members: Sequence[nn.Module]) -> str:
-    """Why modules of one class can't be stacked."""
+    """Return why modules of one class cannot be stacked."""
     first = dict(members[0].named_parameters())
     for member in members[1:]:
         for name, parameter in member.named_parameters():
             if name in first and parameter.shape != first[name].shape:
                 shapes = f"{shape_text(first[name].shape)} and {shape_text(parameter.shape)}"
                 return f"the members' parameters have different shapes: {name} is {shapes}"
-    return "the members are not built alike: their modules, modes, dtypes or devices differ"
+    return "the members have different submodules, modes, dtypes or devices"
 
 
 def _arguments(taken: Sequence[_Taken]) -> tuple[Argument, ...] | str:
-    """What the members take; or why they can't take it at once."""
+    """Return the members' arguments, or why they cannot be passed at once."""
     first = taken[0]
     if any((len(each.values), each.keywords) != (len(first.values), first.keywords) for each in taken):
         return "the members are called with different arguments"
@@ -471,13 +477,13 @@ def _argument(name: str, keyword: str | None, values: Sequence[object]) -> Argum
     copies = [value for value in values if isinstance(value, _Copy)]
     if len(copies) < len(values):
         if copies or any(isinstance(value, list | tuple | dict | set) for value in values):
-            return f"the argument {name!r} is more than a tensor or a plain value"
+            return f"the argument {name!r} is neither a tensor nor a plain value"
         try:
             equal = all(value is values[0] or bool(value == values[0]) for value in values[1:])
-        except Exception:  # a user's __eq__
+        except Exception:  # a user's __eq__ may raise anything
             equal = False
         if not equal:
-            return f"the members take different values as {name!r}"
+            return f"the members get different values for {name!r}"
         return Argument(name, keyword, "plain", values[0])
     first = copies[0]
     wants = first.requires_grad and (first.tensor.is_floating_point() or first.tensor.is_complex())
@@ -487,12 +493,12 @@ def _argument(name: str, keyword: str | None, values: Sequence[object]) -> Argum
         shapes = joined(list(dict.fromkeys(shape_text(each.tensor.shape) for each in copies)), most=8)
         grouped = " (torch.nn.functional.grouped_mm takes them)" if hasattr(nn.functional, "grouped_mm") else ""
         return (
-            f"the members take tensors of different shapes as {name!r}: {shapes}. One product needs equal ones: pad "
+            f"the members get tensors of different shapes for {name!r}: {shapes}. One product needs equal shapes: pad "
             f"them, or use a product of unequal rows{grouped}"
         )
     if len({each.requires_grad for each in copies}) > 1:
         return f"some members' {name!r} requires a gradient, and others' does not"
-    # In order the parts of one tensor, as x.unbind(0) and x.chunk(n) give them?
+    # The tensors may be consecutive parts of one tensor, as returned by x.unbind(0) and x.chunk(n).
     storages = {(each.storage, each.version, each.stride) for each in copies}
     steps = {after.offset - before.offset for before, after in pairwise(copies)}
     is_even = len(storages) == 1 and copies[0].storage is not None and len(steps) == 1 and min(steps) > 0
@@ -502,7 +508,7 @@ def _argument(name: str, keyword: str | None, values: Sequence[object]) -> Argum
 
 
 def _is_same(one: _Copy, other: _Copy) -> bool:
-    """Whether they were the same bytes."""
+    """Return whether two copies are of the same bytes."""
     where = [(each.storage, each.version, each.offset, each.stride, each.tensor.shape) for each in (one, other)]
     return one.storage is not None and where[0] == where[1]
 
@@ -514,5 +520,5 @@ _TAKEN_NAMES = (
 
 
 def _usable(name: str) -> bool:
-    """Whether an argument can be called so in code that has names of its own."""
+    """Return whether an argument's name can be used in the code without clashing with the code's names."""
     return name.isidentifier() and not iskeyword(name) and name not in _TAKEN_NAMES

@@ -48,19 +48,24 @@ if TYPE_CHECKING:
 
 
 def value_of(tape: HipsTape) -> float:
-    """The function's value; of an array the first that is bad, else the first: a sum may be infinite where none is."""
-    import numpy as np  # only tapes need it
+    """Return the function's value; for an array, its first bad element, or its first if none is bad.
+
+    The elements are not summed, because a sum of finite numbers may be infinite.
+    """
+    import numpy as np  # imported here because only tapes need it
 
     values = np.ravel(tape.value)
     if not values.size:
         return 0.0
     finite = np.isfinite(values)
     value = float(np.real(values[np.argmin(finite)]))
-    return value if finite.all() or not math.isfinite(value) else math.nan  # of a complex one the other part is bad
+    return (
+        value if finite.all() or not math.isfinite(value) else math.nan
+    )  # a complex value whose imaginary part is bad
 
 
 def first_stop(tape: HipsTape) -> Stop | None:
-    """What first gave a bad gradient, in autograd's own order. The tape's gradient is left as it was."""
+    """Return the first task that returns a bad gradient, in autograd's order. The tape's gradient is not changed."""
     import numpy as np
 
     before = tape.gradient
@@ -75,9 +80,9 @@ def first_stop(tape: HipsTape) -> Stop | None:
 
 
 LEAVES_LAST = Policy("leaves last", "leaves last, else last created first", lambda task, _: _leaf_last(task))
-"""So that all gradients are there before one is put into a .grad."""
+"""Runs the leaves last, when all gradients have been computed and none has been added to a .grad."""
 
-NAMED = 3  # leaves, in a sentence that may have to speak of a whole model's
+NAMED = 3  # leaves named in a sentence, which may be about a large model's
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,23 +91,22 @@ class NanReport:
     `assert not ts.find_nan(make_loss)` passes if all gradients are known to be finite.
 
     Attributes:
-        where: "forward" or "backward"; None if all that could be read is finite.
-        sentences: what was found: first what it is, then how it came about.
-        operation: what made it: of the forward, or the name of the task's node.
-        module: the path of the module it belongs to.
+        where: "forward" or "backward"; None if all values that could be read are finite.
+        sentences: the findings: the value first, then its cause.
+        operation: the operation of the forward that produced it, or the name of the task's node.
+        module: the path of its module.
         source: the user's line.
         loss: the loss's value.
-        finds: the first NaN and infinite values of the forward, whatever became of them.
-        stop: of the backward what a watchpoint stopped at; holds the tensors it speaks of.
-        graph: the backward's graph without its nodes; None where the loss has none.
+        finds: the first NaN and infinite values of the forward, whether or not they reached the loss.
+        stop: the stop of the watchpoint in the backward; it holds the tensors that it describes.
+        graph: the backward's graph without its nodes; None if the loss has none.
         unread: the ids of the tasks whose gradients could not be read, as on the meta device.
-        maker: the operation of the forward that is to blame, also for a bad gradient of the backward; None: none, or
-            not known.
-        before: the operation of the forward that put the infinite value there which `maker` could not take.
-        after: the operation of the forward that made NaN of the infinite value which `maker` made.
-        harmless: the ids of the tasks that gave a bad gradient which got into no leaf's gradient.
+        maker: the operation of the forward that caused the value, also for a bad gradient; None if unknown.
+        before: the operation of the forward that wrote the infinite value on which `maker` failed.
+        after: the operation of the forward that turned `maker`'s infinite value into NaN.
+        harmless: the ids of the tasks that returned a bad gradient which reached no leaf.
         not_run: the ids of the leaves whose hooks did not run.
-        sums: how many leaves get a sum of gradients that PyTorch's engine does not show.
+        sums: the number of leaves with a sum of gradients that PyTorch's engine does not expose.
     """
 
     where: Literal["forward", "backward"] | None
@@ -127,7 +131,7 @@ class NanReport:
 
     @property
     def task(self) -> int | None:
-        """The id of the task that gave the first bad gradient."""
+        """The id of the task that returned the first bad gradient."""
         return None if self.stop is None else self.stop.task
 
     def __repr__(self) -> str:
@@ -141,46 +145,46 @@ class NanReport:
 
 
 def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module | None = None) -> NanReport:
-    """Finds the first NaN or infinite value of a forward and its backward, and says what made it.
+    """Find the first NaN or infinite value of a forward and its backward, and the operation that caused it.
 
-    The forward is watched operation by operation, also in the backwards that it runs and inside of torch.func's
-    transforms. If the loss comes out bad, one of its bad elements is followed back to the first operation that made it
-    so: what `where`, a clamp or a division by infinity has discarded is not to blame. If it comes out finite, its
-    backward runs to the end with a watchpoint on NaN and infinite gradients, which walks back to the values that made
-    them, and what first gave one that is in a leaf's gradient is named; if none is, what first gave one at all.
+    Every operation of the forward is checked, including those in nested backwards and in torch.func's transforms. If
+    the loss is bad, one of its bad elements is traced back to the first operation that produced it; bad values
+    discarded by `where`, a clamp or a division by infinity are not reported as the cause. If the loss is finite, its
+    backward runs to the end with a watchpoint on NaN and infinite gradients, which are traced back in the same way. The
+    report names the first task with a bad gradient that reached a leaf, or else the first task with a bad gradient.
 
-    No .grad changes, no hook stays; random numbers, and the tensors that the program writes (the running statistics of
-    a BatchNorm), are put back: see `AsFound`. Hooks of tensors and nodes run; those of leaves, which wait for
-    a .grad, do not, but inside of a reentrant checkpoint: a report that all is finite names them.
-    DistributedDataParallel reduces nothing.
+    No .grad changes, and no hook stays. Random number generators and tensors that the program modifies (a BatchNorm's
+    running statistics) are restored, see `AsFound`. Hooks on tensors and nodes run. Hooks on leaves, which need a
+    .grad, run only inside a reentrant checkpoint; a report without findings names those that did not run.
+    DistributedDataParallel does not reduce.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`), of whose forward
-            the first primitive that gave a bad value is named.
-        engine: "direct"; what it refuses runs with "native".
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
+        make_loss: a function that runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`). For a
+            tape, the report names the first primitive of its forward that returned a bad value.
+        engine: "direct"; graphs that it does not support run with "native".
+        model: the module that names modules and parameters, for a forward that calls only parts of it. Pass several
+            models as one `nn.ModuleDict({"G": generator, "D": critic})`. None: names start at each outermost module.
 
-    Known limitations: a compiled region runs as it was written meanwhile, so what only its kernels make is not seen;
-    nor is a value that went to Python, and of a custom operator, which is not run again, what goes in is taken to reach
-    what comes out. An infinite value that was written down (`masked_fill(..., -inf)`), or -inf in data, is taken to be
-    meant: to blame is what made something else of it. What gave bad values is kept as long as they live. PyTorch's own
-    engine does not show what a leaf gets in sum before the leaf's hooks run: "native" says of how many it can't tell.
+    Known limitations: compiled regions run uncompiled, so values that only their kernels produce are not found. Values
+    converted to Python numbers are not traced. Custom operators are not run again; their outputs are assumed to depend
+    on all inputs. An infinite constant (`masked_fill(..., -inf)`), or -inf in data, is assumed to be intended; the
+    cause is the operation that turned it into something else. Operations with bad results are kept as long as these are
+    alive. PyTorch's engine does not expose the sum that a leaf receives before the leaf's hooks run; with "native" the
+    report says how many leaves this concerns.
 
     Raises:
-        TypeError: `make_loss` can't be called, or returns no tensor.
-        ValueError: the loss has more than one element.
+        TypeError: if `make_loss` cannot be called or does not return a tensor.
+        ValueError: if the loss has more than one element.
     """
     expect_make_loss(make_loss, "ts.find_nan")
     expect_model(model)
     expect_choice(engine, get_args(Engine), "engine")
     watch = ForwardWatch(model)
     world = AsFound(make_loss, "ts.find_nan")
-    # Anomaly mode would end the run at the first NaN, before anything is known of where it came from.
+    # Anomaly mode would end the run at the first NaN, before its cause is known.
     no_anomaly_mode = torch.autograd.set_detect_anomaly(False)
     with no_anomaly_mode, telling(None, "looking for NaN") as tell, world, world.watched(), nothing_reduced():
-        tell("the forward, operation by operation")
+        tell("the forward's operations")
         try:
             since = sequence_nr()
             with watch.forward(), looking_at_values():
@@ -215,24 +219,24 @@ def _of_tape(tape: HipsTape) -> NanReport:
     said = f"The value of {tape.function} is {number_text(value)}"
     task_id = next((number for number, node in enumerate(tape.nodes) if node.bad), None)
     if task_id is None:
-        return NanReport("forward", (f"{said}, as its arguments are.",), None, None, None, value, (), None, graph)
+        return NanReport("forward", (f"{said}, like its arguments.",), None, None, None, value, (), None, graph)
     made_by, size = tape.nodes[task_id], sum(prod(meta.shape or ()) for meta in graph.tasks[task_id].inputs)
-    what = f"made {made_by.bad:,} of {counted(size, 'element')} NaN or infinite"
-    told = (f"{said}: in the forward, {graph.describe(task_id)} {what}.", *_code(made_by.source))
-    return NanReport("forward", told, made_by.name, None, made_by.source, value, (), None, graph)
+    what = f"returned NaN or infinite values in {made_by.bad:,} of {counted(size, 'element')}"
+    sentences = (f"{said}: in the forward, {graph.describe(task_id)} {what}.", *_code(made_by.source))
+    return NanReport("forward", sentences, made_by.name, None, made_by.source, value, (), None, graph)
 
 
 @dataclass(frozen=True, slots=True)
 class _Backward:
-    """What was found in a backward.
+    """The findings in a backward.
 
     Attributes:
-        stop: what first gave what is bad in a leaf's gradient; where no leaf's is bad, what first gave a bad one.
-        maker: the operation of the forward that had made it.
-        harmless: what was bad and got into no leaf's gradient.
-        sums: of how many leaves nobody sees what waits: PyTorch's engine keeps the sums to itself.
-        unread: per task whose gradients could not be read, the reason.
-        direct_works: whether `engine="direct"` would see those sums.
+        stop: the first bad gradient that reached a leaf; if no leaf's gradient is bad, the first bad gradient.
+        maker: the operation of the forward that caused it.
+        harmless: bad gradients that reached no leaf.
+        sums: the number of leaves with a sum that PyTorch's engine does not expose.
+        unread: the reason for each task whose gradients could not be read.
+        direct_works: whether `engine="direct"` would expose those sums.
     """
 
     graph: Graph
@@ -245,7 +249,7 @@ class _Backward:
 
 
 def _hooked_leaves(graph: Graph) -> list[Task]:
-    """The leaves whose hooks will not run. Under FSDP2 all do."""
+    """Return the leaves whose hooks will not run. Under FSDP2 all hooks run."""
     if is_sharded(graph):
         return []
     hooked = []
@@ -257,16 +261,20 @@ def _hooked_leaves(graph: Graph) -> list[Task]:
 
 
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
-    """Runs all tasks but the leaves', and looks at what waits for those."""
-    with uncompiled(), watch.flow, _session(loss, engine) as session:  # as the forward ran that checkpoints repeat
-        # Leaves run last here: said is where a task stands in the backward as PyTorch runs it.
+    """Run all tasks except the leaves', and check the gradients in the leaves' input buffers."""
+    with (
+        uncompiled(),
+        watch.flow,
+        _session(loss, engine) as session,
+    ):  # a checkpoint must recompute the forward as it ran
+        # The leaves run last here, but the report gives a task's position in PyTorch's own order.
         session.stops.speak_of(schedule(session.graph, "heap", session.needed))
         session.watch("nan", "inf", synchronize=True)
-        whole = is_sharded(session.graph)  # its leaves' hooks end the step
-        if not whole and any(task.is_leaf for task in session.graph.tasks):
+        runs_leaves = is_sharded(session.graph)  # FSDP2 ends the step in its leaves' hooks
+        if not runs_leaves and any(task.is_leaf for task in session.graph.tasks):
             session.break_at("kind:AccumulateGrad")
         stops: list[Stop] = []
-        while session.current is not None and (whole or not session.current.is_leaf):
+        while session.current is not None and (runs_leaves or not session.current.is_leaf):
             session.run()
             stopped = session.stopped
             if stopped is not None and stopped.why == "watchpoint" and not stopped.unread:
@@ -275,8 +283,8 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
         reached = [stop for stop in stops if stop.task in reaching or graph.tasks[stop.task or 0].is_leaf]
         harmless = tuple(stop for stop in stops if stop not in reached)
         leaves = [task for task in graph.tasks if task.is_leaf]
-        if isinstance(session, NativeSession) or whole:
-            sums = 0 if whole else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
+        if isinstance(session, NativeSession) or runs_leaves:
+            sums = 0 if runs_leaves else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
             stop = next(iter([*reached, *harmless]), None)
             direct_works = engine == "native" and _is_for_direct(graph)
             return _Backward(graph, stop, None, harmless, sums, _unread_tasks(session, leaves), direct_works)
@@ -290,7 +298,7 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
 def _maker_at_leaves(
     watch: ForwardWatch, session: Stepper, leaves: Sequence[Task]
 ) -> tuple[int | None, ForwardFind | None]:
-    """See `ForwardWatch.maker_of_gradient`: of the first bad element that waits for a leaf."""
+    """Return the maker of the first bad element in a leaf's input buffer, see `ForwardWatch.maker_of_gradient`."""
     with unobserved():
         for task in leaves:
             for waiting in session.waiting(task):
@@ -302,7 +310,7 @@ def _maker_at_leaves(
 
 
 def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
-    """What waits for the leaves may be bad where all that was given is finite: sums overflow."""
+    """Return a stop for a bad sum in a leaf's input buffer: sums of finite gradients may overflow."""
     first = None
     for task in leaves:
         session.stops.produced(task.id, session.waiting(task), ())
@@ -320,7 +328,7 @@ def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
 
 
 def _unread_tasks(session: Stepper | NativeSession, leaves: Sequence[Task]) -> dict[int, str]:
-    """Return the reason per task whose gradients cannot be read. A leaf, which has not run, has its inputs' reason."""
+    """Return the reason for each task whose gradients cannot be read; a leaf that has not run shares its inputs'."""
     unread = session.stops.unread()
     for leaf in leaves:
         for edge in session.graph.in_edges[leaf.id]:
@@ -342,16 +350,16 @@ def _leaf_last(task: Task) -> tuple[int, int]:
 
 
 def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | None, graph: Graph | None) -> NanReport:
-    """`bad`: the part of the loss that is NaN or infinite; None where that is finite, or cannot be read."""
+    """Return the report on a forward. bad: the bad part of the loss; None if it is finite or cannot be read."""
     bare = None if graph is None else _without_nodes(graph)
     finds = watch.finds
     if bad is None and isfinite(loss):
-        said = f"The loss is {number_text(loss)} and has no graph: no backward can run, so there is none to look at"
+        said = f"The loss is {number_text(loss)} and has no graph, so there is no backward to check"
         sentences = (f"{said}; {why_no_graph(result)}.", *_passing(finds))
         return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
     story = None if bad is None else watch.story(bad, first_bad(bad))
     if story is None:
-        said = f"The loss is {number_text(loss)}, and no operation was seen to make it so"
+        said = f"The loss is {number_text(loss)}, but the operation that caused it was not recorded"
         with unobserved():
             unread = elements_of(result).unread
         sentences = (f"{said}{f': it cannot be read ({unread})' if unread else ''}.", *_passing(finds))
@@ -379,17 +387,19 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite"
         if unread:
             read = len(graph) - len(unread)
-            others = f"those of the other {counted(read, 'task')} are finite" if read else "nothing is known of them"
+            others = (
+                f"those of the other {counted(read, 'task')} are finite" if read else "so nothing is known about them"
+            )
             said = f"The loss is {number_text(loss)}; {_unread(found)}, {others}"
         if sums:
             leaves = "1 leaf gets" if sums == 1 else f"{sums} leaves get"
-            said += f", but for what {leaves} in sum from several: PyTorch's engine does not show it"
-            said += '; engine="direct" does' if found.direct_works else ""
+            said += f", except that {leaves} a sum of gradients, which PyTorch's engine does not expose"
+            said += '; engine="direct" checks them too' if found.direct_works else ""
         skipped: list[str] = []
         if hooked:
             named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
             more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
-            said_of = "Hooks of leaves were not run, and what they make of a gradient was not looked at"
+            said_of = "Hooks of leaves did not run, so the gradients they return were not checked"
             skipped = [f"{said_of}: {named}{more}."]
         sentences = (f"{said}.", *skipped, *_passing(finds))
         not_run = tuple(task.id for task in hooked)
@@ -401,14 +411,14 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
     sentences = (
         f"The loss is {number_text(loss)}; in the backward, {gave}.",
         *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
-        *([] if found.maker is None else [f"It came of the forward: there {_said(found.maker)}."]),
-        *(["It got into no leaf's gradient: what came after it has discarded it."] if stop in found.harmless else []),
+        *([] if found.maker is None else [f"The cause is in the forward: {_said(found.maker)}."]),
+        *(["It reached no leaf's gradient, because a later task discarded it."] if stop in found.harmless else []),
         *(
-            f"Also {each.text.partition(': ')[2]}, which got into no leaf's gradient."
+            f"Also {each.text.partition(': ')[2]}, which reached no leaf's gradient."
             for each in found.harmless
             if each is not stop
         ),
-        *([f"It may have begun before that: {_unread(found)}."] if unread else []),
+        *([f"It may have started earlier: {_unread(found)}."] if unread else []),
         *_passing(finds),
     )
     module, finds = graph.module(task), tuple(finds)
@@ -434,17 +444,17 @@ def _unread(found: _Backward) -> str:
 
 
 def _passing(finds: Sequence[ForwardFind]) -> Iterator[str]:
-    """What was seen in the forward and did not get into the loss."""
+    """Yield sentences about bad values of the forward that did not reach the loss."""
     for each in finds:
         if each.how == "made":
-            yield f"In the forward {_said(each)}; it did not get into the loss."
+            yield f"In the forward {_said(each)}; this did not reach the loss."
 
 
 def _said(find: ForwardFind) -> str:
-    """A find in words: `log (blocks.3, model.py:41) made inf in 3 of 64 elements, first at [0, 2]`."""
+    """Return a find in words: `log (blocks.3, model.py:41) returned inf in 3 of 64 elements, first at [0, 2]`."""
     if find.how == "given":
-        return f"{find.place} was given what was bad before any operation, and gave {find.text}"
-    return f"{find.place} {'made' if find.how == 'made' else 'put'} {find.text}"
+        return f"{find.place} received bad values that no recorded operation produced, and returned {find.text}"
+    return f"{find.place} {'returned' if find.how == 'made' else 'wrote'} {find.text}"
 
 
 def _code(source: Source | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`ts.find_order_dependence`: whether a backward depends on the order of its tasks, and where."""
+"""`ts.find_order_dependence`: checks whether a backward depends on the order of its tasks, and where."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from .order_dependence import GradientApart, OrderDependence
 from .order_explanation import FIRST, AtDeparture, departure_of, tell
 from .run_in_order import OrderRun, Print, run_in_order
 
-_MOST = 10_000  # tasks: a bit for each pair, 12.5 MB for each set of pairs
+_MOST = 10_000  # most tasks for which pairs are counted: one bit per pair, 12.5 MB per set of pairs
 
 
 def count_pairs(graph: Graph, orders: Sequence[Sequence[int]]) -> tuple[int | None, int | None]:
-    """The pairs between which no path leads, and those among them that come one way in one order and the other way in
-    another. None where the graph has too many tasks."""
+    """Count the pairs of tasks without a path between them, and those of them that ran in both orders.
+
+    Returns (None, None) if the graph has too many tasks.
+    """
     tasks = sorted(orders[0])
     if len(tasks) > _MOST:
         return None, None
-    behind = dict.fromkeys(tasks, 0)  # bits of all that has to come later
+    behind = dict.fromkeys(tasks, 0)  # per task, bits of all tasks that must run later
     for task in reversed(orders[0]):
         for edge in graph.out_edges[task]:
             if edge.next_task in behind:
                 behind[task] |= behind[edge.next_task] | 1 << edge.next_task
-    later = dict.fromkeys(tasks, 0)  # what came later in any of the orders
+    later = dict.fromkeys(tasks, 0)  # per task, bits of the tasks that ran later in any order
     for order in orders:
         seen = 0
         for task in reversed(order):
@@ -46,13 +48,13 @@ def count_pairs(graph: Graph, orders: Sequence[Sequence[int]]) -> tuple[int | No
     everything = sum(1 << task for task in tasks)
     ordered = sum(each.bit_count() for each in behind.values())
     pairs = len(tasks) * (len(tasks) - 1) // 2 - ordered
-    # each pair of any order is there once, or twice where orders differ
+    # each unordered pair is counted once, or twice if the orders differ
     both = sum((later[task] & everything).bit_count() for task in tasks) - len(tasks) * (len(tasks) - 1) // 2
     return pairs, both
 
 
 OLDEST = Policy("oldest", "first created, first run", lambda task, arrival: (task.sequence_nr, arrival))
-"""As far from the engine's own order as there is one by creation: AccumulateGrad last, its number is the highest."""
+"""The order by creation that is furthest from the engine's. AccumulateGrad, with the highest number, runs last."""
 
 ORDERS: tuple[AnyPolicy, ...] = ("bfs", "dfs", OLDEST, "random(1)", "random(2)", "random(3)", "random(4)")
 
@@ -64,49 +66,49 @@ def find_order_dependence(
     model: nn.Module | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> OrderDependence:
-    """Whether a backward depends on the order of its tasks by more than rounding, and where that begins.
+    """Check whether a backward's results depend on the order of its tasks by more than rounding, and where it starts.
 
-    Which of the ready tasks runs first is the engine's choice, and no program should hang on it. One does where a
-    custom Function writes in place into what another task reads (its own incoming gradient, which others may have been
-    given, too, or a buffer that they share), where a hook or a Function counts its calls, and where a backward draws
-    random numbers. PyTorch looks at none of it but writes into what `save_for_backward` has.
+    The engine chooses which ready task runs first, and a program should not depend on this choice. It does if a custom
+    Function modifies in place a tensor that another task reads (its incoming gradient, which other tasks may share, or
+    a shared buffer), if a hook or a Function counts its calls, or if a backward draws random numbers. Of these, PyTorch
+    only detects writes to tensors saved with `save_for_backward`.
 
-    Runs forward and backward under "heap", PyTorch's own order, twice, and once under each other order, on PyTorch's
-    engine, and notes to the bit what each task takes and gives. The tasks whose gradients come from equal ones and are
-    not equal are looked at closely, in a run of the one order and of the other: a sum that has the value of its parts,
-    within the rounding of its dtype, is rounding; all else is said with the task that writes where another one reads.
+    Forward and backward run twice under "heap", PyTorch's own order, and once under each other order, on PyTorch's
+    engine. The inputs and outputs of every task are compared bit by bit. Tasks with equal inputs and different outputs
+    are examined in one more run of each order: a sum that equals its summands within the rounding of its dtype counts
+    as rounding; for everything else the report names the task that modifies a tensor read by another.
 
-    Nothing stays: .grad, buffers, parameters and random numbers are as they were, see `AsFound`. Each run begins
-    without .grad; hooks run; DistributedDataParallel reduces nothing.
+    Afterwards .grad, buffers, parameters and random number generators are restored, see `AsFound`. Each run starts
+    without .grad. Hooks run; DistributedDataParallel does not reduce.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element; it has to build the same graph each time.
+        make_loss: a function that runs the forward and returns the loss, one element. It must build the same graph each
+            time.
         policies: the orders to try, as in `ts.backward`; by default bfs, dfs, "oldest" (first created, first run) and
             four random ones.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
-        progress: called before each run with what comes, such as `bfs (2 of 8)`. None: on a terminal and in a notebook
-            a line says it, after two seconds.
+        model: the module that names modules and parameters, for a forward that calls only parts of it. Pass several
+            models as one `nn.ModuleDict({"G": generator, "D": critic})`. None: names start at each outermost module.
+        progress: a function that is called before each run with a text such as `bfs (2 of 8)`. None: a progress line is
+            shown on a terminal and in a notebook after two seconds.
 
-    Known limitations: what only other orders show is not found: `both_ways` of `open_pairs` says how far the tried ones
-    went. What is written past torch's operations (NumPy, extensions) is found by what comes of it, its writer is not.
-    Of what runs inside of one task (a compiled region, a reentrant checkpoint) the task is named. Of subclasses of
-    Tensor (DTensor) the rank's own part is compared.
+    Known limitations: a dependence that shows only in untried orders is not found; compare `both_ways` with
+    `open_pairs` to see how many pairs the tried orders cover. Writes outside torch's operations (NumPy, extensions) are
+    found by their effect, but the writer is not named. For a dependence within one task (a compiled region, a reentrant
+    checkpoint), only the task is named. For subclasses of Tensor (DTensor), the rank's local part is compared.
 
     Raises:
-        TypeError: `make_loss` can't be called, or returns no tensor; `policies` are none.
-        ValueError: the loss has more than one element, or no memory; the forwards build different graphs; there is no
-            policy, or an unknown one.
+        TypeError: if `make_loss` cannot be called or does not return a tensor, or `policies` are not policies.
+        ValueError: if the loss has more than one element or no data, the forwards build different graphs, or
+            `policies` is empty or contains an unknown policy.
     """
     expect_make_loss(make_loss, "ts.find_order_dependence")
     expect_model(model)
     if progress is not None:
-        expect_callable(progress, 1, "progress", "a function that is told what runs next")
+        expect_callable(progress, 1, "progress", "a function of one text, called before each run")
     others = _chosen(policies)
     world = AsFound(make_loss, "ts.find_order_dependence")
     with telling(progress, "trying orders") as say, world, nothing_reduced():
-        say("a run that shows what is written")
+        say("a run that records writes in place")
         real_loss_of(world.watch())
         study = _Study(world, world.make_loss, model)
         first = study.run(find_policy(FIRST))
@@ -125,13 +127,16 @@ def find_order_dependence(
             study.compare(name, run, first)
             origins[name] = [task for task in _origins(first, run) if task not in unsteady]
         say("a closer look")
-        told = [*study.departures(origins, others), *(AtDeparture(task, "unsteady", (FIRST,)) for task in unsteady)]
+        differing = [
+            *study.departures(origins, others),
+            *(AtDeparture(task, "unsteady", (FIRST,)) for task in unsteady),
+        ]
     graph = first.graph.in_order(first.order)
     places = {task: place for place, task in enumerate(first.order)}
-    told.sort(key=lambda each: (each.how == "rounding", places.get(each.task, len(places))))
+    differing.sort(key=lambda each: (each.how == "rounding", places.get(each.task, len(places))))
     pairs = count_pairs(first.graph, [run.order for run in runs])
     gradients = sorted(study.gradients.values(), key=lambda each: (each.close, -each.share))
-    departures = tuple(departure_of(graph, each) for each in told)
+    departures = tuple(departure_of(graph, each) for each in differing)
     leaves, unread = len(first.gradients), _unread(first)
     return OrderDependence((FIRST, *others), departures, tuple(gradients), leaves, *pairs, graph, unread)
 
@@ -140,23 +145,23 @@ keep_compiler_out(find_order_dependence)
 
 
 def _chosen(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
-    """By name those beside the first."""
+    """Return the policies other than the first order, by name."""
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
     if not isinstance(policies, Iterable):
-        raise TypeError(f"policies is a list of names, Policy objects or functions, not {policies!r}")
+        raise TypeError(f"policies must be a list of names, Policy objects or functions, got {policies!r}")
     chosen = {policy_name(policy): policy for policy in map(find_policy, policies)}
     chosen.pop(FIRST, None)
     if not chosen:
-        raise ValueError(f"there is no policy to hold against {FIRST}, which runs anyway: policies= has no other")
+        raise ValueError(f"policies must name an order other than {FIRST}, which always runs")
     return chosen
 
 
 class _Study:
-    """Runs of one program, and what is found in them.
+    """Runs of one program and the differences found between them.
 
     Attributes:
-        gradients: by leaf how far it is apart at most.
+        gradients: the largest difference of each leaf's gradient.
     """
 
     def __init__(self, world: AsFound, make_loss: MakeLoss, model: nn.Module | None) -> None:
@@ -173,7 +178,7 @@ class _Study:
         return run
 
     def compare(self, name: str, run: OrderRun, first: OrderRun) -> None:
-        """Notes which leaves' gradients are others than under the first order, and lets this run's go."""
+        """Note the leaves whose gradients differ from the first order's, and release this run's gradients."""
         for leaf, gradient in run.gradients.items():
             if run.given[leaf] == first.given[leaf]:
                 continue
@@ -186,23 +191,23 @@ class _Study:
     def departures(
         self, origins: Mapping[str, Collection[int]], chosen: Mapping[str, Policy | Choice]
     ) -> list[AtDeparture]:
-        """What a closer look says of each task, by the first order that shows more than rounding there.
+        """Examine each task in the first order that shows more than rounding there, and return the findings.
 
         Args:
-            origins: by order the tasks where it begins to differ.
+            origins: for each order, the tasks where it starts to differ.
         """
-        told: dict[int, AtDeparture] = {}
+        found: dict[int, AtDeparture] = {}
         under: dict[int, list[str]] = {}
         for name, tasks in origins.items():
             for task in tasks:
                 under.setdefault(task, []).append(name)
         plain = self._looked(find_policy(FIRST), under) if under else None
         for name, tasks in origins.items():
-            unknown = [task for task in tasks if task not in told or told[task].how == "rounding"]
+            unknown = [task for task in tasks if task not in found or found[task].how == "rounding"]
             if unknown and plain is not None:
                 other = self._looked(chosen[name], unknown)
-                told.update((task, tell(task, plain, other, name, tuple(under[task]))) for task in unknown)
-        return list(told.values())
+                found.update((task, tell(task, plain, other, name, tuple(under[task]))) for task in unknown)
+        return list(found.values())
 
     def _looked(self, policy: Policy | Choice, tasks: Iterable[int]) -> OrderRun:
         run = self.run(policy, tasks)
@@ -212,8 +217,11 @@ class _Study:
 
 
 def _origins(first: OrderRun, run: OrderRun) -> list[int]:
-    """The tasks at which two runs begin to differ: what is given to them is equal, and not what they take; or what they
-    take is, and not what they give. What is in a leaf's .grad is not what its task gave where others add to it, too."""
+    """Return the tasks at which two runs start to differ.
+
+    At such a task either the gradients sent to it are equal and its inputs differ, or its inputs are equal and its
+    outputs differ. A leaf's .grad is not compared if a nested backward adds to it too.
+    """
     found = []
     for task in first.graph.tasks:
         if task.id not in first.taken or task.id not in run.taken:
@@ -241,7 +249,7 @@ def _gave(run: OrderRun, edge: Edge) -> Print | None:
 
 
 def _apart(gradient: Tensor | None, first: Tensor | None) -> tuple[float, bool]:
-    """How far they are apart, and whether torch.testing would take them for equal."""
+    """Return the relative difference, and whether torch.testing would accept the two as equal."""
     if gradient is None or first is None:
         return inf, False
     with unobserved():
@@ -275,6 +283,6 @@ def _expect_same_graph(first: Graph, graph: Graph, order: str) -> None:
 
     if graph is not first and signature(graph) != signature(first):
         raise ValueError(
-            f"make_loss builds another graph each time, under {order} than under {FIRST}, so that its orders can't be "
-            "held against each other. Fix what changes: the data, its sizes, random numbers of generators of its own"
+            f"make_loss builds a different graph under {order} than under {FIRST}, so the orders cannot be compared. "
+            "Make it repeatable: use the same data and sizes, and seed its own random generators"
         )

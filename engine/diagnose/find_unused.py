@@ -1,4 +1,4 @@
-"""`ts.find_unused`: which parameters get no gradient from a loss, and where the path to each of them ends."""
+"""`ts.find_unused`: finds parameters without a gradient and the place where the path from the loss to them ends."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from .zero_gradients import Arrived, ZeroOrigin, arrived_at
 Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
 
 CUTS = {
-    Cut.FROZEN: "{operation} took it while its requires_grad was False",
-    Cut.DETACH: "{operation} takes what comes of it out of the graph",
-    Cut.DATA: "{operation} leaves the graph behind",
-    Cut.PYTHON: "{operation} makes Python's numbers of what comes of it, and no gradient comes back from those",
-    Cut.COPY: "{operation} copies its numbers alone",
-    Cut.INTEGER: "{operation} gives whole numbers or truth values, which have no gradient",
+    Cut.FROZEN: "{operation} used it while its requires_grad was False",
+    Cut.DETACH: "{operation} detaches its result from the graph",
+    Cut.DATA: "{operation} detaches it from the graph",
+    Cut.PYTHON: "{operation} converts its result to Python numbers, which autograd cannot track",
+    Cut.COPY: "{operation} copies its values without the graph",
+    Cut.INTEGER: "{operation} returns integers or booleans, which have no gradient",
     Cut.INFERENCE: "{operation} runs under torch.inference_mode()",
     Cut.NO_GRAD: "{operation} runs under torch.no_grad(){off}",
-    Cut.ALIAS: "{writer} writes outside of the graph, through .data or a detached tensor, and {operation} reads that",
+    Cut.ALIAS: "{writer} writes outside the graph, through .data or a detached tensor, and {operation} reads it",
     Cut.FUNCTION: "{operation} marks its result as not differentiable",
-    Cut.OTHER: "{operation} passes no gradient on to it",
+    Cut.OTHER: "{operation} does not propagate a gradient to it",
 }
-"""What is said of each way in which a path is cut."""
+"""The sentence for each way in which a path is cut."""
 
 _SHOWN = {
     "torch.Tensor.data.__get__": ".data",
@@ -57,27 +57,28 @@ _SHOWN = {
     "torch.Tensor.__array__": "numpy.asarray()",
 }
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-_NAMES = 3  # of parameters with the same story, in a row
+_NAMES = 3  # parameters named in a row of the table
 
 
 @dataclass(frozen=True, slots=True)
 class UnusedParameter:
-    """A parameter that gets no gradient, or none but zeros.
+    """A parameter that gets no gradient, or a gradient of zeros.
 
     Attributes:
-        name: in the model. `also`: its other names, where it is shared.
-        shape: None of a nested tensor, and of a lazy module's that has not run.
-        why: "never used": no operation took it; "not seen": none that could be seen. "path cut": what came of it is in
-            the loss, or went to Python, and between them is what no gradient comes back through. "led nowhere": the
-            loss does not have what came of it. "no gradient", "zero gradient": it is in the graph, and this is what a
-            backward brings.
-        story: the rest, in a sentence.
+        name: the parameter's name in the model.
+        also: its other names, if it is shared.
+        shape: its shape; None for a nested tensor or an uninitialized parameter of a lazy module.
+        why: the kind of reason. "never used": no operation used it. "not seen": no recorded operation used it. "path
+            cut": a result of it is in the loss or was converted to Python numbers, but the path between them does not
+            propagate gradients. "led nowhere": no result of it is in the loss. "no gradient" and "zero gradient": it is
+            in the graph, and this is the result of a backward.
+        story: the explanation, in a sentence.
         cut: how the path is cut.
-        operation, module, source: where; of what led nowhere, its last operation. None where there is none, or where
-            that is not known.
-        task: the id of the task where the zeros begin, if it is in the graph.
-        origins: the tasks where a missing or zero gradient begins, if it is in the graph.
-        calls: how many times its module ran, if it was never used.
+        operation, module, source: the operation where the path ends, its module and its line. For "led nowhere" it is
+            the last operation. None if unknown.
+        task: the id of the task where the zeros start, if the parameter is in the graph.
+        origins: the tasks where a missing or zero gradient starts, if the parameter is in the graph.
+        calls: how many times its module ran, if the parameter was never used.
     """
 
     name: str
@@ -96,17 +97,17 @@ class UnusedParameter:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnusedReport(ShownAsFindings):
-    """The parameters that get no gradient from a loss, with reasons. In a notebook the table shows itself.
+    """The parameters that get no gradient from a loss, with reasons, displayed as a table in a notebook.
 
-    True if there are any: `assert not ts.find_unused(make_loss, model)`.
+    The report is true if there are any: `assert not ts.find_unused(make_loss, model)`.
 
     Attributes:
-        parameters: those without a gradient, in the model's order.
-        count: how many of the model's parameters require gradients; shared ones count once.
-        frozen: the names of those that do not (`requires_grad=False`), and are not looked for.
-        graph: the loss's graph without its nodes; None where it has none.
+        parameters: the parameters without a gradient, in the model's order.
+        count: the number of the model's parameters that require gradients; shared ones count once.
+        frozen: the names of parameters with `requires_grad=False`, which are not examined.
+        graph: the loss's graph without its nodes; None if the loss has no graph.
         is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
-        unread: per parameter whose gradient cannot be read, and so may be zero, the reason.
+        unread: the reason for each parameter whose gradient cannot be read and so may be zero.
     """
 
     parameters: tuple[UnusedParameter, ...]
@@ -123,10 +124,10 @@ class UnusedReport(ShownAsFindings):
         return iter(self.parameters)
 
     def __getitem__(self, name: str) -> UnusedParameter:
-        """That of a name.
+        """Return the entry of a parameter.
 
         Raises:
-            KeyError: this parameter gets a gradient, or the model has none of this name.
+            KeyError: if the parameter gets a gradient, or the model has no parameter of this name.
         """
         for parameter in self.parameters:
             if name == parameter.name or name in parameter.also:
@@ -135,12 +136,12 @@ class UnusedReport(ShownAsFindings):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of those without, in the model's order."""
+        """The names of the parameters without a gradient, in the model's order."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """The table's content in sentences."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -152,8 +153,8 @@ class UnusedReport(ShownAsFindings):
             )
         elif self._none_takes_part():
             yield (
-                f"No parameter of this model takes part in the loss, none of its {self.count:,}: is it the right "
-                "model, the one that make_loss calls?"
+                f"None of this model's {self.count:,} parameters takes part in the loss. Check that it is the model "
+                "that make_loss calls."
             )
         else:
             gets = "gets" if len(self) == 1 else "get"
@@ -172,18 +173,18 @@ class UnusedReport(ShownAsFindings):
             yield "The loss has no graph at all: a backward from it raises."
         elif unreached := [each for each in self.parameters if each.why not in ("no gradient", "zero gradient")]:
             if len(unreached) == self.count:
-                yield "All of them are outside of the graph: a backward from this loss trains nothing of the model."
+                yield "All of them are outside the graph, so a backward from this loss does not train the model."
                 return
             which = "the one" if len(unreached) == 1 else f"the {len(unreached):,}"
             if self.is_sharded:
                 yield (
-                    f"With {which} outside of the graph, fully_shard reduces the others alone: all ranks have to leave "
-                    "out the same ones, or model.set_reduce_scatter_unused_params(True) lets each take part with zeros."
+                    f"With {which} outside the graph, fully_shard reduces only the others. All ranks must omit the "
+                    "same ones, or call model.set_reduce_scatter_unused_params(True) to reduce zeros for them."
                 )
                 return
             yield (
-                f"With {which} outside of the graph, DistributedDataParallel needs find_unused_parameters=True: "
-                "without, its next forward raises."
+                f"With {which} outside the graph, DistributedDataParallel needs find_unused_parameters=True; "
+                "otherwise its next forward raises."
             )
 
     def _none_takes_part(self) -> bool:
@@ -192,7 +193,7 @@ class UnusedReport(ShownAsFindings):
 
     @cached_property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first. Parameters with the same story share a row."""
+        """Return the table as rows of text, the headings first. Parameters with the same explanation share a row."""
         rows: dict[tuple[str, str], list[str]] = {}
         for each in self.parameters:
             rows.setdefault((each.why, each.story), []).append(" = ".join((each.name, *each.also)))
@@ -202,7 +203,7 @@ class UnusedReport(ShownAsFindings):
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per parameter, for `pandas.DataFrame(report.records())`."""
+        """Return one flat dict per parameter, for `pandas.DataFrame(report.records())`."""
         return [
             {
                 "parameter": each.name,
@@ -223,31 +224,31 @@ class UnusedReport(ShownAsFindings):
 
 
 def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
-    """Finds the parameters that get no gradient from a loss, and for each the place where the path to it ends.
+    """Find the parameters that get no gradient from a loss, and the place where the path to each of them ends.
 
-    Follows all that depends on a parameter through a forward, also where gradients don't: past a detach, an argmax,
-    no_grad. Then it runs a backward of that loss, and looks at what comes to the parameters that are in its graph.
+    The forward is traced to find all values that depend on a parameter, even where autograd does not track them: after
+    a detach, an argmax, or under no_grad. Then a backward of the loss shows the gradients of the parameters that are in
+    its graph.
 
-    No .grad changes; random numbers, and the tensors that the program writes (the running statistics of a BatchNorm),
-    are put back: see `AsFound`. In the backward hooks of tensors run, those that wait for .grad do not; with
-    a reentrant checkpoint in the graph they do. DistributedDataParallel reduces nothing, and its next forward does not
-    miss this backward; each rank can do this by itself.
+    No .grad changes. Random number generators and tensors that the program modifies (a BatchNorm's running statistics)
+    are restored, see `AsFound`. Tensor hooks run in the backward. Hooks that need .grad run only if the graph has a
+    reentrant checkpoint. DistributedDataParallel does not reduce and does not expect this backward to be finished, so
+    each rank can call this alone.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element.
-        model: whose parameters are meant.
+        make_loss: a function that runs the forward and returns the loss, one element.
+        model: the module whose parameters are examined.
 
-    Known limitations: what a custom Function or a scripted module does inside is not looked into, and what is compiled
-    runs as it was written meanwhile.
-    Numbers that went to Python can't be followed: that they are in the loss is not known, and so not said.
+    Known limitations: operations inside a custom Function or a scripted module are not traced, and compiled regions run
+    uncompiled. Values converted to Python numbers are not traced, so the report cannot say whether they reach the loss.
 
     Raises:
-        TypeError: `make_loss` can't be called, or returns no tensor; `model` is no module.
-        ValueError: the loss has more than one element.
+        TypeError: if `make_loss` cannot be called or does not return a tensor, or `model` is not a module.
+        ValueError: if the loss has more than one element.
     """
     expect_make_loss(make_loss, "ts.find_unused")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be the module whose parameters are meant, not {a_kind(model)}")
+        raise TypeError(f"model must be a torch.nn.Module, got {a_kind(model)}")
     gathered = _gathered(model)
     names: dict[Tensor, list[str]] = {}
     for name, each in model.named_parameters(remove_duplicate=False):
@@ -257,10 +258,10 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         AsFound(make_loss, "ts.find_unused") as world,
         nothing_reduced(),
     ):
-        tell("a forward that shows what is written")
+        tell("a forward that records writes in place")
         world.watch(backward=False)
-        tell("a forward that is followed, and its backward")
-        with world.run(), uncompiled():  # all of it: a checkpoint has to repeat what its forward ran
+        tell("a traced forward and its backward")
+        with world.run(), uncompiled():  # including the backward: a checkpoint must recompute its forward as it ran
             with follow(model, names) as flow:
                 loss = loss_of(world.make_loss())
                 ends = [step for step, _ in flow.steps_of(Taken.now(loss))]
@@ -278,11 +279,11 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         if (come := without.get(id(parameter))) is None:
             continue
         shapeless = isinstance(parameter, UninitializedParameter) or parameter.is_nested
-        told = (name, tuple(also), None if shapeless else tuple(parameter.shape))
+        label = (name, tuple(also), None if shapeless else tuple(parameter.shape))
         if drawn is not None and id(parameter) in inside:
-            found.append(_of_graph(told, drawn, come))
+            found.append(_of_graph(label, drawn, come))
         else:
-            found.append(paths.story(number, told) or modules.never_used(told))
+            found.append(paths.story(number, label) or modules.never_used(label))
     frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
     return UnusedReport(
         tuple(found),
@@ -298,45 +299,45 @@ keep_compiler_out(find_unused)
 
 
 def _gathered(model: nn.Module) -> dict[int, Tensor]:
-    """By the `id` of each shard of `fully_shard` (FSDP2) in the model the leaf that the graph has.
+    """Return the graph's leaf for the `id` of each shard of `fully_shard` (FSDP2) in the model.
 
     Raises:
-        NotImplementedError: there has been no forward yet, which makes them.
+        NotImplementedError: if no forward has run yet; the first one creates the leaves.
     """
     own = set(map(id, model.parameters()))
     found = {id(each.shard): each.gathered for each in sharded_parameters() if id(each.shard) in own}
     if None in found.values():
         raise NotImplementedError(
-            "fully_shard makes the parameters that a graph has in the model's first forward; run one before "
+            "fully_shard creates the leaves of the graph in the model's first forward; run a forward before "
             "ts.find_unused"
         )
     return {shard: leaf for shard, leaf in found.items() if leaf is not None}
 
 
-_Told = tuple[str, tuple[str, ...], tuple[int, ...] | None]
-"""Name, other names and shape of a parameter."""
+_Label = tuple[str, tuple[str, ...], tuple[int, ...] | None]
+"""The name, other names and shape of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CutAt:
-    """A step at which the path of some parameters (bits) is cut."""
+    """A step at which the path to some parameters (a bit set) is cut."""
 
     parameters: int
     number: int
-    taken: int  # the step whose result it took
+    taken: int  # the step whose result it used
     how: Cut
 
 
 class _Paths:
-    """Where the paths of parameters end that are not in the graph."""
+    """The ends of the paths of parameters that are not in the graph."""
 
     def __init__(self, flow: Dataflow, ends: Sequence[int], asked: Sequence[bool]) -> None:
         self._steps = flow.steps
         self._cuts: list[_CutAt] = []
-        self._ends: list[tuple[int, int]] = []  # parameters, as bits, and the last step that has come of them
+        self._ends: list[tuple[int, int]] = []  # parameters, as bits, and the last step that depends on them
         self._follow(asked)
         self._in_loss = set(ends)
-        self._python: dict[int, int] = {}  # by step, the one at which what came of it goes to Python
+        self._python: dict[int, int] = {}  # by step, the step that converts its result to Python numbers
         for number in range(len(flow.steps) - 1, -1, -1):
             if flow.steps[number].to_python:
                 self._python[number] = number
@@ -347,8 +348,8 @@ class _Paths:
                     self._python[taken] = self._python[number]
 
     def _follow(self, asked: Sequence[bool]) -> None:
-        # Bits by step: the parameters, of those asked for, to which gradients could come back from its result. Each is
-        # let go after the last step that takes it: with many parameters it is long.
+        # Bits per step: the requested parameters that a gradient of the step's result could reach. Each is freed
+        # after the last step that uses it, because it is long for many parameters.
         carried: dict[int, int] = {}
         last = {taken: number for number, step in enumerate(self._steps) for taken, _ in step.takes}
         goes_on = set(range(len(asked)))
@@ -367,24 +368,24 @@ class _Paths:
                 if bits and done not in goes_on:
                     self._ends.append((bits, done))
 
-    def story(self, parameter: int, told: _Told) -> UnusedParameter | None:
-        """Where the path of a parameter ends; None if no operation took it."""
+    def story(self, parameter: int, label: _Label) -> UnusedParameter | None:
+        """Return the end of a parameter's path; None if no operation used it."""
         bit = 1 << parameter
         cuts = [cut for cut in self._cuts if cut.parameters & bit]
         in_loss = [cut for cut in cuts if cut.number in self._in_loss]
         to_python = [cut for cut in cuts if cut.number in self._python]
         if in_loss or to_python:
-            return self._cut(told, in_loss or to_python)
+            return self._cut(label, in_loss or to_python)
         ends = [number for bits, number in self._ends if bits & bit]
         if not ends:
-            return self._cut(told, cuts) if cuts else None
+            return self._cut(label, cuts) if cuts else None
         last = self._steps[max(ends)]
         number, count = last.result
         which = f"{nth(number + 1)} of the {count} results of" if count > 1 else "result of"
         story = f"the {which} {_of(last.operation)} is not in the loss"
-        return UnusedParameter(*told, "led nowhere", story, None, *_where(last.operation))
+        return UnusedParameter(*label, "led nowhere", story, None, *_where(last.operation))
 
-    def _cut(self, told: _Told, cuts: Sequence[_CutAt]) -> UnusedParameter:
+    def _cut(self, label: _Label, cuts: Sequence[_CutAt]) -> UnusedParameter:
         cut = cuts[0]
         step, writer = self._steps[cut.number], self._steps[cut.taken]
         off = f", entered at {step.off.source.short}" if step.off is not None and step.off.source else ""
@@ -393,22 +394,22 @@ class _Paths:
         if cut.number in self._in_loss:
             pass
         elif python is None:
-            story += "; what came of it is not in the loss either"
+            story += "; no result of it is in the loss either"
         elif python != cut.number:
-            story += f"; then {_of(self._steps[python].operation)} gives its numbers to Python"
+            story += f"; then {_of(self._steps[python].operation)} converts it to Python numbers"
         others = len({each.number for each in cuts}) - 1
-        story += f"; and so at {counted(others, 'more place')}" if others else ""
+        story += f"; the same happens at {counted(others, 'more place')}" if others else ""
         culprit = writer if cut.how is Cut.ALIAS else step
-        return UnusedParameter(*told, "path cut", story, cut.how, *_where(culprit.operation))
+        return UnusedParameter(*label, "path cut", story, cut.how, *_where(culprit.operation))
 
 
 class _Modules:
-    """What became of the modules whose parameters no operation took."""
+    """The modules whose parameters no operation used."""
 
     def __init__(self, model: nn.Module, flow: Dataflow) -> None:
         self._flow = flow
         self._modules = dict(model.named_modules(remove_duplicate=False))
-        # The paths of those that were called, and of all around them.
+        # The paths of the called modules and of the modules that contain them.
         self._reached = {
             path[:end]
             for path, module in self._modules.items()
@@ -416,36 +417,36 @@ class _Modules:
             for end in (*(place for place, letter in enumerate(path) if letter == "."), len(path))
         }
 
-    def never_used(self, told: _Told) -> UnusedParameter:
-        """Says whether the parameter's module was called, else which is the outermost one around it that was not."""
-        path = told[0].rpartition(".")[0]
+    def never_used(self, label: _Label) -> UnusedParameter:
+        """Report whether the parameter's module was called, or the outermost containing module that was not."""
+        path = label[0].rpartition(".")[0]
         while path and isinstance(self._modules[path], _NEVER_CALLED):
             path = path.rpartition(".")[0]
         module, unseen = self._modules[path], self._flow.unseen
         if isinstance(module, torch.jit.ScriptModule) or module in unseen:
             inside = "a custom Function or a reentrant checkpoint" if module in unseen else "torch.jit"
-            story = f"{_title(path, module)} ran inside of {inside}, where operations are not seen"
-            return UnusedParameter(*told, "not seen", story, module=path)
+            story = f"{_title(path, module)} ran inside {inside}, where operations are not recorded"
+            return UnusedParameter(*label, "not seen", story, module=path)
         if calls := self._flow.calls[module]:
             times = "once" if calls == 1 else f"{calls:,} times"
-            story = f"{_title(path, module)} was called {times}, and no operation took it"
-            return UnusedParameter(*told, "never used", story, module=path, calls=calls)
+            story = f"{_title(path, module)} was called {times}, but no operation used it"
+            return UnusedParameter(*label, "never used", story, module=path, calls=calls)
         while path:
             around = path.rpartition(".")[0]
             if not around or around in self._reached:
                 break
             path = around
         story = f"{_title(path, self._modules[path])} was never called"
-        return UnusedParameter(*told, "never used", story, module=path, calls=0)
+        return UnusedParameter(*label, "never used", story, module=path, calls=0)
 
 
-def _of_graph(told: _Told, drawn: Graph, arrived: Arrived) -> UnusedParameter:
+def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     why: Why = "no gradient" if arrived.state is None else "zero gradient"
     stories = [_origin(drawn, origin) for origin in arrived.origins]
     task = drawn.tasks[arrived.origins[0].task]
     name = None if task.operation is None else task.operation.name
     return UnusedParameter(
-        *told, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id, arrived.origins
+        *label, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id, arrived.origins
     )
 
 
@@ -453,24 +454,24 @@ def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
     task = drawn.tasks[origin.task]
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:
-        which = f"the {origin.gradients:,} gradients that come to {where}"
-        return f"{which} cancel each other, or a hook zeroed their sum"
+        which = f"the {origin.gradients:,} gradients received by {where}"
+        return f"{which} sum to zero, or a hook zeroed their sum"
     if origin.how == "sum" and not origin.gradients:
         return "a hook zeroed the loss's gradient"
     if origin.how == "sum":
-        return f"a hook zeroed the gradient that {where} takes"
+        return f"a hook zeroed the gradient received by {where}"
     if origin.undefined:
         what = "the backward of " if task.kind is Kind.FUNCTION else ""
         return f"{what}{where} returns None for it"
     if origin.empty is not None:
-        return f"{where} returns an empty gradient of shape {origin.empty}: its input in the forward had no elements"
+        return f"{where} returns an empty gradient of shape {origin.empty} because its forward input had no elements"
     return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
 
 
 def _of(operation: Operation | None) -> str:
-    """`.detach()` in encoder at model.py:12."""
+    """Describe an operation: `.detach() in encoder at model.py:12`."""
     if operation is None:
-        return "something that no capture sees"
+        return "an operation that was not recorded"
     _, module, source = _where(operation)
     call = operation.call
     shown = _SHOWN.get(operation.name)
@@ -482,7 +483,7 @@ def _of(operation: Operation | None) -> str:
 
 
 def _where(operation: Operation | None) -> tuple[str | None, str | None, Source | None]:
-    """An operation's name, its module's path and its line."""
+    """Return an operation's name, its module's path and its source line."""
     if operation is None:
         return None, None, None
     return operation.name, None if operation.call is None else operation.call.full_path, operation.source

@@ -1,7 +1,7 @@
-"""An ensemble's members called as one, written as code: the very text that is shown is what runs.
+"""Generates code that calls an ensemble's members as one. The text shown to the user is the text that runs.
 
-Names of the user's are data. A module is reached by attributes that were checked to be plain children, else by
-`get_submodule` with its path quoted; parameters by their quoted names; numbers are Python's own `repr`.
+User-defined names are treated as data. The code accesses modules by attributes that were checked to be plain children,
+or by `get_submodule` with a quoted path; parameters by their quoted names; numbers by Python's `repr`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACTIVATIONS: Mapping[type[nn.Module], Callable[[Any], str]] = {
     ),
     nn.Identity: lambda module: "{x}",
 }
-"""What stands between the layers of a plain stack, element by element, as code."""
+"""The elementwise activations allowed between the layers of a plain stack, as code."""
 
 _numbers = count(1)
 
@@ -44,11 +44,11 @@ class Change:
     """One way to call an ensemble's members as one.
 
     Attributes:
-        way: "vmap": any members of one structure; "bmm": stacks of Linear layers, their weights stacked by hand.
-        code: a module's text. It needs one name, `needs`, and defines `members`, `parameters`, a dict of stacked
-            parameters by name, the member first, and `batched(...)`, which takes what the members take and gives what
-            was made of their outputs.
-        needs: "model" or "members".
+        way: "vmap", for any members of equal structure, or "bmm", for stacks of Linear layers with stacked weights.
+        code: a module's text. It uses one name, `needs`. It defines `members`; `parameters`, a dict of stacked
+            parameters by name with the member as the first dimension; and `batched(...)`, which accepts the members'
+            arguments and returns their combined outputs.
+        needs: the name that the code uses, "model" or "members".
     """
 
     way: Way
@@ -61,7 +61,7 @@ class Change:
 
     @contextmanager
     def run(self, ensemble: Ensemble) -> Iterator[dict[str, Any]]:
-        """Executes the code in a namespace of its own. Meanwhile tracebacks find its lines."""
+        """Execute the code in a new namespace. While the context is open, tracebacks find its lines."""
         file = f"<tapescope's change {next(_numbers)}>"
         linecache.cache[file] = (len(self.code), None, self.code.splitlines(keepends=True), file)
         try:
@@ -74,7 +74,7 @@ class Change:
 
 
 def changes(ensemble: Ensemble) -> Iterator[Change]:
-    """The ways in which an ensemble can be called as one."""
+    """Yield the ways in which an ensemble can be called as one."""
     needs, members = _members(ensemble)
     yield Change("vmap", "\n".join([*_head(ensemble), *_vmap(ensemble, members)]) + "\n", needs)
     stacks = [_stack(member) for member in ensemble.members]
@@ -107,7 +107,7 @@ def _vmap(ensemble: Ensemble, members: str) -> Iterator[str]:
     yield "from torch.func import functional_call, stack_module_state"
     yield ""
     yield members
-    yield "# Once, before training: from here on the optimizer's are parameters.values(), the member first in each."
+    yield "# Once, before training: pass parameters.values() to the optimizer. Dimension 0 of each is the member."
     yield "parameters, buffers = stack_module_state(members)"
     yield ""
     yield ""
@@ -122,14 +122,14 @@ def _vmap(ensemble: Ensemble, members: str) -> Iterator[str]:
 
 def _batched(ensemble: Ensemble) -> Iterator[str]:
     yield f"def batched({', '.join(argument.name for argument in ensemble.arguments)}):"
-    yield f'    """In place of the {len(ensemble):,} calls and of {ensemble.combination.replaces}."""'
+    yield f'    """Replaces the {len(ensemble):,} calls and {ensemble.combination.replaces}."""'
     for argument in ensemble.arguments:
         name = argument.name
         if argument.how == "shared":
             yield f"    # {name}: {tuple(argument.value.shape)}, for all members"
         elif argument.how == "sliced":
             shape = tuple(argument.value.shape)
-            yield f"    # {name}: {shape}, {name}[i] for member i: the one tensor of which yours are parts"
+            yield f"    # {name}: {shape}, {name}[i] for member i: the tensor that yours are slices of"
         elif argument.how == "stacked":
             yield f"    {name} = torch.stack({name})  # a list: {name}[i] for member i"
 
@@ -145,7 +145,7 @@ def _bmm(ensemble: Ensemble, members: str, layers: Sequence[_Layer]) -> list[str
         "import torch",
         "",
         members,
-        "# Once, before training: from here on the optimizer's are parameters.values(), the member first in each.",
+        "# Once, before training: pass parameters.values() to the optimizer. Dimension 0 of each is the member.",
         "parameters = {",
         "    name: torch.stack([member.get_parameter(name).detach() for member in members]).requires_grad_()",
         f"    for name in ({', '.join(map(_text, names))}{',' if len(names) == 1 else ''})",
@@ -174,7 +174,7 @@ def _bmm(ensemble: Ensemble, members: str, layers: Sequence[_Layer]) -> list[str
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A Linear, by the names of its parameters, or what stands between: an expression of `{x}`."""
+    """A Linear layer, as the names of its parameters, or an activation, as an expression of `{x}`."""
 
     weight: str | None = None
     bias: str | None = None
@@ -182,7 +182,7 @@ class _Layer:
 
 
 def _stack(member: nn.Module) -> list[_Layer] | None:
-    """The layers of a member that is nothing but Linear layers and activations; None if it is more than that."""
+    """Return the layers of a member that consists of Linear layers and activations only; None for others."""
     names = {id(parameter): name for name, parameter in member.named_parameters()}
     layers: list[_Layer] = []
     open_: list[nn.Module] = [member]
@@ -201,7 +201,7 @@ def _stack(member: nn.Module) -> list[_Layer] | None:
 
 
 def _members(ensemble: Ensemble) -> tuple[Literal["model", "members"], str]:
-    """What the code needs, and the line that gets the members of it."""
+    """Return the name that the code uses, and the line that collects the members."""
     root, paths = ensemble.root, ensemble.paths
     if root is None:
         return "members", "members = list(members)"
@@ -213,7 +213,7 @@ def _members(ensemble: Ensemble) -> tuple[Literal["model", "members"], str]:
 
 
 def _expression(root: nn.Module, path: str) -> str:
-    """`model.encoder.layers[3]` where that is plainly so, else `model.get_submodule('encoder.layers.3')`."""
+    """Return `model.encoder.layers[3]` if that is certain to work, or `model.get_submodule('encoder.layers.3')`."""
     expression, module = "model", root
     for part in path.split(".") if path else ():
         if isinstance(module, nn.ModuleList | nn.Sequential) and part.isdecimal():
@@ -230,10 +230,10 @@ def _expression(root: nn.Module, path: str) -> str:
 
 
 def _text(value: object) -> str:
-    """A Python text, quoted."""
+    """Return a value as a quoted Python string."""
     return repr(str(value)) if "'" in str(value) or '"' in str(value) else f'"{repr(str(value))[1:-1]}"'
 
 
 def _number(value: object) -> str:
-    """A Python number."""
+    """Return a value as a Python number."""
     return repr(float(value) if not isinstance(value, int) else int(value))  # type: ignore[arg-type]

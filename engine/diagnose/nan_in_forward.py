@@ -1,4 +1,4 @@
-"""Watches a forward for values that are NaN or infinite, and says what made them."""
+"""Watches a forward for NaN and infinite values and explains their causes."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from .torch_calls import BadResult, FunctionCalls, GivenTensor
 
 @dataclass(frozen=True, slots=True)
 class ForwardFind:
-    """An operation of the forward that gave NaN, or infinite values.
+    """An operation of the forward that returned NaN or infinite values.
 
     Attributes:
-        what: which of the two.
-        how: "made" by an operation out of finite ones; "put" there as it was written down; "given": it was there before
-            the operation, in data or a parameter.
-        operation: what the operation is called; in a backward inside of the forward the name of its node.
-        module: the path of the module that called it; None outside of modules.
+        what: "nan" or "inf".
+        how: "made": computed from finite values. "put": written as a constant. "given": already in the inputs, as data
+            or a parameter.
+        operation: the operation's name; in a backward within the forward, the node's name.
+        module: the path of the module that called it; None outside modules.
         source: the user's line.
-        text: what is in the result.
-        lines: what is known of what the operation was given.
+        text: a description of the result.
+        lines: descriptions of the operation's inputs.
     """
 
     what: What
@@ -54,20 +54,20 @@ class ForwardFind:
 
     @property
     def place(self) -> str:
-        """`log (blocks.3, model.py:41)`."""
+        """The operation with its module and line: `log (blocks.3, model.py:41)`."""
         where = [part for part in (self.module and module_name(self.module), self.source and self.source.short) if part]
         return f"{self.operation} ({', '.join(where)})" if where else self.operation
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """How a value became NaN or infinite.
+    """The cause of a NaN or infinite value.
 
     Attributes:
-        step: the operation that is to blame.
-        maker: what there is to say of it.
-        before: where the infinite value was put that it could not take.
-        after: what made NaN of the infinite value that it made.
+        step: the operation that caused it.
+        maker: a description of that operation.
+        before: the operation that wrote the infinite value on which `maker` failed.
+        after: the operation that turned `maker`'s infinite value into NaN.
     """
 
     step: BadOperation
@@ -77,13 +77,13 @@ class Story:
 
 
 class ForwardWatch:
-    """Watches a forward, and if asked what is computed after it.
+    """Watches a forward and, while `flow` is open, the operations after it.
 
     Args:
-        model: what names modules, as in `ts.capture`.
+        model: the module that names the others, as in `ts.capture`.
 
     Attributes:
-        flow: the operations that gave bad values.
+        flow: the operations that returned bad values.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -93,7 +93,7 @@ class ForwardWatch:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Watches the forward that runs meanwhile."""
+        """Watch the forward that runs in this context."""
         with ExitStack() as stack:
             stack.enter_context(uncompiled())
             stack.enter_context(self._names)
@@ -104,15 +104,15 @@ class ForwardWatch:
 
     @property
     def finds(self) -> list[ForwardFind]:
-        """The first of each kind, in the order in which they came."""
+        """Return the first find of each kind, in order of occurrence."""
         steps = sorted(self.flow.firsts.items(), key=lambda item: item[1].number)
         return [self.find(step, what, how) for (what, how), step in steps if step.call is None or step.call.bad]
 
     def story(self, tensor: Tensor, index: tuple[int, ...]) -> Story | None:
-        """How an element of a tensor became NaN or infinite; None where no operation is known to have made it so.
+        """Return the cause of a NaN or infinite element; None if no recorded operation caused it.
 
-        To blame is what the way began with, or, where that is an infinite value which somebody has chosen (a mask), the
-        first operation that made something else of it.
+        The cause is the first operation of the chain. If the chain starts with an intended infinite value (a mask), it
+        is the first operation that turned this value into something else.
         """
         with unobserved():
             chain = self.flow.chain_to(tensor, index)
@@ -139,8 +139,10 @@ class ForwardWatch:
     def maker_of_gradient(
         self, gradient: Tensor, place: tuple[int, ...], tasks: Mapping[Node, int]
     ) -> tuple[int | None, ForwardFind | None]:
-        """How an element of a gradient became NaN or infinite: the task that first had it, and the operation of the
-        forward from whose result it had it. None for what is not known, or not so."""
+        """Return the cause of a NaN or infinite element of a gradient.
+
+        Returns the task that first had it, and the forward operation whose result caused it. Either is None if unknown.
+        """
         with unobserved():
             chain = self.flow.chain_to(gradient, place)
             found = [
@@ -155,7 +157,7 @@ class ForwardWatch:
         return self.find(link.step, "nan" if _is_nan(link.value) else "inf", how)
 
     def find(self, step: BadOperation, what: What, how: How) -> ForwardFind:
-        """What there is to say of an operation."""
+        """Describe an operation and its inputs."""
         with unobserved():
             operation, node = step.operation, step.node
             bad = step.call.bad if step.call is not None and node is None else None
@@ -163,14 +165,14 @@ class ForwardWatch:
                 lines = self._arguments(step, bad)
             else:
                 bad = None
-                with suppress(Exception):  # its caller may have changed the arguments since
+                with suppress(Exception):  # the arguments may have been modified since
                     bad = BadResult.of(step.results({})) if step.only_computes else None
                 kept = {id(each): each.tensor for each in kept_in((step.args, step.kwargs))}
                 lines = [f"an argument ({_meta(each)}){_state(each, bad)}" for each in kept.values()]
             title = str(step.operator) if step.call is None else step.call.title
             if node is not None:
                 title = node.name()
-                lines.append("that was in a backward which the forward ran")
+                lines.append("this happened in a backward that the forward ran")
             call = None if operation is None else operation.call
             return ForwardFind(
                 what,
@@ -183,7 +185,7 @@ class ForwardWatch:
             )
 
     def _arguments(self, step: BadOperation, bad: BadResult) -> list[str]:
-        """What the arguments of the function were like."""
+        """Describe the function's arguments (shape, dtype, NaN or inf)."""
         lines = []
         facts = None if step.operation is None else step.operation.facts
         for label, value, own in (step.call.arguments or ()) if step.call is not None else ():
@@ -199,7 +201,7 @@ class ForwardWatch:
 
 
 def _meant(chain: Chain, how: How) -> complex | None:
-    """The infinite value with which a way begins, if somebody has written it there; -inf in data is a mask."""
+    """Return the infinite value that a chain starts with, if it is intended: a constant, or -inf in data (a mask)."""
     if how == "given" and chain.given is not None:
         given, index = chain.given
         value: complex = given.tensor[index].item()
@@ -221,13 +223,13 @@ def _meta(tensor: Tensor) -> TensorMeta:
 
 
 def _state(given: Tensor, bad: BadResult | None) -> str:
-    """What was in an argument, and what stood in it at the place of the first bad element."""
+    """Describe an argument's values, and its value at the position of the first bad element."""
     parts = dense_parts(given)
     for part in parts:
         if is_bad(part):
-            line = _whole_line(part, bad.place) if bad is not None and tuple(part.shape) == bad.shape else ""
+            line = _infinite_line(part, bad.place) if bad is not None and tuple(part.shape) == bad.shape else ""
             return f" had {what_is_bad(part)}{line}"
-    if len(parts) == 1 and computes_itself(given):  # a DTensor's part, as `bad` is of the result's
+    if len(parts) == 1 and computes_itself(given):  # a DTensor: `bad` describes the result's local part too
         given = parts[0]
     if not has_element(given) or given.is_complex():
         return ""
@@ -238,8 +240,8 @@ def _state(given: Tensor, bad: BadResult | None) -> str:
     return f" was finite, from {low} to {high}{where}"
 
 
-def _whole_line(given: Tensor, index: Sequence[int]) -> str:
-    """Whether all along one dimension is -inf at this place: a softmax over it has nothing left."""
+def _infinite_line(given: Tensor, index: Sequence[int]) -> str:
+    """Return a text if a whole line at this position is -inf, over which a softmax is NaN; "" otherwise."""
     place = tuple(index)
     if given.is_complex():
         return ""

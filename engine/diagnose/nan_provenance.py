@@ -1,4 +1,4 @@
-"""Follows NaN and infinite values through the operations of a forward and its backwards, back to what made them."""
+"""Traces NaN and infinite values through a forward and its backwards, back to the operations that caused them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ What = Literal["nan", "inf"]
 How = Literal["made", "put", "given"]
 
 _STAND_INS = (0.5, 2.0)
-"""By what bad values are replaced to see what comes out without them: what is defined for one number at all is defined
-for one of these, near which no usual function has a pole."""
+"""Replacements for bad values in a trial run. Any usual function is defined for at least one of them, with no pole
+nearby."""
 _OVERWRITING = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_"}
-"""What was in the tensor that these write into does not matter to what is there afterwards."""
+"""Operations whose result does not depend on the previous content of the tensor that they write to."""
 _PUTS = {
     *("fill", "fill_", "full", "full_like", "masked_fill", "masked_fill_", "masked_scatter", "new_full", "new_tensor"),
     *("pad", "scatter", "scatter_", "tensor", "where", "__setitem__", "index_fill", "index_fill_", "as_tensor"),
     *("from_numpy", "empty", "empty_like", "new_empty"),
 }
-"""Functions which put a value into a tensor that somebody has chosen: an infinite one on purpose, as in a mask."""
+"""Functions that write a constant, which may be infinite on purpose, as in a mask."""
 
 
 class _Write(NamedTuple):
-    """Bytes into which a step wrote bad values: as its result number `output` sees them."""
+    """A write of bad values by a step, with the view of the bytes in its result number `output`."""
 
     view: View
     step: BadOperation
@@ -47,7 +47,7 @@ class _Write(NamedTuple):
 
 
 class _Bytes:
-    """A storage into which bad values were written. It lives as long as the storage, and as those who read it."""
+    """The record of bad values written to a storage, kept while the storage or a step that read it is alive."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.followed = FollowedStorage(tensor)
@@ -56,13 +56,13 @@ class _Bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """A bad tensor that an operation was given: a dense one, or one of those that keep a sparse or nested one's values.
+    """A bad tensor among an operation's inputs: a dense one, or a dense part of a sparse or nested one.
 
     Attributes:
-        part: which of those.
-        view: how it saw its bytes then.
-        below: its bytes, where operations are known to have written bad values into them.
-        writes: how many of these writes had been.
+        part: the number of the dense part.
+        view: the tensor's view of its bytes at that time.
+        below: the record of its storage, if operations are known to have written bad values to it.
+        writes: the number of these writes so far.
     """
 
     kept: GivenTensor
@@ -76,10 +76,10 @@ class Given:
         return dense_parts(self.kept.tensor)[self.part]
 
     def writer(self, index: tuple[int, ...]) -> tuple[BadOperation, int, tuple[int, ...]] | None:
-        """What wrote this element: the step, which of its results, and the index there."""
+        """Return the step that wrote an element, the number of its result, and the index in the result."""
         view = self.view
         place = view.offset + sum(at * stride for at, stride in zip(index, view.strides, strict=True))
-        place *= view.dtype.itemsize  # where in its storage the element begins
+        place *= view.dtype.itemsize  # the byte offset of the element in its storage
         for view, step, output in reversed(self.below.writes[: self.writes] if self.below is not None else ()):
             found = _index_at(view, place)
             if found is not None:
@@ -89,14 +89,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BadOperation:
-    """One operation that gave NaN or infinite values, and what it was called with.
+    """An operation that returned NaN or infinite values, with its arguments.
 
     Attributes:
-        number: counts them in the order in which they ran.
-        operation: what it belongs to in the forward; None in a backward after that.
-        call: the function of torch that the user's code was calling.
+        number: its position among all such operations.
+        operation: the forward operation that it belongs to; None in a backward after the forward.
+        call: the torch function that the user's code was calling.
         node: the node whose backward it belongs to.
-        given: the bad ones among its arguments.
+        given: the bad tensors among its arguments.
     """
 
     number: int
@@ -110,23 +110,23 @@ class BadOperation:
 
     @property
     def puts(self) -> bool:
-        """Whether it writes down what somebody has chosen."""
+        """Whether the operation writes a constant."""
         if self.node is not None or self.call is None:
             return False
         return self.call.title in _PUTS or (is_operator(self.operator) and leaves_empty(self.operator))
 
     @property
     def puts_number(self) -> bool:
-        """The same where that is all that is bad in what it was given: `x[0] = math.nan`."""
+        """Whether it writes a constant and no other argument is bad, as in `x[0] = math.nan`."""
         return self.puts and all(each.below is None and not each.kept.tensor.dim() for each in self.given)
 
     @property
     def only_computes(self) -> bool:
-        """Whether it may run again: what is not ATen's may communicate, or count."""
+        """Whether it may run again. An operator outside ATen may communicate or keep state."""
         return is_operator(self.operator) and self.operator.namespace == "aten"
 
     def results(self, instead: Mapping[GivenTensor, Tensor]) -> list[Tensor]:
-        """What it gives with other values in the place of some that it was given."""
+        """Run the operation with some arguments replaced and return its results."""
         writes = may_write(self.operator)
         args, kwargs = (_given_again(each, instead, writes) for each in (self.args, self.kwargs))
         with torch.random.fork_rng(()):
@@ -135,7 +135,7 @@ class BadOperation:
 
 
 class ValueLink(NamedTuple):
-    """One element on its way: the operation that gave it, in which of its results, where, and its value."""
+    """One element in a chain: the operation that returned it, the number of the result, its index and its value."""
 
     step: BadOperation
     output: int
@@ -144,11 +144,11 @@ class ValueLink(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The way of a bad element back through the operations.
+    """The chain of operations behind a bad element.
 
     Attributes:
-        links: from the one that gave it to the earliest.
-        given: where no operation made what the earliest was given: in which tensor, and at which index.
+        links: the links from the last operation to the earliest.
+        given: the tensor and index of the earliest operation's bad input, if no operation produced it.
     """
 
     links: tuple[ValueLink, ...]
@@ -156,13 +156,14 @@ class Chain(NamedTuple):
 
 
 class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
-    """A mode that looks at what each operation gives, and keeps those that gave NaN or infinite values.
+    """A mode that checks each operation's results and keeps the operations that returned NaN or infinite values.
 
-    It keeps one as long as anybody can read its values, or what came of them: what a program discards is let go. It
-    waits for accelerators.
+    An operation is kept as long as its values, or values computed from them, can be read. The mode synchronizes
+    accelerators.
 
     Attributes:
-        firsts: of the forward the first operation that gave NaN out of none, and infinite values out of none; how.
+        firsts: the first operation of the forward that returned NaN without a NaN input, and the first that returned
+            infinite values without an infinite input, each with its kind.
     """
 
     def __init__(self, names: capture, calls: FunctionCalls) -> None:
@@ -173,10 +174,10 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         self._count = 0
         self._kept = KeptTensors()
         self._bytes: dict[int, _Bytes] = {}  # by address
-        self._limit = 256  # of these, before the dead are looked for
+        self._limit = 256  # number of entries above which the dead ones are removed
 
     def forward_is_over(self) -> None:
-        """What comes now has no line in the forward."""
+        """Mark the end of the forward. Later operations have no line in it."""
         self._names = None
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -191,7 +192,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
                     if operator._opname not in _OVERWRITING and any(map(has_element, dense_parts(tensor))):
                         before[id(tensor)] = kept = GivenTensor(tensor)
                         kept.copy()
-        except Exception:  # a strange tensor may raise anything; the forward must not end
+        except Exception:  # a tensor subclass may raise anything; the forward must continue
             pass
         result = operator(*args, **kwargs)
         try:
@@ -212,11 +213,11 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
     ) -> None:
         lifts = is_lift(operator)
         if lifts and self._calls.current is None:
-            return  # NumPy's numbers: data
+            return  # data from NumPy
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}
         bad = [(number, each) for number, each in enumerate(results) if is_bad(each)]
         if not bad or (not writes and _shares_bytes(bad[0][1], inputs.values()) and id(bad[0][1]) not in inputs):
-            return  # the same elements once more
+            return  # a view of the same elements
         keeps = {number: before.get(number) or self._kept.keep(each) for number, each in inputs.items()}
         given = tuple(each for number, kept in keeps.items() for each in self._given(kept, inputs[number]))
         node, call = current_node(), self._calls.current
@@ -236,7 +237,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
                 below.writes.append(_Write(View.of(each), step, number))
 
     def _given(self, kept: GivenTensor, own: Tensor) -> Iterator[Given]:
-        """What is bad in an argument; its bytes are its own also where a copy of it is kept."""
+        """Yield the bad parts of an argument. If a copy was kept, the bytes are still the original's."""
         for number, (part, original) in enumerate(zip(dense_parts(kept.tensor), dense_parts(own), strict=True)):
             if is_bad(part):
                 below = self._bytes_of(original)
@@ -263,15 +264,15 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
                 continue
             had = any(bool(is_what(computable(each.tensor)).any()) for each in step.given)
             if had and any(each.below is not None for each in step.given):
-                continue  # it came from an operation that was seen
+                continue  # the bad value came from a recorded operation
             how: How = "given" if had and not step.puts_number else "put" if step.puts else "made"
             self.firsts.setdefault(("nan" if what == "nan" else "inf", how), step)
 
     def chain_to(self, tensor: Tensor, index: tuple[int, ...]) -> Chain:
-        """The way of an element of a tensor back to where it came from; of no links where no operation is known.
+        """Return the chain of operations behind an element; it has no links if no operation is known.
 
-        Operations on the way run again with bad values replaced: an element of an argument is on the way where the
-        result is another one without it.
+        The operations run again with bad values replaced: an element of an argument belongs to the chain if replacing
+        it changes the result.
         """
         with unobserved():
             links: list[ValueLink] = []
@@ -288,7 +289,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
 
 
 def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
-    """Which element of which argument made it bad; None: the operation itself did."""
+    """Return the argument and the index of the element that made it bad; None if the operation itself did."""
     step = link.step
     if not step.given:
         return None
@@ -307,7 +308,7 @@ def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
 
 
 class _Trial:
-    """Runs an operation again with bad values replaced. Bad elements are numbered through all arguments."""
+    """Runs an operation again with bad values replaced. Bad elements are numbered across all arguments."""
 
     def __init__(self, link: ValueLink, places: Sequence[Tensor]) -> None:
         self._link = link
@@ -320,13 +321,13 @@ class _Trial:
             self._stand_in = next(each for each in _STAND_INS if not self._comes(0, each))
 
     def needed(self) -> int:
-        """The number of an element without which the result is another one."""
+        """Return the number of an element whose replacement changes the result."""
         if (alone := self._at_the_same_place()) is not None:
             return alone
         return bisect_left(range(1, self._count), True, key=self._comes)
 
     def _at_the_same_place(self) -> int | None:
-        """Of what works element by element the element there is enough."""
+        """Return the number of the element at the same index, which is enough for an elementwise operation."""
         first = 0
         for given, found in zip(self._link.step.given, self._places, strict=True):
             index = _broadcast(self._link.place, tuple(given.tensor.shape))
@@ -338,7 +339,7 @@ class _Trial:
         return None
 
     def _comes(self, count: int, stand_in: float | None = None, start: int = 0) -> bool:
-        """Whether the same value comes out where `count` bad elements, from number `start` on, are left as they are."""
+        """Return whether the result is the same if only `count` bad elements, from number `start` on, are kept."""
         instead: dict[GivenTensor, Tensor] = {}
         first = 0
         for given, found in zip(self._link.step.given, self._places, strict=True):
@@ -348,24 +349,23 @@ class _Trial:
             if not len(replaced):
                 continue
             if given.tensor is not given.kept.tensor:
-                return False  # a sparse or nested one: nothing is put into its parts
+                return False  # parts of sparse or nested tensors are not replaced
             tensor = instead.get(given.kept)
             if tensor is None:
                 tensor = instead[given.kept] = given.tensor.clone(memory_format=torch.contiguous_format)
-            values = computable(tensor)  # no kernel writes into single elements of float8
+            values = computable(tensor)  # float8 has no kernels that write single elements
             values[tuple(replaced.unbind(-1))] = self._stand_in if stand_in is None else stand_in
             if values is not tensor:
                 tensor.copy_(values)
         try:
             results = self._link.step.results(instead)
             return _same(results[self._link.output][self._link.place].item(), self._link.value)
-        except Exception:  # what its caller has changed since, or what takes no copies
+        except Exception:  # an argument may have been modified since, or cannot be copied
             return False
 
 
 def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int, ...]]:
-    """Of an operation that can't be run again, or gives something else each time: the bad element at the same place, if
-    there is one."""
+    """Return the likely cause for an operation that cannot be repeated: the bad element at the same index if any."""
     for given in link.step.given:
         index = _broadcast(link.place, tuple(given.tensor.shape))
         if index is not None and not bool(computable(given.tensor[index]).isfinite()):
@@ -374,7 +374,7 @@ def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int
 
 
 def _parts(result: object, written: Iterable[Tensor] = ()) -> list[Tensor]:
-    """The dense tensors in what an operation gave and wrote."""
+    """Return the dense tensors among an operation's results and the tensors it wrote to."""
     found = {id(each): each for each in [*tensors_of(result), *written]}
     return [part for each in found.values() for part in dense_parts(each)]
 
@@ -385,7 +385,7 @@ def _shares_bytes(tensor: Tensor, others: Iterable[Tensor]) -> bool:
 
 
 def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:
-    """The value with what is kept of its tensors in their place."""
+    """Return a value with its tensors replaced by their records."""
     if isinstance(value, Tensor):
         return keeps.get(id(value), value)
     if isinstance(value, tuple | list):
@@ -396,7 +396,7 @@ def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:
 
 
 def kept_in(value: Any) -> Iterator[GivenTensor]:
-    """What is kept of the tensors in a step's arguments."""
+    """Yield the records of tensors in a step's arguments."""
     if isinstance(value, GivenTensor):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -405,7 +405,7 @@ def kept_in(value: Any) -> Iterator[GivenTensor]:
 
 
 def _given_again(value: Any, instead: Mapping[GivenTensor, Tensor], copies: bool) -> Any:
-    """The value with tensors in the place of what was kept of them; what may be written into is a copy."""
+    """Return a value with records replaced by tensors; tensors that may be written to are copied."""
     if isinstance(value, GivenTensor):
         return instead[value] if value in instead else value.tensor.clone() if copies else value.tensor
     if isinstance(value, tuple | list):
@@ -416,7 +416,7 @@ def _given_again(value: Any, instead: Mapping[GivenTensor, Tensor], copies: bool
 
 
 def _index_at(view: View, place: int) -> tuple[int, ...] | None:
-    """Which element has this byte of the storage; None: none."""
+    """Return the index of the element at a byte of the storage; None if the view does not contain it."""
     itemsize = view.dtype.itemsize
     left = place - view.offset * itemsize
     index = [0] * len(view.shape)
@@ -429,7 +429,7 @@ def _index_at(view: View, place: int) -> tuple[int, ...] | None:
 
 
 def _broadcast(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The place of an element of a result in an argument of this shape that is spread over it."""
+    """Return the index of a result's element in an argument of this shape that was broadcast."""
     if len(shape) > len(index):
         return None
     own = [0 if size == 1 else at for at, size in zip(index[len(index) - len(shape) :], shape, strict=True)]

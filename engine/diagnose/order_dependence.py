@@ -1,4 +1,4 @@
-"""What `ts.find_order_dependence` has found."""
+"""The result of `ts.find_order_dependence`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _PERCENT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A task with which orders begin to differ: what it goes by is equal to the bit, and what comes of it is not.
+    """A task at which orders start to differ: its inputs are equal bit by bit, and its results are not.
 
     Attributes:
-        task: its id.
-        how: "rounding": gradients that are equal are summed up in another order. "result": it makes something else of
-            equal gradients. "written": what it takes is not what was given to it. "unsteady": it makes something else
-            of equal gradients even in the same order.
-        orders: the orders under which it does, the first one first.
-        module, source: the task's, of the forward.
-        story: what happens there, in sentences.
-        advice: what to do; "" where there is nothing to be done.
-        writer: the id of another task that writes in place into what this one reads; None where none was seen.
-        cause: a "write" in place into what the task reads; "random" numbers that it draws; a "hook" that runs there.
-            None: not seen.
+        task: the task's id.
+        how: "rounding": equal gradients are summed in another order. "result": the task returns different results for
+            equal gradients. "written": its input differs from the gradients sent to it. "unsteady": it returns
+            different results for equal gradients even in the same order.
+        orders: the orders in which this happens.
+        module, source: the module and the line of the forward that the task belongs to.
+        story: the explanation, in sentences.
+        advice: how to fix it; "" if no fix is needed.
+        writer: the id of another task that modifies this task's input in place; None if none was recorded.
+        cause: "write" for a write in place to the task's input, "random" for random numbers that it draws, "hook" for a
+            hook that runs there. None if unknown.
     """
 
     task: int
@@ -56,14 +56,14 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class GradientApart:
-    """A leaf whose gradient is another one, to the bit, under some order.
+    """A leaf whose gradient differs in at least one bit under some order.
 
     Attributes:
-        leaf: its name, or its shape where it has none.
-        order: under which it is furthest from that of the first order.
-        share: how far, the 2-norm of the difference over that of the first one's; infinite where one is missing or not
-            finite.
-        close: whether `torch.testing.assert_close` would take the two for equal, by its tolerances for the dtype.
+        leaf: its name, or its shape if it has no name.
+        order: the order with the largest difference from the first order.
+        share: the 2-norm of the difference divided by that of the first order's gradient; infinite if one is missing
+            or not finite.
+        close: whether `torch.testing.assert_close` accepts the two as equal, with its tolerances for the dtype.
     """
 
     leaf: str
@@ -78,14 +78,14 @@ class OrderDependence(ShownAsFindings):
     be read: `assert not ts.find_order_dependence(make_loss)`.
 
     Attributes:
-        orders: that were run; the first is the one that the others are held against.
-        departures: where orders begin to differ, those by more than rounding first, as they come in the first order.
-        gradients: the leaves whose gradients differ in any bit, the furthest first.
-        leaves: how many leaves there are.
-        open_pairs: how many pairs of tasks the graph leaves in either order; None where that is too many to count.
-        both_ways: how many of these ran both ways round.
-        graph: the backward's graph without its nodes; None where the loss has none.
-        unread: the ids of the tasks whose gradients could not be read, and so not be compared.
+        orders: the orders that ran; the others are compared with the first.
+        departures: the tasks at which orders start to differ, those by more than rounding first, in the first order.
+        gradients: the leaves whose gradients differ in any bit, the largest difference first.
+        leaves: the number of leaves.
+        open_pairs: the number of pairs of tasks that may run in either order; None if there are too many to count.
+        both_ways: the number of these pairs that ran in both orders.
+        graph: the backward's graph without its nodes; None if the loss has no graph.
+        unread: the ids of the tasks whose gradients could not be read, and so were not compared.
     """
 
     orders: tuple[str, ...]
@@ -102,22 +102,22 @@ class OrderDependence(ShownAsFindings):
 
     @property
     def same_bits(self) -> bool:
-        """Whether all gradients are equal to the bit under all orders."""
+        """Whether all gradients are equal bit by bit under all orders."""
         return not self.gradients and not self.unread
 
     @property
     def first(self) -> Departure | None:
-        """Where the backward begins to depend on its order by more than rounding."""
+        """The first task at which the backward depends on its order by more than rounding."""
         return next((each for each in self.departures if each.is_dependence), None)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was found, in words."""
+        """The findings in sentences."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
         if self.graph is None:
-            yield "The loss has no graph: there is no backward whose order could matter."
+            yield "The loss has no graph, so there is no backward to check."
             return
         first, *others = self.orders
         rounding = [each for each in self.departures if each.how == "rounding"]
@@ -131,41 +131,41 @@ class OrderDependence(ShownAsFindings):
         if found:
             yield f"The backward depends on the order of its tasks, in {counted(len(found), 'task')}."
         elif unsteady:
-            yield "Whether the backward depends on its order can't be told: it differs in the same order, too."
+            yield "The order cannot be checked, because results differ even between two runs in the same order."
         elif self.same_bits:
-            yield f"The backward does not depend on its order: {self._all()} equal to the bit under all tried."
+            yield f"The backward does not depend on its order: {self._all()} equal bit by bit in all tried orders."
         elif not self.gradients:
             pass
         elif rounding:
-            yield "The backward depends on its order by rounding alone: sums of gradients, taken in another order."
+            yield "The backward depends on its order only by rounding, in sums of gradients taken in another order."
         else:
-            yield "Gradients differ that are made inside of a task, as in a reentrant checkpoint; where is not seen."
+            yield "Gradients computed within a task differ (in a reentrant checkpoint, say); the place is not recorded."
         if self.gradients:
             far = self.gradients[0]
             apart = sum(not each.close for each in self.gradients)
             within = "all within" if not apart else f"{apart:,} of them beyond"
             yield (
                 f"{len(self.gradients):,} of {counted(self.leaves, 'gradient')} differ from those under {first}, "
-                f"{within} torch.testing's tolerance; the furthest is that of {far.leaf}, by {_share_text(far.share)} "
+                f"{within} torch.testing's tolerance; {far.leaf} differs most, by {_share_text(far.share)} "
                 f"under {far.order}."
             )
         if found and rounding:
-            yield f"Besides, {counted(len(rounding), 'sum')} of gradients round differently, which is no fault."
+            yield f"{counted(len(rounding), 'sum')} of gradients also round differently, which is not a fault."
         yield f"It ran under {joined([first, *others], len(self.orders))}."
         if self.open_pairs:
             yield (
-                f"Of {counted(self.open_pairs, 'pair')} of tasks that the graph leaves in either order, "
-                f"{self.both_ways:,} ran both ways round."
+                f"Of {counted(self.open_pairs, 'pair')} of tasks that may run in either order, "
+                f"{self.both_ways:,} ran in both orders."
             )
         elif self.open_pairs == 0:
-            yield "The graph leaves no two tasks in either order."
+            yield "No two tasks of this graph may run in either order."
 
     def _all(self) -> str:
         return "its gradient is" if self.leaves == 1 else f"all {self.leaves:,} gradients are"
 
     @cached_property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first. Sums that round share a row."""
+        """Return the table as rows of text, the headings first. Sums that only round differently share a row."""
         rows = []
         rounding = []
         for each in self.departures:
@@ -177,12 +177,12 @@ class OrderDependence(ShownAsFindings):
                 rows.append([task, joined(each.orders), " ".join(part for part in (each.story, each.advice) if part)])
         if rounding:
             under = dict.fromkeys(order for each in self.departures if each.how == "rounding" for order in each.orders)
-            said = "equal gradients are added up in another order, and rounded differently: no fault"
+            said = "equal gradients are summed in another order and round differently; this is not a fault"
             rows.append([joined(rounding), joined(list(under)), said])
         return [["task", "under", "what happens, and what to do"], *rows]
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per departure, for `pandas.DataFrame(found.records())`."""
+        """Return one flat dict per departure, for `pandas.DataFrame(found.records())`."""
         return [
             {
                 "task": each.task,
@@ -203,5 +203,5 @@ class OrderDependence(ShownAsFindings):
 
 def _share_text(share: float) -> str:
     if not isfinite(share):
-        return "what is not finite or not there"
+        return "a missing or infinite value"
     return f"{percent_text(share) if share >= _PERCENT else f'{share:.1e}'} of its norm"

@@ -1,4 +1,4 @@
-"""What a closer look at two orders says of a task with which they begin to differ, and what to do."""
+"""Explains why two orders start to differ at a task, and how to fix it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .order_dependence import Cause, Departure, How
 from .run_in_order import Looked, OrderRun, SharedWrite
 
 FIRST = "heap"
-"""The order that the others are held against: PyTorch's own."""
+"""The order that the others are compared with: PyTorch's own."""
 
 
 class AtDeparture(NamedTuple):
-    """A task with which orders begin to differ, and what is known of it."""
+    """A task at which orders start to differ, and the facts known about it."""
 
     task: int
     how: How
@@ -35,7 +35,7 @@ class AtDeparture(NamedTuple):
 
 
 def tell(task: int, plain: OrderRun, other: OrderRun, order: str, orders: tuple[str, ...]) -> AtDeparture:
-    """Of a task at which this order begins to differ from the first one, from closer looks at both."""
+    """Return the facts about a task at which an order starts to differ from the first, from detailed runs of both."""
     first, second = plain.looked, other.looked
     assert first is not None
     assert second is not None
@@ -55,82 +55,84 @@ def _how(task: int, plain: OrderRun, other: OrderRun, first: Looked, second: Loo
         return "unsteady" if plain.given.get(task) == other.given.get(task) else "result"
     wrong = [task in looked.wrong_sums for looked in (first, second)]
     if any(wrong):
-        # in both: a hook makes something of a sum, and of one that rounds differently the like
+        # If the sum is wrong in both runs, a hook changes it, and the hook's input may only round differently.
         same = all(wrong) and _all_close(first.taken[task], second.taken[task])
         return "rounding" if same else "written"
     edges = plain.graph.in_edges[task]
     return "rounding" if len({edge.input for edge in edges}) < len(edges) else "unsteady"
 
 
-def departure_of(graph: Graph, told: AtDeparture) -> Departure:
-    """The same in sentences; the graph is that of the first order's run."""
-    task = graph.tasks[told.task]
-    write = told.write
+def departure_of(graph: Graph, found: AtDeparture) -> Departure:
+    """Return the facts as a `Departure` with sentences. graph: the graph of the first order's run."""
+    task = graph.tasks[found.task]
+    write = found.write
     writer = None if write is None or write.task == task.id else write.task
-    story, advice, cause = "", "", _cause(told)
-    if told.how == "unsteady":
-        story = "Something else comes of equal gradients each time, in the same order, too."
+    story, advice, cause = "", "", _cause(found)
+    if found.how == "unsteady":
+        story = "The results for equal gradients differ each time, even in the same order."
         advice = (
-            "Reset in make_loss what hooks and Functions count; of kernels that vary by themselves "
-            "torch.use_deterministic_algorithms(True) takes others."
+            "Reset the counters of hooks and Functions in make_loss. If kernels are nondeterministic, use "
+            "torch.use_deterministic_algorithms(True)."
         )
-    elif told.how != "rounding":
-        story = " ".join(_story(graph, task, told))
-        advice = _advice(graph, task, told)
-    return Departure(task.id, told.how, told.orders, graph.module(task), task.source, story, advice, writer, cause)
+    elif found.how != "rounding":
+        story = " ".join(_story(graph, task, found))
+        advice = _advice(graph, task, found)
+    return Departure(task.id, found.how, found.orders, graph.module(task), task.source, story, advice, writer, cause)
 
 
-def _cause(told: AtDeparture) -> Cause | None:
-    if told.write is not None:
+def _cause(found: AtDeparture) -> Cause | None:
+    if found.write is not None:
         return "write"
-    if told.draws:
+    if found.draws:
         return "random"
-    return "hook" if told.hooks else None
+    return "hook" if found.hooks else None
 
 
-def _story(graph: Graph, task: Task, told: AtDeparture) -> Sequence[str]:
+def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
     said = []
-    if told.how == "written":
-        said.append(f"Under {told.order} it takes something else than what was given to it.")
+    if found.how == "written":
+        said.append(f"Under {found.order} its input differs from the gradients sent to it.")
     elif task.is_leaf:
-        said.append(f"Under {told.order} something else is in .grad, of an equal gradient.")
+        said.append(f"Under {found.order} the same gradient leads to a different .grad.")
     else:
-        said.append(f"Under {told.order} it gives something else of equal gradients{told.element}.")
-    if (write := told.write) is not None:
-        called = write.source if graph.tasks[write.task].kind in APPLIED else None  # else the engine does
+        said.append(f"Under {found.order} it returns different results for equal gradients{found.element}.")
+    if (write := found.write) is not None:
+        called = (
+            write.source if graph.tasks[write.task].kind in APPLIED else None
+        )  # for other kinds the engine's own code writes
         place = "" if called is None else f" at {called.short}"
         who = "It" if write.task == task.id else told_apart(graph, write.task)
-        what = "into it" if told.how == "written" else "into what it reads"
-        said.append(f"{who} writes {what}, with {write.operation}{place}.")
-    elif told.draws:
+        what = "it" if found.how == "written" else "its input"
+        said.append(f"{who} modifies {what} in place with {write.operation}{place}.")
+    elif found.draws:
         said.append("It draws random numbers.")
-    elif told.hooks:
-        said.append(f"Hooks run there: {joined(told.hooks)}.")
-    elif told.how == "written":
-        said.append("By what is not seen: a hook of its tensor, or something past torch's operations.")
+    elif found.hooks:
+        said.append(f"Hooks run there: {joined(found.hooks)}.")
+    elif found.how == "written":
+        said.append("The cause was not recorded: a tensor hook, or a write outside torch's operations.")
     else:
-        said.append("What it goes by besides its gradients is not seen: an attribute, a counter, NumPy's memory.")
+        said.append("It depends on something else that is not recorded: an attribute, a counter, a NumPy array.")
     return said
 
 
-def _advice(graph: Graph, task: Task, told: AtDeparture) -> str:
-    if (write := told.write) is not None:
+def _advice(graph: Graph, task: Task, found: AtDeparture) -> str:
+    if (write := found.write) is not None:
         writer = graph.tasks[write.task]
         if writer.kind in APPLIED:
             return (
-                f"In the backward of {writer.short_name} make a new tensor (grad * 2, not grad.mul_(2)), or clone what "
-                "others read."
+                f"In the backward of {writer.short_name}, create a new tensor (grad * 2, not grad.mul_(2)), or clone "
+                "tensors that other tasks read."
             )
-        return "Clone what others read before it is written."
-    if told.draws:
-        return "Draw them in the forward, and keep them with ctx.save_for_backward."
-    if told.hooks or task.kind not in APPLIED:
-        return "Let hooks go by the gradient alone that they are given."
-    return f"Let the backward of {task.short_name} go by its gradients and by what ctx.save_for_backward has kept."
+        return "Clone a tensor that other tasks read before modifying it in place."
+    if found.draws:
+        return "Draw them in the forward and save them with ctx.save_for_backward."
+    if found.hooks or task.kind not in APPLIED:
+        return "Make hooks depend only on the gradient passed to them."
+    return f"Make the backward of {task.short_name} depend only on its gradients and saved tensors."
 
 
 def _element(first: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> str:
-    """The first element that differs: `: 3 of 64 elements, first at [0, 1], 1.5 instead of 0.75`."""
+    """Describe the first difference: `: 3 of 64 elements, first at [0, 1], 1.5 instead of 0.75`."""
     with unobserved():
         for one, two in zip(first, other, strict=False):
             if one is None or two is None or one.shape != two.shape:

@@ -1,4 +1,4 @@
-"""What a forward makes of the outputs of an ensemble's members: a stack, one long tensor, a sum, a mean, or a list."""
+"""Combinations of an ensemble members' outputs in a forward: a stack, a concatenation, a sum, a mean, or a list."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Made = Literal["stacked", "concatenated", "summed", "averaged", "listed"]
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """What becomes of the members' outputs, and along which dimension of the result."""
+    """The operation that combines the members' outputs, and the dimension of the result that it uses."""
 
     made: Made
     dim: int = 0
 
     @property
     def replaces(self) -> str:
-        """What the user's code has that is no longer needed."""
+        """The expression in the user's code that is no longer needed."""
         return {
             "stacked": f"torch.stack(outputs{self._dim})",
             "concatenated": f"torch.cat(outputs{self._dim})",
@@ -40,7 +40,7 @@ class Combination:
         return f", {self.dim}" if self.dim else ""
 
     def code(self, name: str) -> str:
-        """The same of one tensor of this name that has the member first, as an expression."""
+        """Return an expression that combines one tensor of this name with the member as its first dimension."""
         moved = f"{name}.movedim(0, {self.dim})" if self.dim else name
         return {
             "stacked": moved,
@@ -51,7 +51,7 @@ class Combination:
         }[self.made]
 
     def of(self, outputs: Sequence[Tensor]) -> Tensor | Sequence[Tensor]:
-        """What the forward makes of them."""
+        """Combine outputs as the forward does."""
         if self.made == "stacked":
             return torch.stack(list(outputs), self.dim)
         if self.made == "concatenated":
@@ -63,7 +63,7 @@ class Combination:
         return outputs
 
     def gradient(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of what it made, from those of the outputs: one, or of a list one each."""
+        """Return the gradients of the combined result from those of the outputs: one, or one each for a list."""
         if self.made in ("stacked", "concatenated"):
             made = self.of(gradients)
             return [made] if isinstance(made, Tensor) else list(made)
@@ -78,12 +78,12 @@ LISTED = Combination("listed")
 
 
 def combination_of(graph: Graph, ends: Sequence[tuple[int | None, int]], zeros_added: Set[int]) -> Combination:
-    """What a graph makes of some outputs.
+    """Find how a graph combines some outputs.
 
     Args:
         graph: the graph, with its nodes.
         ends: the outputs in order, each as (task, number of its output in the forward).
-        zeros_added: sequence numbers of additions to the number 0, as Python's `sum` begins with.
+        zeros_added: sequence numbers of additions to the number 0, with which Python's `sum` starts.
     """
     taking: list[Edge] = []
     for task, output in ends:
@@ -104,7 +104,7 @@ def _joined(graph: Graph, task: Task, taking: Sequence[Edge]) -> Combination:
     if task.short_name == "Cat":
         sizes = [(graph.tasks[edge.next_task].inputs[edge.input].shape or shape)[dim] for edge in taking]
     if [edge.output for edge in taking] != list(range(len(taking))) or sum(sizes) != shape[dim]:
-        return LISTED  # others among them, which may have no gradient, or in another order
+        return LISTED  # other tensors are among them, which may have no gradient, or the order differs
     if task.short_name == "Cat":
         return Combination("concatenated", dim)
     later = [graph.tasks[edge.task] for edge in graph.in_edges[task.id]]
@@ -117,13 +117,15 @@ def _joined(graph: Graph, task: Task, taking: Sequence[Edge]) -> Combination:
 
 
 def _dim(saved: int, dims: int) -> int:
-    """Of a dimension counted from the end nodes keep what an unsigned number makes of it."""
+    """Return a dimension saved by a node. Nodes save negative dimensions as unsigned integers."""
     return (saved - 2**64 if saved >= 2**63 else saved) % max(dims, 1)
 
 
 def _are_summed(graph: Graph, taking: Sequence[Edge], zeros_added: Set[int]) -> bool:
-    """Whether additions make one sum of exactly these, and zero: each takes two of them or of the sums so far, and is
-    taken once."""
+    """Return whether additions sum exactly these outputs, and zero.
+
+    Each addition has two of the outputs or partial sums as its inputs, and each result is used once.
+    """
     open_ = [(edge.task, edge) for edge in taking]
     waiting: dict[int, list[Edge]] = {}
     shape = graph.tasks[taking[0].next_task].inputs[taking[0].input].shape
@@ -135,7 +137,7 @@ def _are_summed(graph: Graph, taking: Sequence[Edge], zeros_added: Set[int]) -> 
         if saved_value(graph.nodes[task], "alpha", 1) != 1:
             return False
         if len(graph.out_edges[task]) == 1 and adding.sequence_nr not in zeros_added:
-            return False  # a number, or a tensor without a gradient
+            return False  # an operand is a number or a tensor without a gradient
         come = waiting.setdefault(task, [])
         come.append(edge)
         if len(come) < len(graph.out_edges[task]):

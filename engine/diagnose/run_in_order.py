@@ -1,4 +1,4 @@
-"""Runs a backward in one order, with a fingerprint of each gradient and the bytes that tasks share."""
+"""Runs a backward in one order and records a fingerprint of each gradient and the bytes that tasks share."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from ..schedule.policy import Choice, Policy
 
 @dataclass(frozen=True, slots=True)
 class SharedWrite:
-    """One task's write into what another one reads.
+    """A task's write to a tensor that another task reads.
 
     Attributes:
         task: the id of the task that writes.
-        operation: what writes: `mul_`.
-        source: the user's line, where Python calls it.
+        operation: the operation, such as `mul_`.
+        source: the user's line, if Python calls the operation.
     """
 
     task: int
@@ -57,9 +57,9 @@ class SharedWrite:
 
 
 class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
-    """Notes, while it is open around a backward, what tasks read and write of bytes that were there before them.
+    """A mode around a backward that records reads and writes of storages that existed before the task.
 
-    Known limitations: what is read or written past torch's operations (through NumPy, in an extension) is not seen.
+    Known limitations: reads and writes outside torch's operations (through NumPy, in an extension) are not recorded.
     """
 
     sees_backward = True
@@ -67,11 +67,11 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self._task: int | None = None
-        self._made: dict[int, FollowedStorage] = {}  # by the current task
+        self._made: dict[int, FollowedStorage] = {}  # storages allocated by the current task
         self._touched: dict[int, _Touched] = {}
 
     def begin(self, task: int, gradients: Sequence[Tensor | None]) -> None:
-        """What operations do from here on is this task's, which takes these."""
+        """Attribute the following operations to a task, which receives these gradients."""
         self._task = task
         self._made = {}
         for tensor in tensors_of(gradients):
@@ -82,7 +82,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
         self._made = {}
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._task is None:  # the engine's own sums, hooks of tensors
+        if self._task is None:  # the engine's own sums, and tensor hooks
             return operator(*args, **kwargs)
         for tensor in tensors_of((args, kwargs)):
             self._read(tensor)
@@ -98,7 +98,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
         return result
 
     def writes_to(self, task: int) -> list[SharedWrite]:
-        """What others write of that which a task reads, in their order; its own writes, if no other does."""
+        """Return other tasks' writes to tensors that a task reads, in order, or its own writes if there are none."""
         found = [touched for touched in self._touched.values() if task in touched.readers]
         writes = [write for touched in found for write in touched.writes]
         others = [write for write in writes if write.task != task]
@@ -134,7 +134,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
 
 @dataclass(slots=True)
 class _Touched:
-    """Bytes that were there before a task. No others get their number while they are followed."""
+    """A storage that existed before the task, kept so that its address is not reused."""
 
     storage: FollowedStorage
     readers: dict[int, None]
@@ -142,18 +142,20 @@ class _Touched:
 
 
 Print = tuple[int, ...]
-"""64 bits of each tensor that a tensor's bytes are in; empty for those that show none."""
+"""64 bits for each dense part of a tensor; empty if its bytes cannot be read."""
 
-_CHUNK = 2**20  # elements that are looked at at once: 8 MiB of whole numbers
+_CHUNK = 2**20  # elements hashed at once: 8 MiB of integers
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# splitmix64's constants (Steele, Lea, Flood 2014), as signed numbers. Weights in a straight line would let two small
-# changes cancel.
+# splitmix64's constants (Steele, Lea, Flood 2014), as signed integers. With weights in arithmetic progression two
+# small changes could cancel.
 _STEP, _MIX = -7046029254386353131, -4658895280553007687
 
 
 class BitPrints:
-    """Takes prints where the tensors are. They are read after the run, of each device at once: no task waits for an
-    accelerator."""
+    """Computes fingerprints on the tensors' devices and reads them after the run, once per device.
+
+    No task waits for an accelerator.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[torch.device, list[Tensor]] = {}
@@ -161,7 +163,7 @@ class BitPrints:
         self._weights: dict[torch.device, Tensor] = {}
 
     def of(self, tensor: Tensor) -> Callable[[], Print]:
-        """Takes it now; to be asked for after `read`."""
+        """Compute a fingerprint now; call the result after `read`."""
         places = []
         with unobserved():
             for values in _values(tensor):
@@ -194,7 +196,7 @@ def _values(tensor: Tensor) -> Iterable[Tensor]:
 
 
 def _print_of(values: Tensor, weights: Tensor) -> Tensor:
-    """Of all its bits, in their order: each element's, times a number of its own, summed up modulo 2^64."""
+    """Return the sum modulo 2^64 of all elements' bits, each multiplied with the weight of its position."""
     values = values.resolve_conj().resolve_neg()
     if values.is_complex():
         values = torch.view_as_real(values)
@@ -202,13 +204,13 @@ def _print_of(values: Tensor, weights: Tensor) -> Tensor:
     found = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, len(bits), _CHUNK):
         chunk = bits[start : start + _CHUNK]
-        # Chained, so that two chunks that trade places give another print.
+        # Chained, so that swapping two chunks changes the fingerprint.
         found = found * _STEP + (chunk.to(torch.int64) * weights[: len(chunk)]).sum()
     return found
 
 
 def _odd_numbers(device: torch.device) -> Tensor:
-    """Odd, so that no change of one element is lost."""
+    """Return odd weights: multiplying by an odd number is invertible modulo 2^64, so no change is lost."""
     numbers = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device) * _STEP
     mixed = (numbers ^ (numbers >> 30)) * _MIX
     return (mixed ^ (mixed >> 31)) | 1
@@ -218,21 +220,21 @@ Prints = tuple[Print | None, ...]
 Gradients = Sequence[Tensor | None]
 
 _SUM = 4
-"""How many units in the last place a sum of n gradients may be off for each of them: a sum in any order is off by n - 1
-at most (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is what it is held against."""
+"""The allowed error of a sum of n gradients, in units in the last place per gradient. The error of a sum in any order
+is at most n - 1 units (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is the reference's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a closer look at some tasks has kept.
+    """The detailed records of some tasks.
 
     Attributes:
-        taken, given: by task copies of its gradients, of what it takes where that is not the sum of what was given to
-            it, and of what it gives.
-        wrong_sums: the tasks that take something else than the sum of what was given to them.
-        drew: those that drew random numbers.
-        hooks: by task the names of the user's hooks of its node or leaf.
-        touches: which bytes all tasks have read and written.
+        taken, given: copies of each task's inputs, if they are not the sum of the gradients sent to it, and of its
+            outputs.
+        wrong_sums: the tasks whose input is not the sum of the gradients sent to it.
+        drew: the tasks that drew random numbers.
+        hooks: for each task, the names of the user's hooks on its node or leaf.
+        touches: the bytes that all tasks read and wrote.
     """
 
     touches: StorageTouches
@@ -245,17 +247,16 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class OrderRun:
-    """What one backward did.
+    """The record of one backward.
 
     Attributes:
         graph: its graph, without nodes.
-        order: the ids of its tasks as they ran.
-        taken, given: by task the prints of the gradients that it took, and gave; a leaf gives what is in its .grad at
-            the end.
-        gradients: by leaf what is in its .grad, copied where that was asked for: the id of the leaf's task, or behind
-            those a number for each other leaf, in a checkpoint for example.
-        fed_inside: the leaves that a backward inside of a task adds to as well, as a reentrant checkpoint does.
-        looked: see `Looked`, where a closer look was asked for.
+        order: the ids of its tasks in the order in which they ran.
+        taken, given: the fingerprints of each task's inputs and outputs; a leaf's output is its final .grad.
+        gradients: the .grad of each leaf, by the id of its task; other leaves, such as a checkpoint's, have numbers
+            after those.
+        fed_inside: leaves to which a nested backward adds too, as in a reentrant checkpoint.
+        looked: the detailed records, if requested.
     """
 
     graph: Graph
@@ -270,13 +271,13 @@ class OrderRun:
 def run_in_order(
     world: AsFound, model: torch.nn.Module | None, make_loss: MakeLoss, policy: Policy | Choice, closer: Collection[int]
 ) -> OrderRun | None:
-    """Runs forward and backward as the world was found, without any .grad.
+    """Run forward and backward from the restored initial state, without any .grad.
 
     Args:
-        closer: the tasks that are to be looked at closely.
+        closer: the tasks to record in detail.
 
     Returns:
-        None where the loss has no graph.
+        The record of the run; None if the loss has no graph.
     """
     with world.run(zeroed=True), ExitStack() as stack:
         with capture(model, every_call=True):
@@ -297,7 +298,7 @@ def run_in_order(
 
 
 class _Notes:
-    """Hooks before and after each node. A leaf's are called by a backward inside of a task, too; that is no task."""
+    """Hooks before and after each node. A leaf's hooks also fire in nested backwards, which are not tasks."""
 
     def __init__(self, graph: Graph, closer: Collection[int]) -> None:
         self.looked = Looked(StorageTouches()) if closer else None
@@ -321,7 +322,7 @@ class _Notes:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()  # they have the nodes
+        self._handles.clear()  # handles keep the nodes alive
 
     def end(self, order: tuple[int, ...], leaves: dict[int, Tensor | None]) -> OrderRun:
         for leaf, grad in leaves.items():
@@ -394,13 +395,13 @@ def _read(noted: Sequence[Callable[[], Print] | None]) -> Prints:
 
 
 def _is_sum_of(found: Tensor, parts: Sequence[Tensor]) -> bool:
-    """Whether it is the sum, in whatever order, as far as its dtype can tell."""
+    """Return whether a tensor is the sum of the parts, in any order, within the rounding of its dtype."""
     if any(part.shape != found.shape for part in parts):
         return False
     if len(parts) == 1:
         return bool(equal_elements(found, parts[0]).all())
     exact = torch.complex128 if found.is_complex() else torch.float64
-    if found.device.type == "mps":  # which has no float64
+    if found.device.type == "mps":  # MPS has no float64
         exact = found.dtype
     wide = [part.to(exact) for part in parts]
     expected, size = wide[0].clone(), wide[0].abs()
@@ -409,7 +410,7 @@ def _is_sum_of(found: Tensor, parts: Sequence[Tensor]) -> bool:
         size += part.abs()
     allowed = size * (_SUM * len(parts) * torch.finfo(found.dtype).eps) + torch.finfo(found.dtype).tiny
     apart = (found.to(exact) - expected).abs() <= allowed
-    unknown = ~(found.isfinite() & expected.isfinite())  # a sum that overflows does so in one order and not in another
+    unknown = ~(found.isfinite() & expected.isfinite())  # a sum may overflow in one order only
     return bool((apart | unknown).all())
 
 
@@ -435,4 +436,4 @@ def _is_same_state(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     same = one == other
-    return bool(same.all() if hasattr(same, "all") else same)  # NumPy's
+    return bool(same.all() if hasattr(same, "all") else same)  # NumPy arrays compare elementwise

@@ -1,4 +1,4 @@
-"""Modules of one class that were called side by side, among all that a forward called."""
+"""Finds modules of one class that a forward called from the same place."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """Modules of one class that were called side by side, and the same in other places."""
+    """Modules of one class called from the same place, and similar modules elsewhere."""
 
     calls: tuple[_Call, ...]
     paths: tuple[str, ...]
@@ -57,7 +57,7 @@ class CallLog:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Notes the calls that this thread makes meanwhile. No tensor is kept."""
+        """Record the calls that this thread makes in this context. No tensor is kept."""
         thread, counts = get_ident(), Counter[nn.Module]()
         running: list[_Call] = []
 
@@ -83,7 +83,7 @@ class CallLog:
 
 
 def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator[Family]:
-    """Those which may be ensembles, the outer ones first. Of such as differ in their place alone the first is taken."""
+    """Yield possible ensembles, outer ones first. Families that differ only in their place are merged into one."""
     multiplying = sorted(drawn.tasks[task].sequence_nr for task in products_of(drawn))
     below = _Paths(model)
     siblings: dict[Hashable, list[_Call]] = {}
@@ -91,7 +91,8 @@ def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator
         first = bisect_left(multiplying, call.start)
         if first == len(multiplying) or multiplying[first] >= call.end:
             continue
-        if call.parent is None or not isinstance(call.parent.module, nn.Sequential):  # a chain
+        # The children of a Sequential form a chain, so each one depends on the one before.
+        if call.parent is None or not isinstance(call.parent.module, nn.Sequential):
             container = below.of(call).rpartition(".")[0] if below.has(call) else None
             siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
     alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}
@@ -107,7 +108,7 @@ def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator
 
 
 def folded_paths(paths: Iterable[str]) -> str:
-    """`blocks.3.*`; of paths of unlike form a list."""
+    """Fold paths into a pattern such as `blocks.3.*`, or into a list if they have no common form."""
     alike: dict[str, list[str]] = {}
     for path in paths:
         alike.setdefault(pattern(path), []).append(path)
@@ -138,13 +139,13 @@ class _Paths:
 
 
 def _class_of(module: nn.Module) -> type[nn.Module]:
-    """Its class, or that from before it was parametrized: then each module has a class of its own."""
+    """Return a module's class; for a parametrized module, whose class is unique, return the original class."""
     kind: type[nn.Module] = type_before_parametrizations(module)
     return kind
 
 
 def structure(module: nn.Module) -> Hashable:
-    """Equal for modules of which one can stand for the other, with the other's parameters and buffers."""
+    """Return a key that is equal for modules that can run with each other's parameters and buffers."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return (
         tuple((name, _class_of(each), each.training) for name, each in module.named_modules()),
@@ -153,6 +154,6 @@ def structure(module: nn.Module) -> Hashable:
 
 
 def class_name(module: nn.Module) -> str:
-    """The name of its class; quoted where that is no name."""
+    """Return the name of a module's class, quoted if it is not an identifier."""
     name = _class_of(module).__name__
     return name if name.isidentifier() else repr(name)

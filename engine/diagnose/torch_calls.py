@@ -1,4 +1,4 @@
-"""Which function of torch the user's code is calling, with what, and what came of it."""
+"""Records the torch functions that the user's code calls, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..session.breakpoints.nan_origin import dense_parts, first_bad, is_bad, wha
 
 
 class GivenTensor:
-    """A tensor that an operation was given, as it was then: it is copied before somebody writes into it."""
+    """An operation's input tensor with its values at that time. It is copied before a later write in place."""
 
     __slots__ = ("__weakref__", "requires_grad", "tensor")
 
@@ -31,7 +31,7 @@ class GivenTensor:
 
 
 class KeptTensors:
-    """All that are kept, by the address of their bytes."""
+    """The recorded tensors, by the address of their bytes."""
 
     def __init__(self) -> None:
         self._by_address: dict[int, WeakSet[GivenTensor]] = {}
@@ -47,7 +47,7 @@ class KeptTensors:
         return kept
 
     def about_to_write(self, tensor: Tensor) -> None:
-        """Somebody is going to change its bytes."""
+        """Copy the recorded tensors that share this tensor's bytes before a write in place."""
         for storage in _storages(tensor):
             for kept in self._by_address.pop(storage.address, ()):
                 kept.copy()
@@ -61,7 +61,7 @@ def _storages(tensor: Tensor) -> Iterator[StorageBytes]:
 
 
 class BadResult(NamedTuple):
-    """What is NaN or infinite in a result: in words, where first, in a tensor of which shape."""
+    """The bad values in a result: a description, the index of the first one and the tensor's shape."""
 
     text: str
     place: tuple[int, ...]
@@ -76,7 +76,7 @@ class BadResult(NamedTuple):
 
 
 class GivenArgument(NamedTuple):
-    """`argument 0`, the number or tensor, and of a tensor the object that was given."""
+    """A label such as `argument 0`, the number or tensor, and a weak reference to the original tensor."""
 
     label: str
     value: GivenTensor | complex
@@ -84,11 +84,11 @@ class GivenArgument(NamedTuple):
 
 
 class FunctionCall:
-    """One call of a function of torch.
+    """One call of a torch function.
 
     Attributes:
-        arguments: what it was called with; only where something in it was bad.
-        bad: what came of it; None where that is finite.
+        arguments: its arguments, recorded only if an operation within the call returned bad values.
+        bad: the bad values in its result; None if the result is finite.
     """
 
     __slots__ = ("_args", "_kwargs", "_title", "arguments", "bad", "function")
@@ -103,14 +103,14 @@ class FunctionCall:
 
     @property
     def title(self) -> str:
-        """`linear` of `torch.nn.functional.linear`."""
+        """The short name: `linear` for `torch.nn.functional.linear`."""
         if self._title is None:
             name = resolve_name(self.function) or str(getattr(self.function, "__name__", self.function))
             self._title = operation_title(name)
         return self._title
 
     def keep(self, tensors: KeptTensors) -> None:
-        """An operation inside has given what is bad."""
+        """Record the arguments, because an operation within the call returned bad values."""
         if self.arguments is None:
             self.arguments = tuple(self._kept(tensors))
 
@@ -124,7 +124,7 @@ class FunctionCall:
                 yield GivenArgument(f"argument {label}", tensors.keep(each), ref(each))
 
     def returned(self, result: object) -> None:
-        """Takes down what is bad in the result, and that what it wrote into is not as it was given."""
+        """Record the bad values in the result, and drop arguments that the call returned (modified in place)."""
         if self.arguments is not None:
             try:
                 with unobserved():
@@ -134,16 +134,16 @@ class FunctionCall:
                     self.arguments = tuple(
                         each for each in self.arguments if each.own is None or id(each.own()) not in own
                     )
-            except Exception:  # a strange tensor may raise anything; the forward must not end
+            except Exception:  # a tensor subclass may raise anything; the forward must continue
                 pass
 
     def left(self) -> None:
-        """It holds no tensor of the user's any more."""
+        """Release the user's tensors."""
         self._args, self._kwargs = (), {}
 
 
 class FunctionCalls(TorchFunctionMode):
-    """A mode that knows the innermost call which is under way.
+    """A mode that tracks the innermost call in progress.
 
     Attributes:
         current: that call.

@@ -1,4 +1,4 @@
-"""Finds leaves with no gradient or zeros only, the tasks where that begins, and why."""
+"""Finds leaves with no gradient or only zeros, the tasks where this starts, and the reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Kept = Mapping[str, Tensor | float]
 
 
 Cause = Literal["dead", "outside", "masked", "zero factor", "flat", "overwritten", "padding_idx", "ignore_index"]
-"""Names a reason why a task returns zeros."""
+"""The name of a reason why a task returns zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def passing(reason: ZeroReason, node: Node, gradient: Tensor) -> tuple[Tensor, T
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it can be looked at element by element."""
+    """Return whether a tensor can be read element by element."""
     if computes_itself(tensor) or tensor.is_quantized or tensor.is_nested:
         return False
     return tensor.layout is torch.strided and tensor.device.type != "meta"
@@ -332,7 +332,7 @@ class _Watch:
     def close(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()  # they have the nodes
+        self._handles.clear()  # handles keep the nodes alive
 
     def _ran(
         self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
@@ -349,7 +349,9 @@ class _Watch:
             reason = None if each is None else reason_of(name, output)
             if reason is None or reason.stops is None:
                 continue
-            masks = passing(reason, node, gradient)  # now: the engine frees what the node saved right after
+            masks = passing(
+                reason, node, gradient
+            )  # compute now: the engine frees the saved tensors after this hook (engine.cpp, evaluate_function)
             if masks is not None:
                 with unobserved():
                     self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])

@@ -1,4 +1,4 @@
-"""The benchmark of HIPS/autograd #219: the memory of every rule of accumulation, beside the gradient by hand."""
+"""The benchmark of HIPS/autograd #219: memory of every accumulation rule, compared with a hand-written gradient."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 STUDIED = ("rnn", "fan_out", "needless")
 RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))
-"""Every way to sum and to let go; first PyTorch's own."""
+"""Every combination of a summing and a release rule, PyTorch's own first."""
 
 BY_HAND, FUSED = "by hand", "by hand, fused"
 PYTORCH, HIPS, IN_PLACE = "PyTorch", "HIPS autograd", "in place"
@@ -54,15 +54,15 @@ Kind = Literal["by hand", "PyTorch", "direct", "HIPS"]
 
 @dataclass(frozen=True, slots=True)
 class StudiedRule:
-    """One way to the gradient.
+    """The results of computing the gradient in one way.
 
     Attributes:
-        name: `list, never released`.
-        kind: who computed it: nobody but torch's operations; PyTorch's engine; the direct engine; HIPS autograd.
-        levels: the memory measured.
-        times_ns: nanoseconds of each backward alone, after a fresh forward, with nothing recorded.
-        predicted_bytes: the peak simulated from the run of another row; None where nothing was predicted.
-        rule: how the direct engine summed.
+        name: the name of the way, such as `list, never released`.
+        kind: what computed it: a hand-written gradient, PyTorch's engine, the direct engine, or HIPS autograd.
+        levels: the measured memory.
+        times_ns: nanoseconds of each backward alone, after a new forward and without recording.
+        predicted_bytes: the peak simulated from another row's run; None if it was not predicted.
+        rule: the accumulation rule of the direct engine.
     """
 
     name: str
@@ -84,25 +84,25 @@ class StudiedRule:
 
     @property
     def time_text(self) -> str:
-        """`1.5 ms ± 4 %`: with half the width of the middle half, of several times."""
+        """The time as text, such as `1.5 ms ± 4 %`, where 4 % is half the width of the middle half."""
         spread = Spread.of(self.times_ns)
         noise = f" ± {100 * spread.half_width:.0f} %" if len(self.times_ns) > 1 else ""
         return f"{self.elapsed_ns / 1e6:,.1f} ms{noise}"
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is off, as a share of what was measured."""
+        """The error of the prediction, as a share of the measured peak."""
         return None if self.predicted_bytes is None else self.predicted_bytes / self.peak_bytes - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AccumulationStudy(ShownAsTable):
-    """One program, its gradient computed in every way. In a notebook the table shows itself.
+    """One program's gradient computed in every way, displayed as a table in a notebook.
 
     Attributes:
-        workload, size, knobs, dtype: what was run; of a program of a user's the dtype of its loss, and no size.
-        rows: by hand first, where there is such a gradient.
-        machine: on which.
+        workload, size, knobs, dtype: the workload and its settings; a user's program has its loss's dtype and no size.
+        rows: the results, the hand-written gradient first if there is one.
+        machine: the machine that ran the study.
     """
 
     workload: Workload
@@ -116,20 +116,20 @@ class AccumulationStudy(ShownAsTable):
     html = "accumulation as HTML"
 
     def __getitem__(self, name: str) -> StudiedRule:
-        """A row by its name.
+        """Return a row by its name.
 
         Raises:
-            ValueError: there is no such row.
+            ValueError: if there is no row of this name.
         """
         return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
     @property
     def reference(self) -> str:
-        """The row which ratios are against: the gradient by hand; PyTorch's own where nobody wrote one."""
+        """The row that ratios refer to: the hand-written gradient, or PyTorch's own if there is none."""
         return BY_HAND if any(row.name == BY_HAND for row in self.rows) else PYTORCH
 
     def ratio(self, name: str) -> float:
-        """The peak over that of the reference."""
+        """Return a row's peak divided by the reference's peak."""
         return self[name].peak_bytes / max(self[self.reference].peak_bytes, 1)
 
     @property
@@ -145,7 +145,7 @@ class AccumulationStudy(ShownAsTable):
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first."""
+        """Return the table as rows of text, the headings first."""
         rows = [
             [
                 row.name,
@@ -160,7 +160,7 @@ class AccumulationStudy(ShownAsTable):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """The table's content in sentences."""
         highest = max(self.rows, key=lambda row: row.peak_bytes)
         own, hand = self[IN_PLACE], self[self.reference]
         whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
@@ -176,7 +176,7 @@ class AccumulationStudy(ShownAsTable):
         return tuple(said)
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per row, for `pandas.DataFrame(study.records())`."""
+        """Return one flat dict per row, for `pandas.DataFrame(study.records())`."""
         return [
             {
                 "workload": self.workload.name,
@@ -201,10 +201,11 @@ class AccumulationStudy(ShownAsTable):
         return f"<AccumulationStudy of {self.title}: {len(self.rows)} rows>"
 
     def figure(self, theme: GraphTheme = "auto", *, forward: bool = False, clock: bool = False) -> go.Figure:
-        """The level over the backward for each row, above that of the gradient by hand. Needs plotly.
+        """Draw each row's memory level over the backward, above the hand-written gradient's. Needs plotly.
 
-        forward: from the forward's first byte on.
-        clock: from there over milliseconds, not over steps. A run that is measured is slower than one that isn't.
+        Args:
+            forward: start at the first byte of the forward.
+            clock: draw over milliseconds instead of steps. Measured runs are slower than others.
         """
         return drawn("accumulation as a figure", self, theme, forward=forward, clock=clock)
 
@@ -218,32 +219,33 @@ def accumulation_study(
     progress: Callable[[str], object] | None = None,
     **knobs: int,
 ) -> AccumulationStudy:
-    """Computes a gradient by hand, by PyTorch's engine, under each rule of the direct engine, and by HIPS autograd.
+    """Compute a gradient by hand, with PyTorch's engine, under each rule of the direct engine, and with HIPS autograd.
 
-    Memory is measured once; each row's peak is predicted from the run of another one. Times are taken in turns.
+    Memory is measured once, and each row's peak is predicted from another row's run. The ways alternate when timed.
 
     Args:
-        name: a workload with a gradient by hand: "rnn", "fan_out" or "needless"; or a function of yours, as
-            `own_program(make_loss, name)`, whose rows are against PyTorch's own.
-        size, dtype, knobs: as in `Workload.build`; a function of yours has its own.
-        repetitions: how often each backward is timed.
-        progress: called before each run with what comes.
+        name: a workload with a hand-written gradient ("rnn", "fan_out" or "needless"), or your own function as
+            `own_program(make_loss, name)`, whose rows are compared with PyTorch's own.
+        size, dtype, knobs: as in `Workload.build`; not used for your own function.
+        repetitions: how often to time each backward.
+        progress: a function that is called with a text before each run.
 
     Returns:
-        The study. Without the package autograd its row is left out.
+        The study. It has no row for HIPS autograd if the package autograd is not installed.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: no such workload, size or knob; it has no gradient by hand; `repetitions` is below 1.
-        NotImplementedError: the direct engine can't run a function of yours: it has nested gradients, say.
+        TypeError: if an argument has the wrong type.
+        ValueError: if the workload, size or knob is unknown, the workload has no hand-written gradient, or
+            `repetitions` is below 1.
+        NotImplementedError: if the direct engine cannot run your function, for example because of nested gradients.
     """
     expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
     expect(dtype, torch.dtype, "dtype", "a torch.dtype")
-    expect_number(repetitions, int, "repetitions", "how often each backward is timed")
+    expect_number(repetitions, int, "repetitions", "the number of timed runs of each backward")
     if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     if progress is not None:
-        expect_callable(progress, 1, "progress", "a function of what comes: progress(text)")
+        expect_callable(progress, 1, "progress", "a function of one text, called before each run")
     found = workload(name) if isinstance(name, str) else name
     with ExitStack() as stack:
         tell = stack.enter_context(telling(progress, "measuring", timed=True))
@@ -264,7 +266,7 @@ def accumulation_study(
 
 
 def _refuse_native_alone(loss: Tensor) -> None:
-    """Raises NotImplementedError for a program that the direct engine can't run."""
+    """Raise NotImplementedError for a program that the direct engine cannot run."""
     try:
         refuse_tasks(graph(loss))
     except NotImplementedError as error:
@@ -278,7 +280,7 @@ def _refuse_native_alone(loss: Tensor) -> None:
 def _measured(
     ways: Sequence[_Way], head: str, repetitions: int, tell: Callable[[str], object]
 ) -> Iterator[StudiedRule]:
-    """A row for each way."""
+    """Measure each way and return the rows."""
     measured = []
     for way in ways:
         tell(f"{head}: {way.name}, its memory")
@@ -297,26 +299,26 @@ def save_studies(studies: Sequence[AccumulationStudy], path: str | Path, title: 
     """Write one page with the table and the curves of each study. It works offline.
 
     Raises:
-        ValueError: there is no study.
-        OSError: the file can't be written.
+        ValueError: if `studies` is empty.
+        OSError: if the file cannot be written.
     """
     if not studies:
-        raise ValueError("there is no study to save")
+        raise ValueError("studies must contain at least one study")
     return saved_page("accumulation as a page", path, studies, title)
 
 
 class _Way(Protocol):
-    """One way to the gradient, which can be run again and again."""
+    """A way to compute the gradient that can run repeatedly."""
 
     name: str
     kind: Kind
     rule: Accumulation | None
 
     def measure(self) -> StepLevels:
-        """The memory of a forward and its backward."""
+        """Measure the memory of a forward and its backward."""
 
     def time(self) -> int:
-        """Nanoseconds of a backward after a fresh forward."""
+        """Return the time of a backward after a new forward, in nanoseconds."""
 
 
 class _ByHand:
@@ -337,7 +339,7 @@ class _ByHand:
 
 
 class _Torch:
-    """PyTorch's engine, if there is no rule, or the direct one."""
+    """PyTorch's engine if there is no rule, otherwise the direct engine."""
 
     def __init__(self, as_before: _Around, make_loss: MakeLoss, rule: Accumulation | None) -> None:
         self.kind: Kind = "PyTorch" if rule is None else "direct"
@@ -356,12 +358,12 @@ class _Torch:
             run = profile(self._make_loss, **self._how)
         assert run.timeline is not None
         assert run.footprints is not None
-        bare = replace(run.graph, nodes=())  # nodes keep what a custom Function put on its ctx
-        self.footprints, self._order = replace(run.footprints, graph=bare), run.order
+        node_free = replace(run.graph, nodes=())  # nodes keep the tensors on a custom Function's ctx
+        self.footprints, self._order = replace(run.footprints, graph=node_free), run.order
         return levels_of(run.timeline)
 
     def predict(self, footprints: Footprints) -> int:
-        """The peak in bytes, from what another run has taught."""
+        """Predict the peak in bytes from another run."""
         rule = self.rule or PYTORCHS
         found = simulate(footprints.graph, self._order, footprints, accumulate=rule.accumulate, release=rule.release)
         return found.peak_bytes
@@ -378,7 +380,7 @@ def _name_of(found: Workload, dtype: torch.dtype) -> str:
 
 
 def _rule_name(rule: Accumulation) -> str:
-    """PyTorch's rule is not its own name here: `in place, never released`."""
+    """Return a rule's name with PyTorch's default spelled out, such as `in place, never released`."""
     return ", ".join(filter(None, (IN_PLACE if rule.accumulate == "inplace" else "", rule.name)))
 
 
@@ -408,7 +410,7 @@ def _ways(found: Workload, given: dict[str, Any]) -> Iterator[_Way]:
 
 
 def _predictions(ways: Sequence[_Way]) -> dict[str, int]:
-    """Each is predicted from the run of PyTorch's engine, and that one from the direct engine's."""
+    """Predict each row from the run of PyTorch's engine, and that row from the direct engine's run."""
     native, *direct = (way for way in ways if isinstance(way, _Torch))
     return {way.name: way.predict((native if way is not native else direct[0]).footprints) for way in (native, *direct)}
 

@@ -55,72 +55,71 @@ def compare(
     model: nn.Module | None = None,
     step: TrainingStep | None = None,
 ) -> Comparison:
-    """Runs forward and backward under each policy: once to record the memory, which is predicted too, then for time.
+    """Run forward and backward under each policy: once to measure and predict memory, then repeatedly for timing.
 
-    Each run finds what the first one found, and all is afterwards as it was before: each .grad, random numbers, and
-    the tensors that `make_loss` and its backward write, such as the running statistics of a BatchNorm (see `AsFound`
-    for what can't be put back). There are `2 + policies × (1 + repetitions)` runs: one that shows what is written, one
-    for the prediction, and for each policy one with memory recorded and `repetitions` without. Of a program on several
-    devices the table is of the one with the highest peak, and `Comparison.on(device)` of another.
+    Every run starts from the same state, which is restored afterwards: each .grad, random number generators, and the
+    tensors that `make_loss` and its backward modify, such as a BatchNorm's running statistics (see `AsFound` for what
+    cannot be restored). There are `2 + policies × (1 + repetitions)` runs: one to find modified tensors, one for the
+    prediction, and for each policy one with memory recorded and `repetitions` without. For a program on several
+    devices, the table shows the device with the highest peak; `Comparison.on(device)` shows another.
 
     Args:
-        make_loss: runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`); it has to build the
-            same graph each time.
-        policies: as in `ts.backward`; one alone will do.
-        accumulate, release: as in `ts.backward`, one or several of each: a row for every policy under every rule, such
-            as "heap, list, never released". With any other rule than PyTorch's all rows run on the direct engine, so
-            that their times can be compared.
-        recompute: a plan from `ts.plan_recompute`, or several. Each policy then has a row without a plan, such as
-            "heap", and one for each plan, "heap, recomputed". [plan] leaves out the row without; [None, plan] is the
-            same as plan.
-        repetitions: how often each is timed. The order of the policies changes from round to round.
-        queues: with which the times are taken, as in `ts.backward`. Memory is always measured with one.
-        progress: called before each run with what comes, such as `bfs, round 3 of 7`. None: on a terminal and in a
-            notebook a line says it, after two seconds.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
-        step: a training step in which this forward and backward run, of `ts.profile_step`, or the one of
-            `ts.record_steps` that was followed: the table has its peak, too, as it would be under each policy.
+        make_loss: a function that runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`). It
+            must build the same graph each time.
+        policies: the policies, as in `ts.backward`; a single one is allowed.
+        accumulate, release: rules as in `ts.backward`, one or several of each. There is a row for every policy under
+            every rule, such as "heap, list, never released". With any rule other than PyTorch's, all rows run on the
+            direct engine, to make their times comparable.
+        recompute: a plan from `ts.plan_recompute`, or several. Each policy has a row without a plan, such as "heap",
+            and one with each plan, "heap, recomputed". [plan] runs only with the plan; [None, plan] equals plan.
+        repetitions: how often to time each row. The order of the policies changes between rounds.
+        queues: the queues for the timed runs, as in `ts.backward`. Memory is always measured with one queue.
+        progress: a function that is called before each run with a text such as `bfs, round 3 of 7`. None: a progress
+            line is shown on a terminal and in a notebook after two seconds.
+        model: the module that names modules and parameters, for a forward that calls only parts of it. Pass several
+            models as one `nn.ModuleDict({"G": generator, "D": critic})`. None: names start at each outermost module.
+        step: the training step that contains this forward and backward, from `ts.profile_step`, or the traced one of
+            `ts.record_steps`. The table then also shows the step's peak under each policy.
 
     Raises:
-        TypeError: `make_loss` can't be called, or returns no tensor; or `policies` are none.
-        ValueError: `repetitions` is below 1; there is no policy or rule, an unknown one, or one twice; the loss has
-            more than one element; the forwards build different graphs; or a plan is for another forward, or there
-            twice.
-        NotImplementedError: this memory can't be recorded; or other rules are compared on a graph which the direct
-            engine refuses, or with a queue per device.
-        PolicyError: in a process group, where the other ranks don't run a policy's order, too.
+        TypeError: if `make_loss` cannot be called or does not return a tensor, or `policies` are not policies.
+        ValueError: if `repetitions` is below 1, a policy or rule is missing, unknown or repeated, the loss has more
+            than one element, the forwards build different graphs, or a plan is for another forward or repeated.
+        NotImplementedError: if memory cannot be recorded on this device, or other rules are compared on a graph that
+            the direct engine does not support or with a queue per device.
+        PolicyError: if the ranks of a process group run different orders.
     """
     expect_make_loss(make_loss, "ts.compare")
     expect_model(model)
     beside = None if step is None else _beside(step)
     expect_choice(queues, ("one", "per device"), "queues")
     if progress is not None:
-        expect_callable(progress, 1, "progress", "a function that is told what runs next")
-    expect_number(repetitions, int, "repetitions", "how often each policy is timed, a whole number")
+        expect_callable(progress, 1, "progress", "a function of one text, called before each run")
+    expect_number(repetitions, int, "repetitions", "the number of timed runs of each policy, an integer")
     for name, ways in (("accumulate", accumulate), ("release", release)):
         expect(ways, Iterable, name, "one way, or a list of them")
     if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     named = chosen_policies(policies)
     rules = _chosen_rules(accumulate, release)
     plans = _chosen_plans(recompute)
     if rules != [PYTORCHS] and queues != "one":
-        raise NotImplementedError("other rules of accumulation need the direct engine, which has one queue")
+        raise NotImplementedError(
+            "other accumulation rules need the direct engine, which has one queue; pass queues='one'"
+        )
     with telling(progress, "comparing", timed=True) as tell, AsFound(make_loss, "ts.compare") as world:
         found = _compared(world, world.make_loss, model, named, rules, plans, repetitions, queues, tell)
     return found if beside is None else replace(found, step=step)
 
 
 def _beside(step: TrainingStep) -> tuple[int, int]:
-    """What stands beside the step's backward. Raises what `compare` says."""
+    """Return the step's memory outside this backward. Raises as `compare` does."""
     expect(step, TrainingStep, "step", "a step such as ts.profile_step gives, or one of ts.record_steps")
     return step.beside_backward
 
 
 class _Chosen(NamedTuple):
-    """What one row runs."""
+    """The policy, rule and plan of one row."""
 
     policy: Policy | Choice
     rule: Accumulation
@@ -137,11 +136,11 @@ class _Measured(NamedTuple):
 
 
 _ByDevice = dict[str, _Measured]
-"""The memory of one row, that of the device that is meant first."""
+"""The memory of one row by device, the primary device first."""
 
 
 class _DryRun(NamedTuple):
-    """A peak that was predicted before any backward had run, and why that is an estimate."""
+    """A peak predicted before any backward ran, and the reasons why it is an estimate."""
 
     peak_bytes: int
     estimates: tuple[str, ...]
@@ -149,7 +148,7 @@ class _DryRun(NamedTuple):
 
     @staticmethod
     def of(drawn: Graph, row: _Chosen, footprints: Footprints) -> _DryRun:
-        """Keeps nothing of the graph."""
+        """Predict the peak without keeping the graph."""
         from ..planning.simulate import simulate
 
         rule = row.rule
@@ -158,10 +157,10 @@ class _DryRun(NamedTuple):
 
 
 class _Comparing:
-    """The runs of one comparison, each of which finds the world as the first one did.
+    """The runs of one comparison, each of which starts from the same state.
 
     Attributes:
-        is_tape: whether what is compared are tapes of HIPS autograd's, which the direct engine runs.
+        is_tape: whether `make_loss` returns tapes of HIPS autograd, which the direct engine runs.
     """
 
     is_tape = False
@@ -185,9 +184,9 @@ class _Comparing:
     def warm_up(
         self, chosen: Callable[[Problem], dict[str, _Chosen]]
     ) -> tuple[dict[str, _Chosen], dict[str, dict[str, _DryRun]]]:
-        """A forward and its backward, which show what is written; then a forward under each plan.
+        """Run a forward and its backward to find modified tensors, then a forward under each plan.
 
-        Gives what runs, by name, once planned for all runs; and by device what that is predicted to need.
+        Returns the rows by name, planned once for all runs, and their predictions by device.
         """
         from ..memory.dry_run import dry_run
         from ..planning.scheduling_problem import Problem
@@ -217,11 +216,13 @@ class _Comparing:
         for plan in self._plans:
             if plan is not None:
                 with self._world.run(self._leaves):
-                    _run(self._make_loss, plan)  # the first forward under a plan keeps all, to verify it
+                    _run(
+                        self._make_loss, plan
+                    )  # the first forward under a plan keeps all saved tensors, to verify the plan
         return found, predicted
 
     def memory(self, name: str, row: _Chosen, engine: Engine) -> _ByDevice:
-        """The memory of a forward and its backward."""
+        """Measure the memory of a forward and its backward."""
         from ..api.profile import profile
         from ..api.time_backwards import as_asked
 
@@ -242,7 +243,7 @@ class _Comparing:
         }
 
     def time(self, name: str, row: _Chosen, order: Sequence[int], queues: Queues | None) -> int:
-        """Nanoseconds of a backward, on PyTorch's engine with these queues; None: on the direct one."""
+        """Time a backward in nanoseconds on PyTorch's engine with these queues; None: on the direct engine."""
         from ..api.time_backwards import time_backward, time_stepped
 
         check = partial(_assert_same_graph, self._signature, policy=name)
@@ -296,7 +297,7 @@ def _compared(
 
 
 def _run(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
-    """A forward by a plan."""
+    """Run a forward under a plan."""
     with apply_plan(plan):
         return real_loss_of(make_loss())
 
@@ -319,20 +320,20 @@ def _chosen_plans(recompute: Sequence[RecomputePlan | None] | RecomputePlan | No
 
 
 def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Policy | Choice]:
-    """The policies by name. Raises what `compare` says."""
+    """Return the policies by name. Raises as `compare` does."""
     if isinstance(policies, str | Policy) or callable(policies):
         policies = (policies,)
     if not isinstance(policies, Iterable):
-        raise TypeError(f"policies is a list of names, Policy objects or functions, not {policies!r}")
+        raise TypeError(f"policies must be a list of names, Policy objects or functions, got {policies!r}")
     found = list(map(find_policy, policies))
     chosen = {policy_name(policy): policy for policy in found}
     if not chosen:
-        raise ValueError("there is no policy to compare")
+        raise ValueError("policies must not be empty")
     if len(chosen) < len(found):
         names = ", ".join(map(policy_name, found))
         raise ValueError(
-            f"there are two policies of one name: {names}; a function's is its __name__, which `def` gives, and a "
-            "lambda has none of its own"
+            f"two policies have the same name: {names}. A function's name is its __name__; use `def` instead of a "
+            "lambda, whose name is always <lambda>"
         )
     return chosen
 
@@ -340,22 +341,22 @@ def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Poli
 def _chosen_rules(
     accumulate: Sequence[Accumulate] | Accumulate, release: Sequence[Release] | Release
 ) -> list[Accumulation]:
-    """Every rule that these make. Raises what `compare` says."""
+    """Return every combination of rules. Raises as `compare` does."""
     sums: Sequence[Accumulate] = (accumulate,) if isinstance(accumulate, str) else accumulate
     ends: Sequence[Release] = (release,) if isinstance(release, str) else release
     found = [Accumulation(each, end) for end in ends for each in sums]
     if not found:
-        raise ValueError("there is no rule of accumulation to compare: accumulate= or release= is empty")
+        raise ValueError("accumulate and release must not be empty")
     if len(set(found)) < len(found):
-        raise ValueError(f"a rule is there twice: accumulate={', '.join(sums)}; release={', '.join(ends)}")
+        raise ValueError(f"a rule is repeated: accumulate={', '.join(sums)}; release={', '.join(ends)}")
     return found
 
 
 def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, list[int]]) -> Iterator[Row]:
-    """Each policy's prediction comes from another one's run: the first, and for the first the second.
+    """Predict each policy from another policy's run: the first one's, and for the first the second one's.
 
-    The prediction for a forward under a plan comes from the plan, if it was made for this order; so does that for a
-    plain forward if no other ran. A plan predicts for leaves without a .grad.
+    A forward under a plan is predicted by its plan if the order is the planned one. A plain forward is too if no other
+    policy ran. A plan's prediction assumes leaves without a .grad.
     """
     from ..planning.simulate import simulate
 
@@ -385,7 +386,7 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
 
 
 def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:
-    """Whether it predicts, and for this order."""
+    """Return whether a plan has a prediction for this order."""
     if plan.predicted is None:
         return False
     order = schedule(timeline.graph, "heap") if plan.planned_order is None else plan.planned_order.tasks
@@ -407,11 +408,11 @@ def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:
     else:
         differing = [number for number, task in enumerate(tasks) if task != expected[0][number]]
         how = (
-            f"under {policy}, {drawn.describe(differing[0])} is another task than at first"
+            f"under {policy}, {drawn.describe(differing[0])} is a different task than in the first run"
             if differing
-            else f"under {policy} its edges are others"
+            else f"under {policy} its edges differ"
         )
     raise ValueError(
-        f"make_loss builds another graph each time, so its policies can't be compared: {how}. Fix what changes: the "
-        "data, its sizes, and random numbers of generators of its own"
+        f"make_loss builds a different graph each time, so policies cannot be compared: {how}. Make it repeatable: use "
+        "the same data and sizes, and seed its own random generators"
     )

@@ -1,4 +1,4 @@
-"""What `ts.compare` finds: a row for each policy, where two orders part, and what the table says."""
+"""The result of `ts.compare`: a row for each policy, differences between orders, and sentences."""
 
 from __future__ import annotations
 
@@ -29,31 +29,29 @@ if TYPE_CHECKING:
     from ..training.step import TrainingStep
 
 RECOMPUTED = ", recomputed"
-"""What the names of rows end in whose forward ran by a plan; a number may follow."""
+"""The suffix of rows whose forward ran under a plan; a number may follow."""
 
-_WORTH_A_REASON = 0.01  # of a peak
+_WORTH_A_REASON = 0.01  # error of a dry run, as a share of the peak, that gets an explanation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """What one policy did.
+    """The results of one policy.
 
     Attributes:
-        policy: its name, with the rule of accumulation where that is not PyTorch's: "heap", "heap, list"; with
+        policy: the policy's name, with the accumulation rule if it is not PyTorch's ("heap", "heap, list"), and with
             "recomputed" if the forward ran under a plan.
-        timeline: the memory measured.
-        times_ns: nanoseconds of each backward whose memory was not recorded, on fresh forwards, taken in turns with the
-            other policies'; a number at the same place is of the same round.
-        longest_queue: the most tasks that were ready at once.
-        predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None where there was
-            no other run, or no prediction. Of a recomputed forward, and of the plain one where there is no other run,
-            what the plan predicts for this order.
-        planned_levels: the same of a plan that was loaded, which has no more than the highest level of each task, in
-            bytes.
-        dry_run_bytes: the peak that was predicted before any backward had run; None where the order was not known.
-        dry_run_estimates: why that is an estimate, as in `Timeline.estimates`.
-        dry_run_start_bytes: of that the level as the backward starts.
-        plan: the recompute plan that the forward ran under, or None.
+        timeline: the measured memory.
+        times_ns: nanoseconds of each backward without recording, on new forwards, alternating with the other policies.
+            Times at the same index are of the same round.
+        longest_queue: the largest number of tasks ready at once.
+        predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None without another
+            run or a prediction. Under a plan, or if there is no other run, it is the plan's prediction.
+        planned_levels: the prediction of a loaded plan, which has only the highest level of each task, in bytes.
+        dry_run_bytes: the peak predicted before any backward ran; None if the order was unknown.
+        dry_run_estimates: the reasons why it is an estimate, as in `Timeline.estimates`.
+        dry_run_start_bytes: the predicted level at the start of the backward.
+        plan: the plan that the forward ran under; None for a plain one.
     """
 
     policy: str
@@ -70,17 +68,17 @@ class Row:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest level of the backward, measured."""
+        """The measured peak of the backward."""
         return self.timeline.peak_bytes
 
     @property
     def elapsed_ns(self) -> float:
-        """Nanoseconds of a backward: the median of its times."""
+        """The median time of a backward in nanoseconds."""
         return median(self.times_ns)
 
     @property
     def predicted_bytes(self) -> int | None:
-        """The same, predicted; None where nothing is."""
+        """The predicted peak of the backward; None without a prediction."""
         return max(self.planned_levels, default=None) if self.predicted is None else self.predicted.peak_bytes
 
     @property
@@ -91,12 +89,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where two orders part. As text it is the sentence.
+    """The first difference between two orders. `str()` returns the sentence.
 
     Attributes:
-        place: the first place at which they differ, from 0.
-        first, second: the task which each of them runs there; None where it has ended.
-        sentence: both, in words.
+        place: the first position at which they differ, from 0.
+        first, second: the tasks that they run there; None if an order has ended.
+        sentence: the difference in words.
     """
 
     place: int
@@ -110,13 +108,13 @@ class Divergence:
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ShownAsTable):
-    """One program under several policies. In a notebook the table shows itself.
+    """One program under several policies, displayed as a table in a notebook.
 
     Attributes:
-        graph: the graph, without its nodes: these would keep what a custom Function put on its `ctx`.
-        rows: in the order in which the policies ran.
-        elsewhere: the same runs' memory on each of the other devices.
-        step: a training step of which this is the forward and the backward; None: none was given.
+        graph: the graph, without its nodes, which would keep the tensors on a custom Function's `ctx`.
+        rows: the results in the order in which the policies ran.
+        elsewhere: the memory of the same runs on each of the other devices.
+        step: the training step that contains this forward and backward; None if none was passed.
     """
 
     graph: Graph
@@ -127,46 +125,45 @@ class Comparison(ShownAsTable):
     words = ("policy", "peak in")
 
     def __getitem__(self, policy: str) -> Row:
-        """The row of a policy.
+        """Return the row of a policy.
 
         Raises:
-            ValueError: it is not compared here.
+            ValueError: if the policy is not in the comparison.
         """
         return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
 
     def step_bytes(self, policy: str) -> int:
-        """The peak of the whole step, if its backward ran as this row: with parameters, optimizer state, and what else
-        there is of it.
+        """Return the peak of the whole step if its backward ran as this row, with parameters and optimizer state.
 
         Raises:
-            ValueError: no step was given.
+            ValueError: if no step was passed.
         """
         if self.step is None:
-            raise ValueError("no step was given: ts.compare(make_loss, step=ts.profile_step(function))")
+            raise ValueError("no step was passed; use ts.compare(make_loss, step=ts.profile_step(function))")
         there, outside = self.step.beside_backward
         timeline = self[policy].timeline
         return max(outside, there + max(timeline.peak_bytes, timeline.forward_peak_bytes or 0))
 
     @property
     def before(self) -> Baseline:
-        """What was there before the forwards on this device, and is not counted."""
+        """Bytes allocated on this device before the forwards, which are not counted."""
         return self.rows[0].timeline.baseline
 
     @property
     def device(self) -> str:
-        """Whose memory this is."""
+        """The device whose memory this is."""
         return self.rows[0].timeline.device
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Whose memory was measured, this one's first."""
+        """The devices whose memory was measured, this one first."""
         return (self.device, *(each.device for each in self.elsewhere))
 
     def on(self, device: torch.device | str) -> Comparison:
-        """The same runs, and their memory on another device.
+        """Return the comparison of the same runs on another device.
 
         Raises:
-            TypeError, ValueError: that is no device, or not one of these.
+            TypeError, ValueError: if the argument is not a device, or not one of `devices`.
         """
         found = chosen_device(device, self.devices)
         return next(each for each in (self, *self.elsewhere) if each.device == found)
@@ -186,7 +183,7 @@ class Comparison(ShownAsTable):
         return {}
 
     def peak(self, policy: str) -> PeakReport:
-        """The peak under a policy, explained."""
+        """Explain the peak under a policy."""
         row = self[policy]
         if policy not in self._reports:
             others = {other.policy: other.peak_bytes for other in self.rows if other is not row}
@@ -195,7 +192,7 @@ class Comparison(ShownAsTable):
         return self._reports[policy]
 
     def first_divergence(self, first: str, second: str) -> Divergence | None:
-        """Where the orders of two policies part; None if they are the same."""
+        """Return the first difference between the orders of two policies; None if they are equal."""
         orders = [self[policy].timeline.order for policy in (first, second)]
         longest = max(map(len, orders))
         for place in range(longest):
@@ -208,12 +205,12 @@ class Comparison(ShownAsTable):
                 ]
                 same = {0: "from the start", 1: "after the first task, which is the same"}
                 until = same.get(place, f"after {place:,} tasks, which are the same")
-                sentence = f"{first} and {second} part {until}: {does[0]}; {does[1]}."
+                sentence = f"{first} and {second} differ {until}: {does[0]}; {does[1]}."
                 return Divergence(place, tasks[0], tasks[1], sentence)
         return None
 
     def _does(self, policy: str, task: Task | None, other: str, others: Sequence[int]) -> str:
-        """What a policy does where two part, and when the other one does it: by name alone they may be alike."""
+        """Say which task a policy runs there, and its position in the other order, because names may be equal."""
         if task is None:
             return f"{policy} has ended"
         later = f", which {other} runs {nth(others.index(task.id) + 1)}" if task.id in others else ""
@@ -221,7 +218,7 @@ class Comparison(ShownAsTable):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words."""
+        """The table's content in sentences."""
         return (
             *self._of_peaks(),
             *self._of_elsewhere(),
@@ -233,7 +230,7 @@ class Comparison(ShownAsTable):
         )
 
     def _of_step(self) -> Iterator[str]:
-        """What the whole step has, and where it was not so in the step that was measured."""
+        """Yield sentences about the memory of the whole step, and about differences from the measured step."""
         if self.step is None:
             return
         there, outside = self.step.beside_backward
@@ -266,7 +263,7 @@ class Comparison(ShownAsTable):
         )
 
     def _of_elsewhere(self) -> Iterator[str]:
-        """The other devices: which of the peaks is where."""
+        """Yield sentences about the peaks on other devices."""
         if self.elsewhere:
             yield f"That is on {self.device}."
         for each in self.elsewhere:
@@ -286,7 +283,7 @@ class Comparison(ShownAsTable):
                 )
 
     def _of_predicted(self) -> Iterator[str]:
-        """Where what a run foretells of another order is an estimate."""
+        """Yield a sentence if a prediction from another run is an estimate."""
         rows = [row for row in self.rows if row.predicted is not None and row.predicted.estimates]
         reasons = (reason for row in rows if row.predicted is not None for reason in row.predicted.estimates)
         if estimate := estimate_sentence(reasons, f"What is predicted of {joined([row.policy for row in rows])}"):
@@ -317,7 +314,7 @@ class Comparison(ShownAsTable):
             yield "Times are of the backward alone. They include recomputation, but not what it adds to the forward."
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per policy, for `pandas.DataFrame(comparison.records())`. Other devices' peaks come last."""
+        """Return one flat dict per policy, for `pandas.DataFrame(comparison.records())`, other devices' peaks last."""
         return [
             {
                 "policy": row.policy,
@@ -340,7 +337,7 @@ class Comparison(ShownAsTable):
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first."""
+        """Return the table as rows of text, the headings first."""
         elsewhere = [f"on {each.device}" for each in self.elsewhere]
         peak = f"peak on {self.device}" if elsewhere else "peak"
         headings = ["policy", peak, *elsewhere, "predicted", "dry run", "peak in", "longest queue", "time"]
@@ -386,25 +383,25 @@ class Comparison(ShownAsTable):
         return drawn("recomputation comparison as a figure", self, self[policy], theme)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the tasks for each policy, the peaks marked. Needs plotly."""
+        """Draw the level over the tasks for each policy, with the peaks marked. Needs plotly."""
         return drawn("levels as a figure", self.timelines, theme)
 
     def lifetimes_figure(self, policy: str, theme: GraphTheme = "auto", *, clock: bool = False) -> go.Figure:
-        """One bar per storage, the largest by bytes × time first. Needs plotly.
+        """Draw one bar per storage, the largest by bytes × time first. Needs plotly.
 
         Args:
-            policy: one of those compared.
+            policy: a policy of the comparison.
             theme: "light" or "dark".
             clock: draw over milliseconds instead of over tasks.
 
         Raises:
-            ValueError: the policy is not compared here, or no clock was recorded.
+            ValueError: if the policy is not in the comparison, or no clock was recorded.
         """
         return drawn("lifetimes as a figure", self[policy].timeline, theme, clock=clock)
 
     @property
     def timelines(self) -> dict[str, Timeline]:
-        """The memory measured, by policy."""
+        """The measured memory by policy."""
         return {row.policy: row.timeline for row in self.rows}
 
     def save_html(self, path: str | Path, title: str = "Memory by policy") -> Path:

@@ -1,4 +1,4 @@
-"""Which task ran where and when, and why a device stood still: backwards on several devices, side by side."""
+"""Schedules of a backward on several devices: the place and time of each task, and reasons for idle devices."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     from rich.console import RenderableType
 
-_HARDLY = 0.01  # of the makespan
-_ALIKE = 1.005  # of a ratio: below it reads as 1.00
+_HARDLY = 0.01  # share of the makespan that counts as negligible
+_ALIKE = 1.005  # a smaller ratio is printed as 1.00
 _TIME_UNITS = ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms"), (float("inf"), 1e9, "s"))
 
 ESTIMATED = (
@@ -35,10 +35,10 @@ class Bar:
     """A task on its device, in nanoseconds since the start of the backward.
 
     Attributes:
-        task: its id.
-        ready_ns: when its last gradient arrived, and it came into its device's queue.
-        start_ns, end_ns: when it ran.
-        after: the task that brought that gradient; None for a root.
+        task: the task's id.
+        ready_ns: the time at which its last gradient arrived and it entered its device's queue.
+        start_ns, end_ns: its start and end.
+        after: the task that produced that gradient; None for a root.
     """
 
     task: int
@@ -49,21 +49,21 @@ class Bar:
 
     @property
     def elapsed_ns(self) -> int:
-        """How long it ran."""
+        """The task's duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A time in which a device stood still.
+    """An interval in which a device was idle.
 
     Attributes:
-        device: which.
-        start_ns, end_ns: when.
-        before: the task that ended it; None after the device's last one.
-        blocker: of the tasks on the way to that one, which had to run one after the other in this time, the one that
-            waited longest while its device ran others; None if none waited: then no order of these queues would help.
-        waited_ns: how long it waited in this time.
+        device: the device.
+        start_ns, end_ns: the start and the end of the interval.
+        before: the task that ended it; None after the device's last task.
+        blocker: the task that delayed `before` most. Among the tasks that had to run one after the other before it, it
+            waited longest while its device ran others. None if none waited, so that no other order would help.
+        waited_ns: the time that the blocker waited in this interval.
     """
 
     device: str
@@ -75,7 +75,7 @@ class Idle:
 
     @property
     def elapsed_ns(self) -> int:
-        """How long that was."""
+        """The length of the interval in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -85,10 +85,10 @@ class Gantt:
 
     Attributes:
         graph: the graph.
-        policy: the name of the policy by which each device's queue was sorted.
+        policy: the name of the policy that sorted each device's queue.
         order: the ids of the tasks in the order in which they started.
-        rows: by device what ran there, in order.
-        estimated: the times of the tasks are guesses.
+        rows: the bars of each device, in order.
+        estimated: whether the times of the tasks are estimates.
     """
 
     graph: Graph
@@ -104,7 +104,7 @@ class Gantt:
 
     @staticmethod
     def of(graph: Graph, policy: str, order: Sequence[int], start_ns: Sequence[int], end_ns: Sequence[int]) -> Gantt:
-        """What was measured: by place in `order` when each task started, and when it ended."""
+        """The measured start and end of each task, by position in `order`."""
         rows: dict[str, list[Bar]] = {name: [] for name in devices_in_order([str(each) for each in graph.devices])}
         ended: dict[int, int] = {}
         for task, start, end in zip(order, start_ns, end_ns, strict=True):
@@ -132,22 +132,22 @@ class Gantt:
 
     @cached_property
     def busy_ns(self) -> dict[str, int]:
-        """By device the nanoseconds in which it ran tasks."""
+        """The busy time of each device in nanoseconds."""
         return {device: sum(bar.elapsed_ns for bar in row) for device, row in self.rows.items()}
 
     @property
     def busy(self) -> dict[str, float]:
-        """By device the share of the makespan in which it ran tasks, 0 to 1."""
+        """The busy share of the makespan of each device, 0 to 1."""
         return {device: busy / self.makespan_ns if self.makespan_ns else 1.0 for device, busy in self.busy_ns.items()}
 
     @property
     def idle_ns(self) -> dict[str, int]:
-        """By device the nanoseconds in which it stood still before the backward had ended."""
+        """The idle time of each device before the end of the backward, in nanoseconds."""
         return {device: self.makespan_ns - busy for device, busy in self.busy_ns.items()}
 
     @cached_property
     def idle(self) -> dict[str, tuple[Idle, ...]]:
-        """By device the times in which it stood still, in order. O(tasks) for each device."""
+        """The idle intervals of each device, in order. Computing them takes O(tasks) per device."""
         return {device: tuple(self._idle_on(device)) for device in self.rows}
 
     def _idle_on(self, device: str) -> Iterator[Idle]:
@@ -160,7 +160,7 @@ class Gantt:
             yield Idle(device, at, self.makespan_ns, None, None, 0)
 
     def _waited(self, bar: Bar, since_ns: int) -> tuple[int | None, int]:
-        """Which task waited longest since then on the way to this one, and how long."""
+        """Return the task before this one that waited longest since then, and its waiting time."""
         blocker: int | None = None
         longest = 0
         while bar.after is not None and bar.ready_ns > since_ns:
@@ -172,11 +172,11 @@ class Gantt:
 
     @cached_property
     def device_of(self) -> dict[int, str]:
-        """By task id its device."""
+        """The device of each task, by id."""
         return {bar.task: device for device, row in self.rows.items() for bar in row}
 
     def passed_by(self, task: int) -> int:
-        """How many tasks its device ran, to their ends, while this one was ready."""
+        """Return the number of tasks that the device completed while this one was ready."""
         bar, row = self.bars[task], self.rows[self.device_of[task]]
         return row.index(bar) - bisect_right(row, bar.ready_ns, hi=row.index(bar), key=attrgetter("end_ns"))
 
@@ -207,12 +207,12 @@ class Gantt:
 
     @cached_property
     def _times(self) -> list[int]:
-        """By task id how long it takes."""
+        """The duration of each task, by id."""
         return [self.bars[task].elapsed_ns for task in range(len(self.graph))]
 
     @cached_property
     def _heads(self) -> list[int]:
-        """By task id the nanoseconds of the longest way to it."""
+        """The length of the longest path to each task in nanoseconds, by id."""
         before = [[edge.task for edge in edges] for edges in self.graph.in_edges]
         return longest_ways(self.order, before, self._times)
 
@@ -284,7 +284,7 @@ _RIGHT = ("tasks", "busy", "idle")
 
 @dataclass(frozen=True, eq=False)
 class MakespanReport(ShownAsFindings):
-    """How long one backward takes on several devices under several policies. In a notebook the table shows itself.
+    """The schedules of one backward on several devices under several policies, displayed as a table in a notebook.
 
     Attributes:
         rows: one for each policy, in the order in which they were given.
@@ -293,7 +293,7 @@ class MakespanReport(ShownAsFindings):
     rows: tuple[Gantt, ...]
 
     def __getitem__(self, policy: str) -> Gantt:
-        """What happens under a policy.
+        """Return the schedule of a policy.
 
         Raises:
             ValueError: it is not compared here.
@@ -321,7 +321,7 @@ class MakespanReport(ShownAsFindings):
 
     @cached_property
     def lower_bound_ns(self) -> int:
-        """What no order goes below on these devices, see `Gantt.lower_bound_ns`."""
+        """A lower bound of the makespan on these devices for any order, see `Gantt.lower_bound_ns`."""
         return self.best.lower_bound_ns
 
     @property
@@ -386,7 +386,7 @@ class MakespanReport(ShownAsFindings):
 
 
 def time_unit(elapsed_ns: float) -> tuple[float, str]:
-    """How many nanoseconds the unit has in which to write this time, and its name."""
+    """Return the unit for printing a time: its length in nanoseconds and its name."""
     return next((scale, unit) for below, scale, unit in _TIME_UNITS if elapsed_ns < 0.9995 * below)
 
 

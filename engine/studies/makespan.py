@@ -1,4 +1,4 @@
-"""`ts.makespan`: how long a backward takes where each device works through a queue of its own."""
+"""`ts.makespan`: simulates the time of a backward in which each device has its own queue."""
 
 from __future__ import annotations
 
@@ -59,39 +59,38 @@ def makespan(
     policies: Iterable[AnyPolicy] | None = None,
     model: nn.Module | None = None,
 ) -> Gantt | MakespanReport:
-    """Simulates PyTorch's engine with one ready queue and one worker for each device. Nothing is executed.
+    """Simulate PyTorch's engine with one ready queue and one worker per device. Nothing is executed.
 
-    A task comes into the queue of its device when its last gradient is there, wherever that was made: the device of its
-    inputs, also for an AccumulateGrad (node.h, Node::device). Each worker takes the next task of its own queue, sorted
-    by the policy, as soon as it has finished one, and so never waits while its queue has any. O((tasks + edges) log
-    tasks) for a policy.
+    A task enters the queue of its device when its last gradient arrives, from whichever device. The device is that of
+    its inputs, also for an AccumulateGrad (node.h, Node::device). A worker that finishes a task immediately starts the
+    next one in its queue, in the policy's order. The time is O((tasks + edges) log tasks) per policy.
 
-    Known limitations. A task keeps its worker busy for as long as it takes; a kernel that goes on after its launch, a
-    stream that waits for another, and what workers take from each other (cores, memory, the interpreter's lock) are not
-    in the picture. Under a policy by arrival each queue counts its own, as PyTorch's would, while `ts.backward(...,
-    queues="per device")` pins to them all the one order that a single queue would have.
+    Known limitations: a task keeps its worker busy for its whole duration. Kernels that run on after their launch,
+    streams that wait for each other, and contention between workers (cores, memory, the interpreter's lock) are not
+    simulated. Under a policy by arrival, each queue counts separately, as PyTorch's would, but `ts.backward(...,
+    queues="per device")` gives all queues the order of a single queue.
 
     Args:
-        of: a loss (as `ts.graph` takes it) or a graph.
-        policy: what sorts the queues.
-        durations: nanoseconds for each task, by id; or the `Run`, or several of which the medians count, whose traces
-            have measured them. None: guessed, see `Problem.durations`; the report says so.
-        device_of: where tasks run, if elsewhere than in this process: a function of the task; or devices by name of
-            what runs there (a module's path, mostly), with all else where it is. Of several that mean one task the last
-            counts. See `tasks_at` for the names.
-        policies: compares these.
-        model: names modules and parameters after this module, where a capture saw the forward call parts of it and
-            never itself; several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost
-            module that was called.
+        of: a loss (as for `ts.graph`) or a graph.
+        policy: the policy that sorts the queues.
+        durations: nanoseconds of each task, by id, or a `Run` with a trace that measured them, or several runs, whose
+            medians are used. None: estimated, see `Problem.durations`; the report says so.
+        device_of: the tasks' devices, if they differ from those in this process: a function of the task, or a dict of
+            devices by name (usually a module's path). If several names match a task, the last one counts. See
+            `tasks_at` for the names.
+        policies: the policies to compare.
+        model: the module that names modules and parameters, for a captured forward that called only parts of it. Pass
+            several models as one `nn.ModuleDict({"G": generator, "D": critic})`. None: names start at each outermost
+            module.
 
     Returns:
-        What runs when and where; with `policies`, for each of them.
+        The schedule of all tasks; with `policies`, one for each.
 
     Raises:
-        ValueError: no such policy, one twice, or one which decides while the backward runs; a time is missing or below
-            0; runs are another graph's or have measured nothing; a name in `device_of` means no task.
-        TypeError: the loss, a policy or a time is something else.
-        PolicyError: a policy of the user's own chose a task that was not ready on that device.
+        ValueError: if a policy is unknown, repeated, or decides while the backward runs; a time is missing or negative;
+            runs are of another graph or have no times; or a name in `device_of` matches no task.
+        TypeError: if the loss, a policy or a time has the wrong type.
+        PolicyError: if a custom policy chose a task that was not ready on that device.
     """
     if policies is not None:
         expect(policies, Iterable, "policies", 'a list of policies, such as ("bfs", "dfs", "heap")')
@@ -102,7 +101,7 @@ def makespan(
     if callable(device_of):
         expect_callable(device_of, 1, "device_of", "a function of the task that names its device")
     elif device_of is not None:
-        expect(device_of, Mapping, "device_of", "a function of the task, or devices by name of what runs there")
+        expect(device_of, Mapping, "device_of", "a function of the task, or a dict of devices by name")
     graph = graph_meant(of, model)
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]
@@ -123,20 +122,20 @@ def makespan(
 
 
 def task_times(*runs: Run) -> list[int]:
-    """Nanoseconds of each task, by id, with its hooks: the median of several runs of the same graph.
+    """Return nanoseconds of each task with its hooks, by id: the median of several runs of the same graph.
 
-    They are the worker's, from start to end of a task: on an accelerator, what it takes to launch its kernels.
+    They are the worker's time from start to end of a task: on an accelerator, the time to launch its kernels.
 
     Raises:
-        ValueError: there is no run; one has no trace, did not run all tasks, or is another graph's.
+        ValueError: if there are no runs, or one has no trace, did not run all tasks, or is of another graph.
     """
     if not runs:
-        raise ValueError("there is no run to take the times from")
+        raise ValueError("durations must contain at least one run")
     graph = runs[0].graph
     for run in runs:
         if run.trace is None:
             raise ValueError(
-                f"the run under {run.policy} took no note of when its tasks ran: "
+                f"the run under {run.policy} has no times of its tasks: "
                 'ts.backward(loss, policy="bfs", trace="off") records times, and durations= takes the run it returns'
             )
         if run.graph is not graph and not _alike(run.graph, graph):
@@ -152,12 +151,12 @@ def task_times(*runs: Run) -> list[int]:
 
 
 def _alike(graph: Graph, other: Graph) -> bool:
-    """Whether they are those of one forward, run again."""
+    """Return whether two graphs are of the same forward."""
     return graph.edges == other.edges and [task.name for task in graph.tasks] == [task.name for task in other.tasks]
 
 
 def _times(graph: Graph, durations: Durations) -> list[int]:
-    """Nanoseconds by task id: whole ones, so that sums do not depend on their order."""
+    """Return integer nanoseconds by task id. Sums of integers do not depend on their order."""
     if durations is None:
         return list(map(round, Problem(graph).durations))
     if isinstance(durations, Mapping):
@@ -167,7 +166,7 @@ def _times(graph: Graph, durations: Durations) -> list[int]:
         runs = [each for each in given if isinstance(each, Run)]
         if runs and not _alike(graph, runs[0].graph):
             theirs = len(runs[0].graph)
-            raise ValueError(f"the run is another graph's, of {theirs:,} tasks; this one has {len(graph):,}")
+            raise ValueError(f"the run is of another graph with {theirs:,} tasks; this one has {len(graph):,}")
         numbers = [each for each in given if not isinstance(each, Run)]
         if not runs and len(numbers) != len(graph):
             raise ValueError(f"there are times for {len(numbers):,} tasks; the graph has {len(graph):,}")
@@ -176,7 +175,7 @@ def _times(graph: Graph, durations: Durations) -> list[int]:
         if task.id not in times:
             raise ValueError(f"durations has no time for #{task.id}, {graph.describe(task)}")
         if not math.isfinite(times[task.id]) or times[task.id] < 0:
-            raise ValueError(f"{graph.describe(task)} can't take {times[task.id]} ns")
+            raise ValueError(f"the time of {graph.describe(task)} must not be negative, got {times[task.id]} ns")
     return [round(times[task_id]) for task_id in range(len(graph))]
 
 

@@ -30,16 +30,16 @@ WORKLOADS_STUDIED = (
     "linear50",
     "two_devices",
 )
-"""Those of the PR: its models, its mini-model (*) and the one crafted against HEAP (**)."""
+"""The workloads of the PR: its models, its mini-model (*) and the model crafted against HEAP (**)."""
 
 ORDERS_STUDIED = ("bfs", "dfs", "heap")
-"""The orders which the PR compared. HEAP, the last one, is what PyTorch took and still has."""
+"""The orders that the PR compared. PyTorch adopted HEAP, the last one, and still uses it."""
 
 _APART = {"two_devices": {"far": "cuda:0"}}
-"""By workload which of its modules the simulation puts on a device of their own where there is only one."""
+"""For each workload, the modules that the simulation places on a separate device if there is only one."""
 
 _ON_SECOND = {"two_devices": "near"}
-"""By workload which of its modules goes to a second accelerator, where there is one: else it is on the CPU."""
+"""For each workload, the module that runs on a second accelerator, or on the CPU if there is none."""
 
 
 def order_study(
@@ -51,36 +51,36 @@ def order_study(
     repetitions: int = 12,
     progress: Callable[[str], object] | None = None,
 ) -> OrderStudy:
-    """Measures ready models under several orders: time and memory of the backward, and how long the queue gets.
+    """Measure workloads under several orders: time and memory of the backward, and the length of the queue.
 
-    Each workload is made once. Under each policy one forward and backward have their memory recorded (`ts.profile`),
-    then `repetitions` others are timed, each on a fresh forward and with the policies in turns; a backward before all
-    of them warms up. See `ts.compare`, which does this for any program. A workload that can't be measured is left out,
-    and `OrderStudy.refused` says why. An interrupt (Ctrl-C) after the first workload ends the study with those that
-    have been measured.
+    Each workload is built once. After a warm-up backward, one forward and backward under each policy have their memory
+    recorded (`ts.profile`). Then `repetitions` more are timed, each on a new forward, with the policies alternating.
+    `ts.compare` does this for any program. Workloads that cannot be measured are skipped, and `OrderStudy.refused` has
+    the reasons. An interrupt (Ctrl-C) after the first workload ends the study with the workloads measured so far.
 
     Args:
-        workloads: their names, or Workload objects; a function of yours is one as `own_program(make_loss, name)`.
-        policies: as in `ts.backward`.
-        size: "small" or "full" of each workload.
-        device: where the models live.
-        repetitions: how often each is timed.
-        progress: called before each run with what comes, such as `linear50 (5 of 6): bfs, round 3 of 12`.
+        workloads: names or Workload objects; pass your own function as `own_program(make_loss, name)`.
+        policies: the policies, as in `ts.backward`.
+        size: "small" or "full".
+        device: the device of the models.
+        repetitions: how often to time each policy.
+        progress: a function that is called before each run with a text such as `linear50 (5 of 6): bfs, round 3 of 12`.
 
     Raises:
-        ValueError: an unknown workload, size or policy, one twice, or none; no such device; `repetitions` is below 1.
-        KeyboardInterrupt: before the first workload was measured.
+        ValueError: if a workload, size, policy or device is unknown, a workload or policy is repeated or missing, or
+            `repetitions` is below 1.
+        KeyboardInterrupt: if interrupted before the first workload was measured.
     """
     chosen = [workload(each) if isinstance(each, str) else each for each in workloads]
     names = [each.name for each in chosen]
     if not chosen:
-        raise ValueError("there is no workload to study")
+        raise ValueError("workloads must not be empty")
     if len(set(names)) < len(names):
-        raise ValueError(f"a workload is named twice: {', '.join(names)}")
+        raise ValueError(f"a workload is repeated: {', '.join(names)}")
     if repetitions < 1:
-        raise ValueError(f"repetitions must be at least 1, not {repetitions}")
+        raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     if size not in get_args(Size):
-        raise ValueError(f"unknown size {size!r}; known: {', '.join(get_args(Size))}")
+        raise ValueError(f"unknown size {size!r}; expected one of {', '.join(get_args(Size))}")
     orders = chosen_policies(policies)
     place = usable_device(device)
     rows: list[StudiedWorkload] = []
@@ -134,7 +134,7 @@ def _studied(
 
 
 def _where(rows: Sequence[StudiedWorkload], asked: torch.device) -> torch.device:
-    """The device that was measured: programs of a user's are where they are, whatever was asked for."""
+    """Return the measured device. A user's program runs on its own device, regardless of `device`."""
     if asked.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
         return asked
     found = (device for row in rows for device in row.comparison.graph.devices if device.type != "cpu")
@@ -142,7 +142,7 @@ def _where(rows: Sequence[StudiedWorkload], asked: torch.device) -> torch.device
 
 
 def _second_accelerator(first: torch.device) -> torch.device | None:
-    """Another accelerator of this one's kind."""
+    """Return another accelerator of the same kind."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or first.type != accelerator.type or torch.accelerator.device_count() < 2:
         return None
@@ -151,7 +151,7 @@ def _second_accelerator(first: torch.device) -> torch.device | None:
 
 
 def _as_planned(policy: Policy | Choice, comparison: Comparison) -> Policy | Choice:
-    """One that plans keeps the order that was measured."""
+    """Return a policy for the simulation; a policy that plans keeps the measured order."""
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     order = comparison[policy.name].timeline.order

@@ -1,4 +1,4 @@
-"""What a workload is, ready-made or from a user's own program."""
+"""Workloads: built-in models and users' own programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .workload_models_autograd import ByHand, Program, Step
 Size = Literal["small", "full"]
 
 OF_HIPS = ("rnn", "fan_out", "elementwise", "needless")
-"""The programs of HIPS/autograd #219, which have a gradient by hand and a program for NumPy; no others do."""
+"""The programs of HIPS/autograd #219. Only these have a hand-written gradient and a program for NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model, what to feed it, and what makes a scalar of its output: `criterion(model(*inputs), *targets)`.
+    """A model, its inputs and targets, and the criterion: the loss is `criterion(model(*inputs), *targets)`.
 
-    `on_cpu` are modules of the model that stay on the CPU when it goes to an accelerator.
+    The modules in `on_cpu` stay on the CPU when the model moves to an accelerator.
     """
 
     model: nn.Module
@@ -35,18 +35,17 @@ class Parts:
 @verbs_end_where_called
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A ready model.
+    """A built-in model.
 
     Attributes:
-        name: what users call it, "resnet50".
-        title: what it is, in words.
-        source: where the model is from: paper or repository.
-        make: makes the model and its data, called with the arguments of a size.
-        small, full: those arguments for either size.
-        gradient: the gradient written by hand; None where there is none.
-        program: the same program for NumPy's arrays and HIPS autograd; None where there is none.
-        blocks: the classes of the modules that its user would put under torch.utils.checkpoint; none where nothing
-            repeats as a module.
+        name: its name, such as "resnet50".
+        title: a short description.
+        source: the paper or repository that the model is from.
+        make: a function that creates the model and its data from the arguments of a size.
+        small, full: the arguments for the two sizes.
+        gradient: the hand-written gradient; None if there is none.
+        program: the same program for NumPy arrays and HIPS autograd; None if there is none.
+        blocks: the classes of modules that users would put under torch.utils.checkpoint; empty if no module repeats.
     """
 
     name: str
@@ -67,23 +66,23 @@ class Workload:
         dtype: torch.dtype | None = None,
         **knobs: int,
     ) -> tuple[nn.Module, Callable[[], Tensor]]:
-        """Makes the model and its data.
+        """Create the model and its data.
 
         Args:
             size: "small" or "full".
-            seed: of parameters and data; the random numbers are drawn on the CPU, so they are the same on any device.
-                torch's own generators are left as they were.
-            device: where the model lives. On "meta", and under FakeTensorMode, nothing is allocated. Of two_devices
-                one half stays on the CPU.
-            dtype: of parameters and of data that are no whole numbers, which are made in torch's default one and cast.
-                None: as made.
-            knobs: replace single arguments of the size, such as `batch=8, pixels=64` of resnet50.
+            seed: the seed of parameters and data. Random numbers are drawn on the CPU, so they are the same on any
+                device. torch's global generators are not changed.
+            device: the device of the model. Nothing is allocated on "meta" and under FakeTensorMode. One half of
+                two_devices stays on the CPU.
+            dtype: the dtype of parameters and floating-point data, which are created in torch's default dtype and cast.
+                None: no cast.
+            knobs: replacements for single arguments of the size, such as `batch=8, pixels=64` for resnet50.
 
         Returns:
-            The model, and a function that runs one fresh forward on the same data and returns the scalar loss.
+            The model, and a function that runs a new forward on the same data and returns the scalar loss.
 
         Raises:
-            ValueError: an unknown size or knob.
+            ValueError: if the size or a knob is unknown.
         """
         parts = self._parts(size, seed, torch.device(device), dtype, knobs)
 
@@ -102,19 +101,19 @@ class Workload:
         fused: bool = False,
         **knobs: int,
     ) -> tuple[nn.Module, Callable[..., ByHand]]:
-        """The same model on the same data, and its gradient written by hand: torch's operations, no autograd.
+        """Create the same model and data with its hand-written gradient, which uses torch's operations, not autograd.
 
         Args:
             size, seed, device, dtype, knobs: as in `build`.
-            fused: add each product to the sum of gradients in the call that computes it (`addmm_`). No backward that
-                passes gradients from node to node can: there each is a tensor of its own first.
+            fused: add each product to the sum of gradients in the call that computes it (`addmm_`). A backward that
+                passes gradients between nodes cannot do this, because each gradient is a separate tensor first.
 
         Returns:
-            The model, and a function of no arguments, or of one: `step`, which it calls when the forward is done and
-            after each step of the backward. It gives the loss and the gradients by parameter; no .grad is touched.
+            The model, and a function with one optional argument, `step`, which it calls after the forward and after
+            each step of the backward. It returns the loss and the gradients by parameter. No .grad changes.
 
         Raises:
-            ValueError: there is no such gradient for this workload; an unknown size or knob.
+            ValueError: if this workload has no hand-written gradient, or the size or a knob is unknown.
         """
         gradient = self._found("gradient", "gradient written by hand")
         parts = self._parts(size, seed, torch.device(device), dtype, knobs)
@@ -127,18 +126,18 @@ class Workload:
         return parts.model, compute
 
     def in_numpy(self, size: Size = "small", seed: int = 0, dtype: torch.dtype | None = None, **knobs: int) -> Program:
-        """The same program on the same numbers for `autograd.numpy`: `ts.hips.tape(fun, *args)`.
+        """Return the same program with the same data for `autograd.numpy`, to use as `ts.hips.tape(fun, *args)`.
 
         Args:
             size, seed, dtype, knobs: as in `build`.
 
         Returns:
-            A function and its arguments, of which the first is what the gradient is wanted of: the parameters, a tuple
-            where there are several.
+            A function and its arguments. The gradient is computed for the first argument, the parameters (a tuple if
+            there are several).
 
         Raises:
-            ValueError: there is no such program for this workload; an unknown size or knob.
-            ModuleNotFoundError: the package autograd is not installed.
+            ValueError: if this workload has no such program, or the size or a knob is unknown.
+            ModuleNotFoundError: if the package autograd is not installed.
         """
         program = self._found("program", "program for NumPy")
         parts = self._parts(size, seed, torch.device("cpu"), dtype, knobs)
@@ -148,7 +147,7 @@ class Workload:
     def _found(self, attribute: Literal["gradient", "program"], what: str) -> Callable[..., Any]:
         found: Callable[..., Any] | None = getattr(self, attribute)
         if found is None:
-            raise ValueError(f"workload {self.name} has no {what}; those which have: {', '.join(OF_HIPS)}")
+            raise ValueError(f"workload {self.name} has no {what}; expected one of {', '.join(OF_HIPS)}")
         return found
 
     def _parts(
@@ -156,7 +155,7 @@ class Workload:
     ) -> Parts:
         parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
         if device.type == "cpu" and dtype is None:
-            return parts  # modules under FakeTensorMode can not be moved, not even there
+            return parts  # modules under FakeTensorMode cannot be moved, even to the meta device
         model = parts.model.to(device, dtype)
         for module in parts.on_cpu:
             if device.type != "meta":
@@ -169,10 +168,10 @@ class Workload:
 
     def _arguments(self, size: str, knobs: Mapping[str, int]) -> dict[str, int]:
         if size not in ("small", "full"):
-            raise ValueError(f"unknown size {size!r} of workload {self.name}; known: small, full")
+            raise ValueError(f"unknown size {size!r} of workload {self.name}; expected small or full")
         for knob in knobs:
             if knob not in self.full:
-                raise ValueError(f"workload {self.name} has no knob {knob!r}; known: {', '.join(self.full)}")
+                raise ValueError(f"workload {self.name} has no knob {knob!r}; expected one of {', '.join(self.full)}")
         return {**(self.small if size == "small" else self.full), **knobs}
 
     def _make(self, arguments: Mapping[str, int], seed: int, device: torch.device) -> Parts:
@@ -184,7 +183,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class OwnProgram(Workload):
-    """A user's function that makes the loss. It has one size, its own, and its tensors are where it makes them."""
+    """A user's function that returns a loss. It has no sizes, and chooses its devices itself."""
 
     make_loss: Callable[[], Tensor] = field(kw_only=True, repr=False)
 
@@ -196,35 +195,35 @@ class OwnProgram(Workload):
         dtype: torch.dtype | None = None,
         **knobs: int,
     ) -> tuple[nn.Module, Callable[[], Tensor]]:
-        """An empty module, and the function as it is: size, seed, device and dtype are its own doing.
+        """Return an empty module and the function, which ignores size, seed, device and dtype.
 
         Raises:
-            ValueError: a knob; it has none.
+            ValueError: if a knob is passed.
         """
         self.refuse_knobs(knobs)
         return nn.Module(), self.make_loss
 
     def refuse_knobs(self, knobs: Mapping[str, int]) -> None:
-        """Raises ValueError if there are any: it has none."""
+        """Raise ValueError if any knob is passed."""
         for knob in knobs:
-            raise ValueError(f"{self.name} is a function of yours: it has no knob {knob!r}")
+            raise ValueError(f"{self.name} is your own function, which has no knob {knob!r}")
 
 
 def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> OwnProgram:
-    """A user's function as a workload.
+    """Return a user's function as a workload.
 
     Args:
-        make_loss: runs the forward and returns the loss.
-        name: what tables call it.
-        title: what it is, in words.
+        make_loss: a function that runs the forward and returns the loss.
+        name: its name in tables.
+        title: a short description.
     """
 
     def checked() -> Tensor:
         loss = make_loss()
         if isinstance(loss, Tensor) and not loss.requires_grad:
             raise ValueError(
-                f"{name} makes a loss without a graph: was it computed under torch.no_grad(), detached, or does no "
-                "input of it require grad?"
+                f"{name} returns a loss without a graph. Check that it is not computed under torch.no_grad() or "
+                "detached, and that an input requires grad."
             )
         return loss
 

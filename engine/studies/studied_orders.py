@@ -1,4 +1,4 @@
-"""What a study of orders has found: its table, what it says, and its files."""
+"""The result of a study of orders: its table, its sentences and its files."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 _REFERENCE = "heap"
 _MORE, _LESS = "needs more memory than", "needs less memory than"
 _RISE = "rise: what of the peak the backward adds to what the forward left."
-_BESIDE = 4  # policies that stand beside each other in the table
-TIMED_RUNS = 5  # for the times of tasks
-_ENOUGH = 6  # rounds, of which the middle half says something
-_ALIKE = 0.005  # of a ratio: nearer to 1 it reads as 1.00
+_BESIDE = 4  # policies side by side in the table
+TIMED_RUNS = 5  # runs that measure the times of tasks
+_ENOUGH = 6  # rounds needed for a meaningful middle half
+_ALIKE = 0.005  # a ratio closer to 1 is printed as 1.00
 _STYLES = {1: "red", 0: "dim", -1: "green"}
 _FILE = "tapescope order study"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudiedWorkload:
-    """One ready model under all orders.
+    """The results of one workload under all orders.
 
     Attributes:
-        workload: which.
-        size: "small" or "full"; None: of a program of a user's, which has its own.
-        comparison: what was measured, with the whole timeline of each order.
-        makespans: how long each order takes where each of the workload's devices has a queue of its own, simulated with
-            measured times of the tasks; None where there is one device.
+        workload: the workload.
+        size: "small" or "full"; None for a user's program.
+        comparison: the measurements, with the whole timeline of each order.
+        makespans: the time of each order if each of the workload's devices has its own queue, simulated with measured
+            times of the tasks; None for a single device.
     """
 
     workload: Workload
@@ -58,49 +58,49 @@ class StudiedWorkload:
 
     @property
     def knobs(self) -> Mapping[str, int]:
-        """The arguments that it was made with."""
+        """The arguments that the workload was built with."""
         return self.workload.small if self.size == "small" else self.workload.full
 
     @property
     def sentence(self) -> str:
-        """What it is: `One Linear used 50 times … · pytorch PR #4746, 2018 · small: uses=50 … · 104 tasks`."""
+        """A description: `One Linear used 50 times … · pytorch PR #4746, 2018 · small: uses=50 … · 104 tasks`."""
         knobs = " ".join(f"{knob}={value}" for knob, value in self.knobs.items())
         sized = "" if self.size is None else f"{self.size}: {knobs}"
         tasks = f"{len(self.comparison.graph):,} tasks"
         return " · ".join(filter(None, (self.workload.title, self.workload.source, sized, tasks)))
 
     def time(self, policy: str) -> Spread:
-        """Nanoseconds of the backward alone: the median, and the ends of the middle half.
+        """Return the backward's time in nanoseconds: the median and the ends of the middle half.
 
         Raises:
-            ValueError: the policy is not studied here, as in all that follow.
+            ValueError: if the policy is not in the study. The other methods raise it too.
         """
         return Spread.of(self.comparison[policy].times_ns)
 
     def time_ratio(self, policy: str, reference: str) -> Spread:
-        """The time over that of another policy, round by round: what slows one round down slows both."""
+        """Return the time divided by another policy's, per round, because a disturbance slows both runs of a round."""
         pairs = zip(self.comparison[policy].times_ns, self.comparison[reference].times_ns, strict=True)
         return Spread.of([over / under for over, under in pairs])
 
     def peak_ratio(self, policy: str, reference: str) -> float:
-        """The peak over that of another policy."""
+        """Return the peak divided by another policy's peak."""
         return self.comparison[policy].peak_bytes / max(self.comparison[reference].peak_bytes, 1)
 
     def start_bytes(self, policy: str) -> int:
-        """What the forward left: the level as the backward starts."""
+        """Return the level at the start of the backward, after the forward."""
         return self.comparison[policy].timeline.start_bytes
 
     def rise_bytes(self, policy: str) -> int:
-        """By how much the level rises in the backward over what the forward left."""
+        """Return the rise of the level in the backward above its start."""
         return self.comparison[policy].peak_bytes - self.start_bytes(policy)
 
     def makespan_ns(self, policy: str) -> int | None:
-        """See `makespans`; None where there is none under this policy: one which decides while the backward runs."""
+        """Return the policy's makespan; None for a policy that decides while the backward runs."""
         rows = () if self.makespans is None else self.makespans.rows
         return next((row.makespan_ns for row in rows if row.policy == policy), None)
 
     def measured_text(self, policies: Sequence[str]) -> str:
-        """What the makespans are compared with where the devices are real ones: times against the least of them."""
+        """Return the measured times relative to the shortest, to compare with the makespans on real devices."""
         times = {policy: self.time(policy).middle for policy in policies}
         best = min(times, key=times.__getitem__)
         others = [
@@ -112,11 +112,11 @@ class StudiedWorkload:
 
     @property
     def devices(self) -> str:
-        """`cpu and cuda:0`: those of the simulation."""
+        """The devices of the simulation, such as `cpu and cuda:0`."""
         return "" if self.makespans is None else " and ".join(self.makespans.devices)
 
     def records(self, reference: str) -> Iterator[dict[str, Any]]:
-        """One flat dict per policy."""
+        """Return one flat dict per policy."""
         for row in self.comparison.rows:
             time, ratio = self.time(row.policy), self.time_ratio(row.policy, reference)
             yield {
@@ -143,16 +143,16 @@ class StudiedWorkload:
 
 @dataclass(frozen=True, eq=False)
 class OrderStudy(ShownAsTable):
-    """Ready models under several orders. In a notebook the table shows itself.
+    """Workloads under several orders, displayed as a table in a notebook.
 
     Attributes:
-        rows: what was measured, in the order in which it was.
-        policies: their names.
+        rows: the results, in the order of measurement.
+        policies: the names of the policies.
         repetitions: how often each was timed.
-        machine: what it was measured on.
+        machine: the machine that ran the study.
         device: the device of the models.
-        refused: by workload why it could not be measured.
-        interrupted: whether workloads are missing since the study was interrupted.
+        refused: the reason for each workload that could not be measured.
+        interrupted: whether workloads are missing because the study was interrupted.
     """
 
     rows: tuple[StudiedWorkload, ...]
@@ -166,26 +166,26 @@ class OrderStudy(ShownAsTable):
     html = "orders as HTML"
 
     def __getitem__(self, name: str) -> StudiedWorkload:
-        """The row of a workload.
+        """Return the row of a workload.
 
         Raises:
-            ValueError: it is not studied here.
+            ValueError: if the workload is not in the study.
         """
         return row_called(name, ((row.name, row) for row in self.rows))
 
     @property
     def reference(self) -> str:
-        """The policy which ratios are against: HEAP, PyTorch's own, or else the first."""
+        """The policy that ratios refer to: HEAP, PyTorch's own, or else the first."""
         return _REFERENCE if _REFERENCE in self.policies else self.policies[0]
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The policies without that one."""
+        """The policies other than the reference."""
         return tuple(policy for policy in self.policies if policy != self.reference)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, in words: which order needs more, or takes longer, and where there is no difference."""
+        """The table's content in sentences: orders that need more memory or time, or make no difference."""
         left_out = (f"{name} was left out: {why}" for name, why in self.refused.items())
         cut = ("The study was interrupted: workloads are missing.",) if self.interrupted else ()
         return (*(self._compared() if self.others else ()), *self._of_makespans(), *left_out, *cut)
@@ -236,7 +236,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def how_measured(self) -> tuple[str, ...]:
-        """What the numbers are, in sentences."""
+        """Explain the table's numbers in sentences."""
         against = f" Ratios are against {self.reference}." if self.others else ""
         each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
         half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
@@ -257,7 +257,7 @@ class OrderStudy(ShownAsTable):
         )
 
     def lines(self, row: StudiedWorkload) -> Iterator[tuple[str, list[Cell]]]:
-        """What there is to tell of a workload: the heading, and a cell for each policy."""
+        """Yield the lines of a workload: the heading, and a cell for each policy."""
         for what, of in _LINES.items():
             cells = [of(self, row, policy) for policy in self.policies]
             if any(cell.value for cell in cells):
@@ -301,7 +301,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def narrow_table(self) -> Table:
-        """The same in fewer columns, for a terminal of 80: the name of a workload stands above its lines."""
+        """Return a narrower table for 80 columns, with each workload's name above its rows."""
         return self._table(named_beside=False)
 
     def _table(self, named_beside: bool) -> Table:
@@ -390,7 +390,7 @@ class OrderStudy(ShownAsTable):
         return [record for row in self.rows for record in row.records(self.reference)]
 
     def content(self) -> dict[str, Any]:
-        """All that was measured, each single time, too, as JSON has it."""
+        """Return all measurements, including every single time, as JSON."""
         return {
             "format": _FILE,
             "version": 1,

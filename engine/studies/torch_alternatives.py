@@ -1,4 +1,4 @@
-"""What PyTorch offers to save memory (checkpoints, selective ones, torch.compile), around a user's model."""
+"""PyTorch's own ways to save memory (checkpoints, selective checkpoints, torch.compile), for a user's model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PRODUCTS = tuple(
         "_scaled_dot_product_flash_attention_for_cpu",
     )
 )
-"""What the selective checkpoint saves: products, convolutions and attention. The rest runs again."""
+"""The operations whose results the selective checkpoint saves: products, convolutions and attention."""
 
 _COMPILED_BUDGET = 0.5
 

@@ -384,7 +384,7 @@ class MixtureOfExperts(nn.Module):
         return torch.zeros_like(x).index_add(0, tokens, made * weights.unsqueeze(-1))
 
     def _counts(self, chosen: Tensor) -> list[int]:
-        """How many rows each expert gets."""
+        """Return the number of rows for each expert."""
         experts = self.router.out_features
         if not chosen.is_meta:
             return chosen.flatten().bincount(minlength=experts).tolist()

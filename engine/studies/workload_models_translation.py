@@ -130,7 +130,7 @@ class PatchDiscriminator(nn.Sequential):
 
 
 class Translated(NamedTuple):
-    """What the four networks make of pictures a and b: translated, translated back, left alone, and judged."""
+    """The results of the four networks for images a and b: translations, cycles, identities and scores."""
 
     fake_b: Tensor
     again_a: Tensor

@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def subject(self) -> tuple[str | None, ...]:
-        """What it is about: two findings with the same are one, which went on."""
+        """The subject. Findings with the same subject are merged into one that continued."""
         return self.kind, self.module, self.tensor, self.at
 
 
@@ -69,7 +69,7 @@ _INTEGERS = ("size", "last_step", "alike")
 
 
 def training_frame(norms: Norms, findings: Sequence[Finding], table: TrainingTable) -> Any:
-    """What `Training.to_pandas` gives."""
+    """Return the DataFrame of `Training.to_pandas`."""
     expect_choice(table, get_args(TrainingTable), "table")
     if table == "norms":
         return norms.to_pandas()

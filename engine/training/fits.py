@@ -195,7 +195,7 @@ def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Foun
 _OVERHEAD = 0.1
 _SECONDS = 1.0
 _MOST_FLOPS = 2 * 10**11
-"""Of two steps: more would take minutes to be timed, operation by operation."""
+"""The most flops of two steps for which operations are timed; timing more would take minutes."""
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
@@ -257,7 +257,7 @@ class Fit(ShownAsTable):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the memory less the reserve."""
+        """Whether the peak fits into the memory minus the reserve."""
         return self.peak_bytes <= self.usable_bytes
 
     @property
@@ -267,7 +267,7 @@ class Fit(ShownAsTable):
 
     @property
     def parts(self) -> dict[str, Mapping[str, int]]:
-        """By phase the bytes of each category at its peak."""
+        """The bytes of each category at the peak of each phase."""
         return {each.phase: each.parts for each in self.phases}
 
     @cached_property
@@ -364,11 +364,11 @@ class _Tried:
 
     @property
     def known(self) -> tuple[Workspaces, ...]:
-        """What smaller batches told, as far as they were run."""
+        """Return the workspaces measured with smaller batches that have run."""
         return self._learned or ()
 
     def learned(self) -> tuple[Workspaces, ...]:
-        """What kernels take with the two smallest batches that work."""
+        """Measure the kernels' workspaces with the two smallest batches that work."""
         if self._learned is None:
             self._learned = ()
             for small in (1, 2):

@@ -1,4 +1,4 @@
-"""Graphs and tensors of earlier steps that are alive, and what holds them."""
+"""Finds graphs and tensors of earlier steps that are still alive, and their holders."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class _Token:
 
 
 class StepTokens:
-    """Marks what a loop makes by the step in which it is made; no node lives longer for it.
+    """Marks a loop's nodes with the step in which they are created, without keeping any node alive.
 
-    A node is of the step in which its sequence number was given, by the thread that made this. Other threads have
-    numbers of their own, so whether it is of this loop a token tells, on it or on another node of its graph.
+    A node belongs to the step in which the loop's thread assigned its sequence number. Sequence numbers are counted per
+    thread (node.h), so a token on the node, or on another node of its graph, tells whether it belongs to this loop.
     """
 
     def __init__(self) -> None:
@@ -52,22 +52,22 @@ class StepTokens:
         self._starts: list[int] = []
 
     def begin(self) -> None:
-        """What is marked from here on is of another step; they are counted from 0."""
+        """Start the next step, counted from 0. Nodes marked from now on belong to it."""
         step = len(self._starts)
         self._token = _Token(step)
         self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
         self._starts.append(sequence_nr())
 
     def end(self) -> None:
-        """What is marked from here on is of no step."""
+        """End the current step. Nodes marked from now on belong to no step."""
         self._token = _Token(None)
 
     def alive(self) -> list[int]:
-        """The steps of which a graph is alive, earliest first. The one under way is among them."""
+        """Return the steps with a graph that is alive, earliest first, including the current step."""
         return list(self._alive)
 
     def mark(self, result: object) -> None:
-        """Marks the nodes that made these tensors."""
+        """Mark the nodes that created these tensors."""
         if type(result) is Tensor and not function_mode_is_on():
             node = result.grad_fn
             if node is not None:
@@ -78,13 +78,13 @@ class StepTokens:
                     notes_on(node).setdefault(self._key, self._token)
 
     def step_of(self, node: Node) -> int | None:
-        """In which step the node was made; None: before the first one, or it is a leaf's."""
+        """Return the step in which a node was created; None before the first step, or for a leaf's node."""
         number = number_of(node)
         step = -1 if number == UNNUMBERED else bisect_right(self._starts, number) - 1
         return None if step < 0 else step
 
     def marked_in(self, node: Node) -> int | None:
-        """The step whose token hangs on it."""
+        """Return the step of a node's token."""
         token: _Token | None = notes_on(node).get(self._key)
         return None if token is None else token.step
 
@@ -93,29 +93,29 @@ def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> Non
     alive.pop(step, None)
 
 
-_MOST_TARGETS = 128  # of which holders are looked for at once
-_MOST_NODES = 50_000  # that are looked at for their bytes
+_MOST_TARGETS = 128  # objects whose holders are searched at once
+_MOST_NODES = 50_000  # nodes whose bytes are counted
 
 GRAD_OF = "the .grad of "
-"""Prefix of a holder's text that is a parameter's gradient."""
+"""The prefix of a holder's text if the holder is a parameter's gradient."""
 
 IsOld = Callable[[int], bool]
-"""Whether a step is one whose graphs nobody needs any more."""
+"""Returns whether the graphs of a step are no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldGraphs:
-    """What one holder keeps of earlier steps.
+    """The graphs of earlier steps that one holder keeps alive.
 
     Attributes:
-        holder: who holds it; where there are several alike, the first.
-        alike: how many holders there are that differ from it by an index at most.
-        steps: the earlier steps of which it keeps nodes, in order.
-        nodes: how many of these.
-        nbytes: what these have saved, and the tensors held; a storage counts once, parameters don't.
-        is_bounded: whether there was more than was looked at.
-        crosses: whether one graph goes from a step to another.
-        storages: their places.
+        holder: the holder; the first of several similar ones.
+        alike: the number of holders that differ from it at most by an index.
+        steps: the earlier steps whose nodes it keeps, in order.
+        nodes: the number of these nodes.
+        nbytes: bytes of their saved tensors and of the held tensors; storages count once, parameters do not count.
+        is_bounded: whether the search stopped at its limit.
+        crosses: whether one graph spans several steps.
+        storages: the places of the storages.
     """
 
     holder: Holder
@@ -129,12 +129,12 @@ class HeldGraphs:
 
 
 def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[HeldGraphs]:
-    """All that keeps graphs of old steps, the most first. Nothing is kept alive by having looked.
+    """Return the holders of graphs of old steps, the largest first. The search keeps nothing alive.
 
     Args:
         tokens: the marks of steps.
         is_old: see `IsOld`.
-        parameters: with their names; their `.grad`s are held by C++, where no search for holders comes.
+        parameters: the parameters with their names. C++ holds their `.grad`s, which a search for holders cannot find.
     """
     targets, is_all = _targets(tokens, is_old)
     found = sorted(_by_holder(targets, tokens, is_old, parameters), key=lambda held: (-held.nbytes, -held.nodes))
@@ -142,8 +142,11 @@ def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[st
 
 
 def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
-    """The tensors and nodes of Python's that lead to an old step's node; of very many the first and the last, and nodes
-    only where there is room beside the tensors, which explain them. Says whether all tensors are among them."""
+    """Return the tensors and nodes known to Python that lead to a node of an old step, and whether all are included.
+
+    If there are too many, the first and the last ones are returned. Nodes are added only if there is room beside the
+    tensors, which explain them.
+    """
     kinds: dict[type, type | None] = {}
     found: list[tuple[int, Any]] = []
     leads = _Leads(tokens, is_old)
@@ -168,8 +171,10 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
 
 
 def _maker(tensor: Tensor) -> Node | None:
-    """Its node. A view that came with others (of chunk, split, unbind) and whose base was written since has none: torch
-    raises where it is asked for."""
+    """Return a tensor's node; None if reading `grad_fn` raises.
+
+    torch raises for one of several views (of chunk, split, unbind) whose base was modified in place.
+    """
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -177,7 +182,7 @@ def _maker(tensor: Tensor) -> Node | None:
 
 
 def _ends(found: list[Any], most: int) -> list[Any]:
-    """The first and the last ones, so many together."""
+    """Return the first and the last items, at most `most` together."""
     if len(found) <= most:
         return found
     first = most // 2
@@ -185,7 +190,7 @@ def _ends(found: list[Any], most: int) -> list[Any]:
 
 
 class _Leads:
-    """Which nodes lead to one of an old step; each is looked at once, and none behind an old one."""
+    """Finds the nodes that lead to a node of an old step. Each node is visited once, and none behind an old one."""
 
     def __init__(self, tokens: StepTokens, is_old: IsOld) -> None:
         self._tokens = tokens
@@ -208,7 +213,7 @@ class _Leads:
         return self._known[root]
 
     def _enter(self, node: Node, waiting: list[tuple[Node, Iterator[Node]]]) -> None:
-        """A node that is new: it is old itself, or those behind it are still to be looked at."""
+        """Enter a new node: either it is old itself, or the nodes behind it are still to be visited."""
         if node not in self._known:
             self._known[node] = _is_marked_old(node, self._tokens, self._is_old)
             if not self._known[node]:
@@ -216,7 +221,7 @@ class _Leads:
 
 
 def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
-    """Its number alone says nothing: that of a node of another thread may be one of an old step's here."""
+    """Return whether a token marks the node as old. Another thread's node may have the same sequence number."""
     made = tokens.step_of(node)
     if made is None or not is_old(made):
         return False
@@ -227,7 +232,7 @@ def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
 def _by_holder(
     targets: list[Any], tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]]
 ) -> Iterator[HeldGraphs]:
-    """A name explains what is below it: a tensor before its node, and both before what has no name."""
+    """Group targets by holder. Named holders come first, and tensors before nodes, because they explain the rest."""
     gradients = {id(each.grad): name for name, each in parameters if each.grad is not None}
     holders = [
         Holder(f"{GRAD_OF}{gradients[id(target)]}", "named") if id(target) in gradients else holder
@@ -260,8 +265,10 @@ def _by_holder(
 
 
 def alike(text: str) -> str:
-    """Return a holder's text without the parts in which like ones differ: an index, a function's line, the parameter of
-    a .grad."""
+    """Return a holder's text without the parts that differ between similar holders.
+
+    These are an index, a function's line, and the parameter of a .grad.
+    """
     if text.startswith(GRAD_OF):
         return GRAD_OF
     return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))
@@ -273,7 +280,7 @@ def _node_of(target: Any) -> Node:
 
 
 class _Size:
-    """How much of earlier steps these tensors and nodes keep."""
+    """The nodes and bytes of earlier steps that some tensors and nodes keep alive."""
 
     def __init__(self, roots: Iterable[Any], tokens: StepTokens, is_old: IsOld) -> None:
         self.nodes: set[Node] = set()
@@ -303,7 +310,7 @@ class _Size:
         while waiting:
             node = waiting.pop()
             step = tokens.step_of(node)
-            if step is not None:  # else another thread may have made it, and nodes of the loop be below
+            if step is not None:  # a node without a step may be another thread's, with the loop's nodes below it
                 steps.add(step)
                 if is_old(step):
                     self._count(node, tokens)
@@ -328,25 +335,25 @@ class _Size:
             self._storages.update(storages_of([tensor]))
 
 
-_LOOKS = 3  # that a growth takes
-_FIRST_SURE = 8  # the number of a step: what a loop makes at its start is there by then
-_STEADY = 0.75  # of what a steady growth adds, at least: a buffer that fills up adds less and less
+_LOOKS = 3  # observations needed to report a growth
+_FIRST_SURE = 8  # number of the step by which a loop has allocated its initial tensors
+_STEADY = 0.75  # least ratio of successive increases; a buffer that fills up adds less and less
 _LEAST_BYTES = 2**16
-_LEAST_SHARE = 0.01  # of all that the loop holds
+_LEAST_SHARE = 0.01  # smallest growth to report, as a share of all bytes held by the loop
 _OURS = f"{__name__.partition('.')[0]}."
 _CONTAINERS = (dict, list, tuple, set, deque)
-_MOST_TENSORS_SEARCHED = 64  # whose holders are looked for at once
+_MOST_TENSORS_SEARCHED = 64  # tensors whose holders are searched at once
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTensors:
-    """Tensors of earlier steps.
+    """Tensors of earlier steps that are alive.
 
     Attributes:
-        holder: the first of those that hold most of them.
-        alike: how many holders there are that differ from it by an index at most.
-        nbytes: of all storages.
-        share: the part of its storage that the first tensor needs; less than 1 for a view of a larger tensor.
+        holder: the first of the holders that hold most of them.
+        alike: the number of holders that differ from it at most by an index.
+        nbytes: bytes of all their storages.
+        share: the share of its storage that the first tensor uses; less than 1 for a view of a larger tensor.
     """
 
     holder: Holder
@@ -356,9 +363,9 @@ class HeldTensors:
 
 
 class OldTensors:
-    """Tensors that Python knows and that have no graph: which of them are older than a step, but not than the loop.
+    """Finds tensors without a graph that are older than the current step and younger than the loop.
 
-    Known limitations: a storage that only C++ holds is not seen, unless a node saves it (see `old_graphs`).
+    Known limitations: a storage held only by C++ is not found, unless a node saves it (see `old_graphs`).
     """
 
     def __init__(self) -> None:
@@ -384,7 +391,11 @@ class OldTensors:
         return storages
 
     def growth(self, number: int, nbytes: int, held: float) -> int | None:
-        """Bytes that a step adds, if that is steady since three looks; `held`: all that the loop holds."""
+        """Return the bytes added per step if the last three observations grow steadily.
+
+        Args:
+            held: all bytes held by the loop.
+        """
         self._looks = [*self._looks, (number, nbytes)][-_LOOKS:]
         if len(self._looks) < _LOOKS or number < _FIRST_SURE:
             return None
@@ -399,7 +410,7 @@ class OldTensors:
 
 
 def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | None:
-    """Return the tensors and their main holder; None if none is alive any more."""
+    """Return the tensors and their main holder; None if no tensor is alive."""
     found = sorted(storages, key=lambda pair: -pair[0])
     with unobserved():
         targets = [each() for _, each in found[:_MOST_TENSORS_SEARCHED]]
@@ -435,12 +446,12 @@ def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
 def _has_graph(tensor: Tensor) -> bool:
     try:
         return tensor.grad_fn is not None
-    except RuntimeError:  # a view that came with others and whose base was written since
+    except RuntimeError:  # one of several views whose base was modified in place
         return True
 
 
 def _tensors_below(owner: object) -> list[Tensor]:
-    """The tensors that an object of tapescope's holds, itself or in other objects of tapescope's and containers."""
+    """Return the tensors held by one of tapescope's objects, directly or through its objects and containers."""
     found: list[Tensor] = []
     seen = {id(owner): owner}
     waiting = [owner]
@@ -456,6 +467,6 @@ def _tensors_below(owner: object) -> list[Tensor]:
 
 
 def _storage(tensor: ref[Tensor]) -> dict[Place, int]:
-    """The bytes of a strided tensor's storage, by place; empty for a tensor that is gone or has no strides."""
+    """Return the bytes of a strided tensor's storage, by place; empty if it was freed or has no strides."""
     found = tensor()
     return {} if found is None or found.layout is not strided or found.is_nested else storages_of([found])

@@ -91,7 +91,7 @@ class Leaks(LoopPart):
 
 
 def leak_sentence(held: HeldGraphs) -> str:
-    """Whose graphs are alive, how much that is, who holds them, and what to do."""
+    """Return a sentence about graphs that are alive: their modules, bytes, holders and the remedy."""
     alive = "The graph of {} is alive" if len(held.steps) == 1 else "The graphs of {} are alive"
     least = "at least " if held.is_bounded else ""
     size = f"{least}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
@@ -112,7 +112,7 @@ def steps_text(steps: Sequence[int]) -> str:
 
 
 def _advice(held: HeldGraphs) -> str:
-    """What would let go of it."""
+    """Return advice on how to release the graphs."""
     text, kind = held.holder.text, held.holder.kind
     if kind == "cycle":
         return "It is freed when Python's collector runs, no earlier: break the cycle, or keep .detach() of it."
@@ -142,4 +142,4 @@ _ADVICE = {
     "a result in the cache of ": "Cache a .detach() of it, or clear the cache.",
     _CLOSURE: "Let the function have a .detach() of it; if it is a hook, remove() it when it has done its work.",
 }
-"""By what stands in the text of the holder what to do."""
+"""Advice by a fragment of the holder's text."""

@@ -20,7 +20,7 @@ _STEP = f"{_PREFIX}/step"
 _MOST_MODULES = 100  # of which a logger is told: each is a chart of its own
 
 Numbers = dict[int, dict[str, float]]
-"""By step and tag."""
+"""The values by step and tag."""
 
 
 class Logger:
@@ -54,12 +54,12 @@ class Logger:
             self._define_metric(f"{_PREFIX}/*", step_metric=_STEP)
 
     def commit(self) -> None:
-        """What waits for the loop's own `log` waits no more."""
+        """Write the values that waited for the loop's own `log`."""
         if self._add_scalar is None:
             self._log({}, commit=True)
 
     def write(self, numbers: Numbers, findings: Iterable[Finding], commit: bool = False) -> None:
-        """All of these. `commit`: whether each step is a row of its own, also the last one."""
+        """Write these values. commit: whether every step, including the last, ends a row."""
         rows: dict[int, dict[str, Any]] = {step: dict(values) for step, values in numbers.items()}
         if self._add_scalar is not None:
             for step, values in rows.items():
@@ -78,7 +78,7 @@ class Logger:
 
 
 def expect_depth(value: object) -> int:
-    """Refuses what is no number of parts of a path."""
+    """Raise if the argument is not a valid number of path components."""
     wanted = "how many parts of a module's path are told apart, 0 or more"
     expect_number(value, int, "depth", wanted)
     assert isinstance(value, int)
@@ -128,7 +128,7 @@ def _columns(values: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
 
 
 def _scalars(row: Sequence[float], optimizers: Sequence[str]) -> dict[str, float]:
-    """Of each optimizer three numbers: loss, learning rate, whether its step was left out."""
+    """Return three numbers per optimizer: loss, learning rate, and whether its step was skipped."""
     found = {}
     for place, name in enumerate(optimizers):
         behind = f"/{name.replace(' ', '_')}" if len(optimizers) > 1 else ""
@@ -139,7 +139,7 @@ def _scalars(row: Sequence[float], optimizers: Sequence[str]) -> dict[str, float
 
 
 def _groups(names: Sequence[str], depth: int) -> Mapping[str, list[int]]:
-    """By the first parts of their paths the columns."""
+    """Group the columns by the first components of their paths."""
     for parts in range(min(depth, max((name.count(".") + 1 for name in names), default=0)), 0, -1):
         found: dict[str, list[int]] = {}
         for column, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""What a training loop holds, by the addresses of its bytes: gradients, the optimizers' state, parameters."""
+"""Finds the storages held by a training loop: gradients, the optimizers' state, parameters."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ..memory.lifetimes import BUFFERS, PARAMETERS
 from ..memory.task_boundaries import look
 
 Walked = dict[str, list[Place]]
-"""By category where its storages are."""
+"""The places of storages by category."""
 
 
 class Holders:
-    """The modules and optimizers that were seen in a loop. They live no longer for being looked at.
+    """The modules and optimizers of a loop, held weakly.
 
     Attributes:
-        nbytes: of each place that was walked the bytes of its storage, as they were when it was first met there.
+        nbytes: the bytes of the storage at each visited place, when it was first visited.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Holders:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Those on which something was walked."""
+        """The devices with a visited storage."""
         return {device for device, _ in self.nbytes}
 
     @property
@@ -89,23 +89,23 @@ class Holders:
         return gone
 
     def gradients(self) -> list[Place]:
-        """Where each parameter's .grad is."""
+        """Return the place of each parameter's .grad."""
         with unobserved():
             return [*self._places(each.grad for each in self._parameters())]
 
     def state(self) -> list[Place]:
-        """Where what the optimizers keep is."""
+        """Return the places of the optimizers' state."""
         with unobserved():
             return [*self._places(leaf for each in self.optimizers for leaf in state_tensors(each))]
 
     def parameters(self) -> Walked:
-        """Where parameters and buffers are."""
+        """Return the places of parameters and buffers."""
         with unobserved():
             buffers = (each for module in self._modules for each in module.buffers())
             return {PARAMETERS: [*self._places(self._parameters())], BUFFERS: [*self._places(buffers)]}
 
     def new_parameters(self) -> Walked:
-        """The same if something was added since this was asked for last: it may be gone in the end. Else nothing."""
+        """Return `parameters()` if a module or optimizer was added since the last call; otherwise nothing."""
         if not self._have_new:
             return {}
         self._have_new = False
@@ -144,7 +144,7 @@ _COMMON = Tensor, Parameter
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Where its bytes are. All that a loop holds is looked at several times a step: most are asked for no more."""
+    """Return the address of a tensor's bytes, quickly for plain tensors, as each is looked up several times a step."""
     if type(tensor) in _COMMON and tensor.layout is torch.strided and not tensor.is_nested:
         return address_below(tensor)
     seen = look(tensor)

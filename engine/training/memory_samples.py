@@ -1,4 +1,4 @@
-"""How many bytes a loop holds, by what they are for: looked at in few steps, as it takes a walk through the graph."""
+"""Samples the bytes that a loop holds, by category, in few steps, because a sample walks the graph."""
 
 from __future__ import annotations
 
@@ -29,28 +29,30 @@ if TYPE_CHECKING:
     from .training_result import Training
 
 HELD = PARAMETERS, STATE, GRADIENTS, BATCH, ACTIVATIONS, EARLIER
-"""The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients as a backward of the step
-ends, what its largest graph has saved as its backward begins (the batch, and what the forward computed), and what
-earlier steps have left: graphs, and tensors without one."""
+"""The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients at the end of a backward,
+saved tensors of the step's largest graph at the start of its backward (the batch and activations), and memory held from
+earlier steps: graphs, and tensors without a graph."""
 
 _PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
-_SELDOM = 10  # of the steps in which weights are looked at
+_SELDOM = 10  # memory is sampled once in this many samples of weights
 
 
 class HeldMemory(LoopPart):
-    """Sums storages, each once. Looked at are the steps 1, 2, 4, 8, ... and every hundredth (`every=10`); graphs of
-    earlier steps wherever leaks were looked for, and tensors of earlier steps in the steps 1, 2, 4, 8, ..., since that
-    takes a look at all objects of the process. What operators need for themselves while they run is not in it.
+    """Sums the bytes of storages, each once, in the steps 1, 2, 4, 8, ... and every hundredth (`every=10`).
+
+    Graphs of earlier steps are counted in every step with a leak check. Tensors of earlier steps are counted in the
+    steps 1, 2, 4, 8, ... only, because finding them visits all objects of the process. Workspace of operators is not
+    included.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._is_looking = False
         self._row = [0.0] * len(HELD)
-        self._given: set[Place] = set()  # the storages of tensors that forwards of this step were given
-        self._states: dict[int, int] = {}  # bytes by the optimizer's id, of those that step in this step
+        self._given: set[Place] = set()  # storages of the inputs of this step's forwards
+        self._states: dict[int, int] = {}  # state bytes of the optimizers that stepped in this step, by id
         self._is_power = False
-        self._old_bytes = 0  # of tensors of earlier steps, when they were looked at last
+        self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
         self._known: dict[str, Holder] = {}  # by what holders have alike the first one
 
     def begins(self, training: Training) -> None:
@@ -110,7 +112,7 @@ class HeldMemory(LoopPart):
             self._training.update(growth)
 
     def _look_at_tensors(self, number: int) -> Finding | None:
-        """Sums the tensors of earlier steps; a finding if they become more and more."""
+        """Sum the tensors of earlier steps, and return a finding if they grow steadily."""
         known = set(self._training.earlier_storages)
         for tensors in self._own_tensors():
             known.update(storages_of(tensors))
@@ -141,7 +143,7 @@ class HeldMemory(LoopPart):
 
 
 def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
-    """The size of what earlier steps have left, the holder, and what to do."""
+    """Return a sentence about tensors of earlier steps: their size, their holder and the remedy."""
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     by = "as" if held.holder.kind == "named" else "by"
     advice = "Drop references that are no longer needed; a buffer with a limit stops growing by itself."

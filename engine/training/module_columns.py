@@ -63,14 +63,14 @@ class WatchedModels:
         return ((name, model) for name, kept in self._models if (model := kept()) is not None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All modules by their paths; of a single model its own is empty."""
+        """Return all modules by path; the path of a single model is empty."""
         found = list(self)
         for name, model in found:
             for path, module in model.named_modules():
                 yield _path(name, path, len(found)), module
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters by their names, shared ones once."""
+        """Return all parameters by name, shared ones once."""
         found = list(self)
         for name, model in found:
             for path, parameter in model.named_parameters():
@@ -140,7 +140,7 @@ class ModuleColumns:
 
     @property
     def known(self) -> Collection[tuple[ReferenceType[Tensor], int]]:
-        """All parameters that were met, with their columns."""
+        """Return all known parameters with their columns."""
         return self._columns.values()
 
     def learn_order(self, roots: Iterable[Tensor]) -> None:
@@ -160,7 +160,7 @@ class ModuleColumns:
 
 
 def _last_users(roots: Iterable[Tensor], columns: dict[int, int]) -> dict[int, int]:
-    """By column the least sequence number of a node that hands a gradient to a parameter of it."""
+    """Return, for each column, the lowest sequence number of a node that passes a gradient to its parameters."""
     found: dict[int, int] = {}
     stack: list[Node] = [each.grad_fn for each in roots if each.grad_fn is not None]
     seen: set[Node] = set(stack)

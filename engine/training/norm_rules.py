@@ -24,7 +24,7 @@ from .module_columns import ModuleColumns
 from .norms import ABSENT, NO_SCALAR, Norms
 from .training_result import Training
 
-_USUAL = 50  # steps that make what is usual
+_USUAL = 50  # recent steps that define the usual values
 _FEWEST = 20  # without that many nothing is usual
 _EVERY = 10  # steps after which norms are held against their usual
 _EXPLODES = 100.0  # times the usual norm, in two steps in a row
@@ -49,7 +49,7 @@ class OptimizerScalars(NamedTuple):
 
 @dataclass(slots=True)
 class _Jump:
-    """A learning rate that has gone up, and what was before."""
+    """An increase of a learning rate, with the values before it."""
 
     place: int
     step: int
@@ -61,7 +61,7 @@ class _Jump:
 
 
 class NormJudge:
-    """Looks at each step as its numbers come."""
+    """Checks each step when its numbers arrive."""
 
     def __init__(self, norms: Norms, columns: ModuleColumns, training: Training) -> None:
         self._norms = norms
@@ -78,7 +78,7 @@ class NormJudge:
         self._bad: Finding | None = None
 
     def look(self, steps: Sequence[int], rows: Tensor, scalars: Sequence[Sequence[OptimizerScalars]]) -> None:
-        """More steps: their numbers, of each column the norm, and what is known of each optimizer."""
+        """Check more steps: their numbers, the norm of each column, and the scalars of each optimizer."""
         finite = rows.isfinite().all(1).tolist()
         totals = rows.clamp(min=0).double().square().sum(1).sqrt().tolist()
         for place, step in enumerate(steps):
@@ -91,7 +91,7 @@ class NormJudge:
 
     def _look_at(self, step: int, row: Tensor, scalars: Sequence[OptimizerScalars], total: float | None) -> None:
         skipped = any(each.skipped for each in scalars)
-        # A scaled loss may be infinite where the loss is not: NaN it is only if the loss is.
+        # A scaled loss may be infinite although the loss is finite, but it is NaN only if the loss is.
         lost = any(math.isnan(each.loss) or (math.isinf(each.loss) and not skipped) for each in scalars)
         if total is not None:
             self._bad = None
@@ -215,7 +215,7 @@ class NormJudge:
         self._add(Finding("learning rate", jump.step, sentence, tensor=of))
 
     def _updates_after(self, jump: _Jump) -> str:
-        """What the jump did to updates, where they were looked at before and in it."""
+        """Return the effect of the jump on updates, if they were sampled before and during it."""
         found = self._norms.ratios_by_column
         firsts = self._norms.sampled_steps[:, 0]
         at = (firsts == jump.step).nonzero().flatten()
@@ -234,7 +234,7 @@ class NormJudge:
 
 
 def _has_risen(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether losses have left what they were, beyond their own unrest."""
+    """Return whether the losses changed by more than their usual variation."""
     if not all(math.isfinite(each) for each in before):
         return False
     if not all(math.isfinite(each) for each in after):

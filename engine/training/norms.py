@@ -1,4 +1,4 @@
-"""Norms of a loop's gradients, weights and updates by module, kept over all steps in bounded memory."""
+"""Norms of a loop's gradients, weights and updates by module, recorded over all steps in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _WITHOUT_DOUBLES = ("mps",)
 
 
 class ColumnNorms(NamedTuple):
-    """Norms of some columns.
+    """The norms of some columns.
 
     Attributes:
-        columns: int64 on the CPU.
-        norms: one for each.
+        columns: column numbers, int64 on the CPU.
+        norms: one norm per column.
     """
 
     columns: Tensor
@@ -32,11 +32,11 @@ class ColumnNorms(NamedTuple):
 
 
 class TakenNorms(NamedTuple):
-    """Norms of the gradients that a backward left.
+    """The norms of the gradients after a backward.
 
     Attributes:
-        parameters: whose, by id.
-        norms: by column.
+        parameters: the ids of their parameters.
+        norms: the norms by column.
     """
 
     parameters: frozenset[int]
@@ -44,10 +44,10 @@ class TakenNorms(NamedTuple):
 
 
 class NormSums:
-    """Takes norms by column. It keeps where which tensor's norm belongs, since that is the same in each step.
+    """Computes norms by column, and caches each tensor's column, which is the same in every step.
 
     Attributes:
-        unread: by column why a tensor of it could not be read.
+        unread: for each column with a tensor that could not be read, the reason.
     """
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class NormSums:
         self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     def take(self, tensors: Sequence[Tensor], columns: Sequence[int], scale: Tensor | None = None) -> list[ColumnNorms]:
-        """The norm of all tensors of a column together; of a tensor in parts on several ranks that of this rank's part.
+        """Compute the norm of all tensors of a column together. A sharded tensor counts with this rank's shard only.
 
         Args:
             tensors: gradients or parameters, of any device, dtype and layout.
-            columns: to which each belongs.
-            scale: what the tensors were multiplied with.
+            columns: the column of each tensor.
+            scale: the factor by which the tensors were multiplied.
         """
         groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int]]] = {}  # by device and dtype
         for tensor, column in zip(tensors, columns, strict=True):
@@ -105,7 +105,7 @@ class NormSums:
 
 
 def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """One number each, so wide that its square is none that the tensors' own dtype would not hold."""
+    """Return one norm per tensor, in a dtype wide enough to hold its square."""
     wide = torch.float32 if dtype in _NARROW else None
     norms = torch._foreach_norm(tensors, 2, wide)
     together = torch.stack(norms)
@@ -113,7 +113,7 @@ def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def plain_elements(tensor: Tensor) -> Elements:
-    """Return a tensor's elements as tensors whose norm can be taken, and why they cannot be read."""
+    """Return a tensor's elements as tensors whose norm can be computed, and why they cannot be read."""
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
@@ -123,23 +123,25 @@ def plain_elements(tensor: Tensor) -> Elements:
 
 
 ABSENT = -1.0
-"""Where a step has no number. Norms are none of that; NaN and Inf are numbers like others."""
+"""The value for a step without a number. A norm is never negative, and NaN and Inf are ordinary values."""
 
 _FIRST_ROWS = 256
 _FEWEST_ROWS = 64
 
 
 class StepTable:
-    """A row of numbers a step. When it is full the older half of its rows is pooled by two, four, eight, ... steps,
-    until a quarter of the table has room again: the newer half stays single steps, and at least an eighth of the rows
-    tells evenly of all that was before. Pooled rows hold the largest of each number; where one was NaN, NaN.
+    """A table with one row of numbers per step, in bounded memory.
+
+    When the table is full, the older half of its rows is pooled by two, four, eight, ... steps until a quarter of the
+    table is free. The newer half keeps single steps, and at least an eighth of the rows covers all earlier
+    steps evenly. A pooled row holds the largest of each number, or NaN if one was NaN.
 
     Args:
-        most: how many numbers it may hold.
-        absent: stands where a step has none.
+        most: the most numbers that it may hold.
+        absent: the value for a missing number.
 
     Attributes:
-        count: how many rows there are.
+        count: the number of rows.
     """
 
     def __init__(self, most: int, absent: float = ABSENT) -> None:
@@ -152,7 +154,7 @@ class StepTable:
 
     @property
     def values(self) -> Tensor:
-        """float32 of (rows, numbers)."""
+        """The numbers, float32 of shape (rows, numbers)."""
         return self._values[: self.count]
 
     @property
@@ -162,11 +164,11 @@ class StepTable:
 
     @property
     def lasts(self) -> Tensor:
-        """The last one."""
+        """The last step of each row."""
         return self._lasts[: self.count]
 
     def add(self, steps: Sequence[int], rows: Tensor) -> None:
-        """More rows, of later steps. They may have more numbers than those before: of these they had none."""
+        """Add rows of later steps. If they have more numbers than earlier rows, the earlier rows get `absent` there."""
         numbers = rows.shape[1]
         if numbers > self._values.shape[1]:
             self._resize(self._values.shape[0], numbers)
@@ -194,7 +196,7 @@ class StepTable:
         self._values, self._firsts, self._lasts = values, firsts, lasts
 
     def _pool(self, limit: int) -> None:
-        """The older half becomes at most a quarter of the table's rows."""
+        """Pool the older half until it takes at most a quarter of the table's rows."""
         older = self.count // 2
         steps = int(self._lasts[older - 1] - self._firsts[0]) + 1
         size = 2
@@ -215,24 +217,24 @@ class StepTable:
 
 
 NO_SCALAR = torch.finfo(torch.float32).min
-"""Where a step has no loss, or no learning rate."""
+"""The value for a step without a loss or a learning rate."""
 
 _MOST_NUMBERS = 4_000_000
-"""Of gradients, 16 MB; of weights and updates together as many again."""
+"""The most norms of gradients, 16 MB. Weights and updates together have the same limit."""
 
 
 class Norms:
-    """The norms of each module over the steps, in bounded memory: the older, the coarser.
+    """The norms of each module over the steps, in bounded memory; older steps are stored more coarsely.
 
-    A step's gradient is the one with which the optimizer was to step: of all backwards of the step together, before it
-    was clipped, and without what a gradient scaler multiplied it with. Weights are those before the update; these two
-    are looked at every `every`th step. NaN and Inf are in it as they were; -1 stands where there was none.
+    The gradient of a step is the sum over all its backwards, before clipping and divided by the gradient scaler's
+    factor. Weights are measured before the update. Weights and updates are sampled every `every`th step. NaN and Inf
+    are recorded unchanged; -1 means that there was no gradient.
 
-    Known limitations: of a parameter that is in parts on several ranks each sees its own part. Gradients that the loop
-    itself alters between backward and step are told as the backward left them.
+    Known limitations: each rank sees only its own shard of a sharded parameter. Changes that the loop makes to
+    gradients between backward and step are not included.
 
     Attributes:
-        modules: their paths, in the order in which the backward completes their gradients.
+        modules: the modules' paths, in the order in which the backward completes their gradients.
     """
 
     def __init__(self) -> None:
@@ -244,17 +246,17 @@ class Norms:
         self._scalars = StepTable(_MOST_NUMBERS, NO_SCALAR)
 
     def add(self, steps: Sequence[int], gradients: Tensor, scalars: Tensor) -> None:
-        """More steps. Of `scalars` there are three for each optimizer: loss, largest learning rate, whether its step
-        was left out."""
+        """Add steps. `scalars` has three numbers per optimizer: loss, largest learning rate, and whether its step was
+        skipped."""
         self._gradients.add(steps, gradients)
         self._scalars.add(steps, scalars)
 
     def add_sample(self, step: int, weights: Tensor, updates: Tensor) -> None:
-        """What was looked at in this step: both for all columns."""
+        """Add the sampled norms of a step, for all columns."""
         self._sampled.add([step], torch.stack((weights, updates), 1).reshape(1, -1))
 
     def name(self, columns: list[str], order: list[int], optimizers: list[str]) -> None:
-        """What the columns of the tables are, and how they are shown."""
+        """Set the columns' modules, their display order and the optimizers."""
         self._columns, self._order, self.optimizers = list(columns), list(order), list(optimizers)
 
     @property
@@ -263,88 +265,88 @@ class Norms:
 
     @property
     def steps(self) -> Tensor:
-        """int64 of (rows, 2): the first and the last step of each row."""
+        """The first and the last step of each row, int64 of shape (rows, 2)."""
         return torch.stack((self._gradients.firsts, self._gradients.lasts), 1)
 
     @property
     def gradients(self) -> Tensor:
-        """float32 of (rows, modules): the norm of the module's gradient, where a row is of several the largest."""
+        """The norm of each module's gradient, float32 of shape (rows, modules); the largest of a pooled row."""
         return self._ordered(self._gradients.values, self._order)
 
     @property
     def whole(self) -> Tensor:
-        """float32 of (rows,): the norm of all gradients together; NaN where there was none."""
+        """The norm of all gradients together, float32 of shape (rows,); NaN if there was none."""
         norms = norm_of(self._gradients.values)
         return torch.where(norms == ABSENT, torch.nan, norms)
 
     @property
     def columns(self) -> list[str]:
-        """The modules in the order in which they were met."""
+        """The modules in the order of their columns."""
         return self._columns
 
     @property
     def lasts(self) -> Tensor:
-        """int64 of (rows,): the last step of each row."""
+        """The last step of each row, int64 of shape (rows,)."""
         return self._gradients.lasts
 
     def place_of(self, step: int) -> int:
-        """The first row that begins with this step or a later one."""
+        """Return the first row that starts with this step or a later one."""
         return int(torch.searchsorted(self._gradients.firsts, step))
 
     @property
     def scalars_by_step(self) -> Tensor:
-        """float32 of (rows, 3 * optimizers): of each what `scalar` has by number."""
+        """The scalars of each optimizer, see `scalar`, float32 of shape (rows, 3 * optimizers)."""
         return self._scalars.values
 
     def samples_since(self, step: int) -> tuple[list[int], Tensor, Tensor]:
-        """The last steps of the samples that begin with this step or a later one, and weights and updates by column."""
+        """Return the samples from this step on: their last steps, and weights and updates by column."""
         place = int(torch.searchsorted(self._sampled.firsts, step))
         values = self._sampled.values[place:]
         return self._sampled.lasts[place:].tolist(), values[:, ::2], values[:, 1::2]
 
     @property
     def by_column(self) -> Tensor:
-        """The same in the order in which modules were met."""
+        """The gradients' norms in the order of the columns."""
         return self._gradients.values
 
     @property
     def ratios_by_column(self) -> Tensor:
-        """`ratios` likewise."""
+        """The ratios in the order of the columns."""
         return ratio_of(self._sampled.values[:, ::2], self._sampled.values[:, 1::2])
 
     @property
     def sampled_steps(self) -> Tensor:
-        """int64 of (samples, 2): the first and the last step of each row of weights and updates."""
+        """The first and the last step of each sample, int64 of shape (samples, 2)."""
         return torch.stack((self._sampled.firsts, self._sampled.lasts), 1)
 
     @property
     def weights(self) -> Tensor:
-        """float32 of (samples, modules): the norm of its parameters before the update."""
+        """The norm of each module's parameters before the update, float32 of shape (samples, modules)."""
         return self._ordered(self._sampled.values, [2 * each for each in self._order])
 
     @property
     def updates(self) -> Tensor:
-        """float32 of (samples, modules): the norm of what the optimizer added to them."""
+        """The norm of the optimizer's change of the parameters, float32 of shape (samples, modules)."""
         return self._ordered(self._sampled.values, [2 * each + 1 for each in self._order])
 
     @property
     def ratios(self) -> Tensor:
-        """Update over weight; -1 where there was no update, or the weight was 0."""
+        """The norm of the update divided by that of the weight; -1 if there was no update or the weight was 0."""
         return ratio_of(self.weights, self.updates)
 
     @property
     def losses(self) -> Tensor:
-        """float32 of (rows, optimizers): of which each optimizer's step was the gradient; NaN where it had none."""
+        """The loss behind each optimizer's step, float32 of shape (rows, optimizers); NaN if there was none."""
         return self._known(self.scalar(0))
 
     @property
     def learning_rates(self) -> Tensor:
-        """float32 of (rows, optimizers): the largest of its groups; NaN where it did not step."""
+        """The largest learning rate of each optimizer, float32 of shape (rows, optimizers); NaN without a step."""
         return self._known(self.scalar(1))
 
     @property
     def skipped(self) -> Tensor:
-        """bool of (rows,): whether a gradient scaler left a step out."""
+        """Whether a gradient scaler skipped a step, bool of shape (rows,)."""
         return (self.scalar(2) > 0).any(1)
 
     @staticmethod
@@ -352,7 +354,10 @@ class Norms:
         return torch.where(values == NO_SCALAR, torch.nan, values)
 
     def scalar(self, which: int) -> Tensor:
-        """float32 of (rows, optimizers): 0 losses, 1 learning rates, 2 whether left out; `NO_SCALAR` where none."""
+        """Return losses (0), learning rates (1) or skipped steps (2), float32 of shape (rows, optimizers).
+
+        A missing value is `NO_SCALAR`.
+        """
         values = self._scalars.values
         return values[:, which::3]
 
@@ -373,11 +378,13 @@ class Norms:
         return f"<norms of {counted(len(self.modules), 'module')} in {counted(len(self), 'row')} of steps>"
 
     def to_pandas(self) -> Any:
-        """A row for each module and each row of steps: step, last_step, module, gradient_norm, and where they were
-        looked at weight_norm, update_norm, update_ratio.
+        """Return a DataFrame with one row per module and row of steps.
+
+        The columns are step, last_step, module and gradient_norm, and weight_norm, update_norm and update_ratio for
+        sampled steps.
 
         Raises:
-            ModuleNotFoundError: pandas is not installed.
+            ModuleNotFoundError: if pandas is not installed.
         """
         pandas = pandas_itself()
         steps, gradients = self.steps, self.gradients
@@ -405,13 +412,13 @@ class Norms:
 
 
 def norm_of(norms: Tensor) -> Tensor:
-    """float32 of (rows,): by row the norm of what has these norms, together; -1 where there is none."""
+    """Return the total norm of each row, float32 of shape (rows,); -1 for a row without norms."""
     there = norms != ABSENT
     whole = torch.where(there, norms.double(), 0).square().sum(1).sqrt()
     return torch.where(there.any(1), whole, ABSENT).float()
 
 
 def ratio_of(weights: Tensor, updates: Tensor) -> Tensor:
-    """Updates over weights, of norms; -1 where one of them is none, or the weight is 0."""
+    """Return the updates' norms divided by the weights' norms; -1 if either is missing or the weight is 0."""
     there = (weights != ABSENT) & (updates != ABSENT) & (weights != 0)
     return torch.where(there, updates / weights, ABSENT)

@@ -33,7 +33,7 @@ def _first_of(parameter: Tensor) -> Tensor:
 
 
 class HeldParameters(LoopPart):
-    """Compares what has gradients with what the optimizers hold, in the first three steps; later nothing is done.
+    """Compares the parameters with gradients with the optimizers' parameters, in the first three steps only.
 
     A parameter that somebody else updates is none: its values are compared between two steps. Where no optimizer holds
     any parameter of the models (it updates copies of them) nothing is said.
@@ -42,7 +42,7 @@ class HeldParameters(LoopPart):
     def __init__(self) -> None:
         self._training: Training | None = None
         self._step = 0
-        self._got: set[int] = set()  # a gradient, by id
+        self._got: set[int] = set()  # ids of parameters that got a gradient
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._suspects: list[tuple[str, Tensor]] = []  # names and values
 
@@ -255,7 +255,7 @@ class LeftOutUpdates:
 
 
 def _flag_of(tensors: Iterable[Tensor]) -> Tensor | None:
-    """1 where an element is not finite, else 0; on the device of the first."""
+    """Return 1 if an element is not finite, else 0, on the device of the first tensor."""
     plain = [each.detach() for each in tensors if each.layout is torch.strided and each.numel()]
     if not plain:
         return None

@@ -69,7 +69,7 @@ class LoopRecording:
         self._parameters: Walked = {}
 
     def start(self, stack: ExitStack) -> None:
-        """Begins to record; what is put in place is taken away by the stack."""
+        """Start recording. `stack` removes the hooks."""
         caller = begin_recording(
             "a recording of steps (ts.record_steps, ts.profile_step)",
             ", so whole steps can't be recorded inside of another measurement",
@@ -150,7 +150,7 @@ class LoopRecording:
             following.close()
 
     def _observe(self, made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
-        if self.watch.phase in (FORWARD, BETWEEN):  # not what optimizers do
+        if self.watch.phase in (FORWARD, BETWEEN):  # but not during an optimizer step
             self._follower.observe(made, result, arguments)
 
     def steps(self) -> list[TrainingStep]:
@@ -168,7 +168,7 @@ class LoopRecording:
         before: TrainingStep | None = None
         for number, (seen, end) in enumerate(spans):
             if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
-                continue  # what came after the last step
+                continue  # an event after the last step
             timelines = {device: window.timeline(seen.first, end) for device, window in windows.items()}
             why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
             backwards = StepBackwards(windows, timelines, seen.first, end, self._follower, why)
@@ -218,7 +218,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             called.
 
     Raises:
-        TypeError, ValueError: that is no such number.
+        TypeError, ValueError: if the argument is not such a number.
         RuntimeError: memory is being measured already, or a torch profiler is at work.
 
     The memory of the CPU is recorded, and of each accelerator on which the loop has parameters, gradients or state:
@@ -286,9 +286,9 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         """Writes all steps, one after the other, as `TrainingStep.save_perfetto` writes one.
 
         Raises:
-            TypeError: path is no path.
+            TypeError: if `path` is not a path.
             ValueError: none has been recorded.
-            OSError: it can't be written.
+            OSError: if the file cannot be written.
         """
         return saved("steps for Perfetto", self._steps, path)
 
@@ -311,7 +311,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             raise RuntimeError("the steps can be looked at when the `with` block of ts.record_steps() has ended")
         if isinstance(number, int) and not -len(self) <= number < len(self):
             seen = f"{len(self)} were recorded" if len(self) else "none was recorded: no optimizer has stepped"
-            raise IndexError(f"there is no step {number}; {seen}")
+            raise IndexError(f"step {number} was not recorded; {seen}")
         return self._steps[number]
 
     def __repr__(self) -> str:

@@ -41,7 +41,7 @@ _CPU = torch.device("cpu")
 Change = Callable[[nn.Module, Optimizer], object]
 
 _GRAIN = {"cuda": 512}
-"""What an allocator rounds its blocks up to, in bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+"""The size to which the allocator rounds its blocks up, in bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
 
 _MOST_BYTES = 2**30
 _MOST_BYTES_WHERE_SLOW = 2**26
@@ -63,12 +63,12 @@ _MANY_AT_ONCE = ("_foreach_", "_fused_")  # an optimizer's, on lists of tensors:
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 _READ_BY_BLAS = (torch.float32, torch.float64)
-"""What products in these take is known from the layouts of their matrices: see `FakeKernels`."""
+"""Dtypes for which the workspace of products follows from the layouts of the matrices, see `FakeKernels`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workspaces:
-    """What each kernel of two steps took for itself, by its place among the calls; None where that is not known.
+    """The workspace of each kernel in two steps, by its position among the calls; None if unknown.
 
     Attributes:
         size: of the batch.
@@ -97,7 +97,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self.workspaces: list[int | None] = []
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
-        self._elsewhere: dict[int, torch.device] = {}  # by storage that is not on the CPU
+        self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
         self._states: set[int] = set()  # storages of random states: on the CPU wherever the model is
 
     def is_noted(self, device: torch.device) -> bool:
@@ -155,7 +155,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         return found
 
     def _from_smaller(self) -> KernelRun | str:
-        """What two smaller batches tell of the operator that is called now."""
+        """Return the workspace of the current operator, extrapolated from two smaller batches."""
         if len(self._learned) < 2 or self._size is None:
             return TOO_LARGE
         call = len(self.workspaces)
@@ -186,7 +186,7 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """What a steady step takes: the second one.
+    """Simulate two steps and return the second, in which the optimizer already has its state.
 
     Attributes:
         timeline: its memory.
@@ -371,7 +371,7 @@ def _expect_own(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
 
 
 def _expect_gradients(model: nn.Module) -> None:
-    """Refuses a loss of another model. A hook may have taken what came."""
+    """Raise if the loss is of another model. A hook may have consumed the gradients."""
     parameters = list(model.parameters())
     if not any(each.grad is not None or leaf_hooks(each) or post_accumulate_hooks(each) for each in parameters):
         raise ValueError(
@@ -395,9 +395,9 @@ def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
     for why, found in names.items():
         named = f"{joined(found[:3])}{' and others' * (len(found) > 3)}"
         if why is STORES_UNKNOWN:
-            yield Estimate(f"the bytes of sparse tensors (made by {named}) are left out: {why}", "at least")
+            yield Estimate(f"the bytes of sparse tensors (made by {named}) are not counted: {why}", "at least")
             continue
-        yield Estimate(f"what the kernels of {named} allocate for themselves is not known: {why}", "at least")
+        yield Estimate(f"the workspace of the kernels of {named} is unknown: {why}", "at least")
 
 
 def _sentence(error: Exception, place: str) -> str:

@@ -1,4 +1,4 @@
-"""Writes that no version counter shows, such as through `.data`, to tensors that a graph has saved."""
+"""Finds writes to saved tensors that do not increment a version counter, such as writes through `.data`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from .training_result import Training
 
 @dataclass(slots=True)
 class WrittenBytes:
-    """Bytes that were written.
+    """The target of a write.
 
     Attributes:
-        copy: what was there before: of the parameter, or of all its storage; None: nobody kept it.
-        parameter: whose copy that is; None: all the bytes of its storage were copied, in their order.
-        is_other: whether that parameter was given these bytes in place of its own, and nothing was written into them.
+        copy: a copy of the previous content, of the parameter or of its whole storage; None if there is no copy.
+        parameter: the parameter that was copied; None if all bytes of the storage were copied in order.
+        is_other: whether the parameter was switched to these bytes, without a write to them.
     """
 
     copy: Tensor | None
@@ -53,11 +53,11 @@ class WrittenBytes:
     is_other: bool = False
 
     def is_of(self, saved: Tensor) -> bool:
-        """Whether what a graph has saved on these bytes is among what was written."""
+        """Return whether the write changed bytes of a saved tensor."""
         return not self.is_other or (self.parameter is not None and self.parameter() is saved)
 
     def is_as_before(self, saved: Tensor) -> bool:
-        """Whether what a graph has saved of it has the values that it had."""
+        """Return whether a saved tensor still has its previous values."""
         if self.parameter is not None:
             parameter = self.parameter()
             return parameter is None or (self.copy is not None and torch.equal(self.copy, parameter))
@@ -66,7 +66,7 @@ class WrittenBytes:
         return before is None or bool(equal_elements(before, saved).all())
 
     def off(self, saved: Tensor) -> float | None:
-        """By how much it differs at most; None: nobody knows, or truth values do."""
+        """Return the largest difference from the previous values; None if unknown or for booleans."""
         now: Tensor | None = local_of(saved) if self.parameter is None else self.parameter()
         before = self._before(local_of(saved)) if self.parameter is None else self.copy
         if now is None or before is None or now.dtype is torch.bool:
@@ -79,13 +79,13 @@ class WrittenBytes:
 
 @dataclass(slots=True, kw_only=True)
 class SilentWords:
-    """What is said of such a write.
+    """The phrases that describe a kind of write in a finding.
 
     Attributes:
-        noun: what it is.
-        why: PyTorch does not notice it.
-        instead: how it would.
-        unnamed: what it wrote, if that is no parameter.
+        noun: the noun for the write.
+        why: the reason why PyTorch does not detect it.
+        instead: the way to make PyTorch detect it.
+        unnamed: the noun for a target that is not a parameter.
     """
 
     noun: str
@@ -96,13 +96,13 @@ class SilentWords:
 
 @dataclass(slots=True)
 class SilentStep:
-    """One such write, or several by one line.
+    """A write without a version, or several by one line.
 
     Attributes:
-        who: the optimizer's step, or the function.
-        step: of the loop.
-        number: what the next node was to be numbered.
-        written: by the address of its bytes.
+        who: the optimizer's step or the function that wrote.
+        step: the step of the loop.
+        number: the sequence number of the next node at that time.
+        written: the targets, by the address of their bytes.
     """
 
     who: str
@@ -113,35 +113,35 @@ class SilentStep:
     words: SilentWords
 
 
-_MOST_ARRAYS = 32  # each is copied at each forward: a loop may keep all that it has ever plotted
-_MOST_COPIES = 2  # of the same bytes: of a loop whose graphs never run
+_MOST_ARRAYS = 32  # each array is copied at each forward, and a loop may keep every array it ever plotted
+_MOST_COPIES = 2  # copies of the same bytes; bounds a loop whose graphs never run
 
 _OF_DATA = SilentWords(
     noun="write",
-    why="a write through .data counts no version",
+    why="a write through .data does not increment the version",
     instead="under torch.no_grad(), without .data, PyTorch raises an error instead",
     unnamed="a tensor",
 )
 _OF_NUMPY = SilentWords(
     noun="write",
-    why="NumPy's writes count no version",
-    instead="or let NumPy have a copy, .numpy().copy()",
+    why="writes by NumPy do not increment the version",
+    instead="or pass NumPy a copy, .numpy().copy()",
     unnamed="a tensor",
 )
 
 
 class DataWrites:
-    """Keeps of each such write what was there before, while a graph waits for its backward.
+    """Copies the previous content of each write through `.data` or NumPy while a graph waits for its backward.
 
-    Of an array no call tells when it is written. What a module's forward has left of its bytes is copied as the forward
-    ends, while the array lives: what differs in its backward was written since.
+    No call reports a write to a NumPy array. While an array is alive, its bytes are copied when a module's forward
+    ends; bytes that differ in the backward were written since.
 
     Attributes:
-        told: writes through `.data`, in their order.
-        shared: bytes that somebody could write since, in their order.
+        told: writes through `.data`, in order.
+        shared: bytes shared with arrays, which may have been written since, in order.
 
-    Known limitations. `torch.from_numpy` is seen by no mode, so a tensor that was made of an array is none of these.
-    Of more than 32 arrays that live those made last are looked at.
+    Known limitations: no mode intercepts `torch.from_numpy`, so tensors created from an array are not covered. Of more
+    than 32 arrays alive, only the newest are checked.
     """
 
     def __init__(self, forwards: Forwards) -> None:
@@ -151,7 +151,9 @@ class DataWrites:
         self._forwards = forwards
         self._thread = get_ident()
         self._is_paused = False
-        self._followed: dict[int, FollowedStorage] = {}  # so that no others get the address of those that were written
+        self._followed: dict[
+            int, FollowedStorage
+        ] = {}  # kept so that no other storage reuses the address of a written one
         self._begun: dict[int, _Begun] = {}  # by the tensor's id, until the call is over
         self._arrays: list[ref[Any]] = []
 
@@ -160,7 +162,7 @@ class DataWrites:
         return [*self.told, *self.shared]
 
     def pause(self) -> None:
-        """An optimizer steps, whose writes are looked at as a whole."""
+        """Pause while an optimizer steps; `SilentWrites` checks its writes."""
         self._is_paused = True
 
     def go_on(self) -> None:
@@ -194,17 +196,17 @@ class DataWrites:
                 self._arrays = [each for each in self._arrays if each() is not None][-_MOST_ARRAYS:]
 
     def forward_ends(self) -> None:
-        """What arrays share with tensors is as the forward found it."""
+        """Copy the bytes that arrays share with tensors, as the forward used them."""
         arrays = [each for kept in self._arrays if (each := kept()) is not None]
         self._arrays = [ref(each) for each in arrays]
         for each in arrays:
             copy = _bytes_of(each.base)
             if copy is not None:
-                made = SilentStep("An array of NumPy's", None, self.step, sequence_nr(), {}, _OF_NUMPY)
+                made = SilentStep("A NumPy array", None, self.step, sequence_nr(), {}, _OF_NUMPY)
                 self._add(self.shared, made, each.base, WrittenBytes(copy))
 
     def _add(self, steps: list[SilentStep], made: SilentStep, tensor: Tensor, written: WrittenBytes) -> None:
-        """Several writes by one line are one; of those that no graph was made between the first tells."""
+        """Add a write. Writes by one line count as one, and the first of those without a graph between them is kept."""
         followed = FollowedStorage(local_of(tensor))
         address = followed.address
         if address in self._followed and not self._followed[address].alive:
@@ -228,8 +230,8 @@ class DataWrites:
                 each.written.pop(address, None)
 
     def forget_old(self) -> None:
-        """Lets go of what no graph waits behind, and of what is no more."""
-        self._begun.clear()  # of calls that raised, or that only read
+        """Forget writes that no waiting graph precedes, and freed storages."""
+        self._begun.clear()  # calls that raised or only read
         self._arrays = [each for each in self._arrays if each() is not None]
         if not self.told and not self.shared:
             return
@@ -246,7 +248,7 @@ class DataWrites:
 
 
 class _Begun(NamedTuple):
-    """What a call may write, before it: a copy of all the bytes below, and where the tensor was on them."""
+    """A tensor that a call may write to: a copy of its storage before the call, and the tensor's place in it."""
 
     copy: Tensor
     view: View
@@ -254,7 +256,7 @@ class _Begun(NamedTuple):
 
 
 def _bytes_of(tensor: Tensor) -> Tensor | None:
-    """A copy of all its storage; None where it has none of its own."""
+    """Return a copy of a tensor's whole storage; None if it has no storage."""
     with unobserved():
         try:
             storage = local_of(tensor).untyped_storage()
@@ -264,12 +266,12 @@ def _bytes_of(tensor: Tensor) -> Tensor | None:
 
 
 _MOST_STEPS = 16
-_MOST_COPIED = 2  # steps of which copies are kept: of a loop whose graphs never run
+_MOST_COPIED = 2  # steps with copies; bounds a loop whose graphs never run
 
 
 @dataclass(slots=True)
 class _Spoiled:
-    """A saved tensor that was written since."""
+    """A saved tensor that was modified since."""
 
     node: Node
     number: int
@@ -279,23 +281,23 @@ class _Spoiled:
 
 
 class SilentWrites:
-    """Follows the optimizers' steps.
+    """Finds optimizer steps that modify saved tensors without a version.
 
-    Only where a graph waits for its backward as an optimizer steps is more done than to look at which graphs wait; and
-    parameters are copied only if that optimizer's steps count no versions. A backward is walked through only if a graph
-    from before such a step is alive.
+    A step costs a check for waiting graphs. More is done only if a graph waits for its backward: parameters are copied
+    if the optimizer's steps do not increment versions. A backward's graph is walked only if it was created before such
+    a step.
 
-    Known limitations. What other calls write through `.data`, or somebody through NumPy, is seen where a function mode
-    is open (`data_writes`). A graph that was made in another thread is not compared with steps of this one. Checkpoints
-    and `save_on_cpu` save copies, or nothing.
+    Known limitations: writes through `.data` by other calls, or through NumPy, are found only while a function mode is
+    open (`data_writes`). Graphs created in another thread are not compared with this thread's steps. Checkpoints and
+    `save_on_cpu` save copies, or nothing.
     """
 
     def __init__(self, training: Training, forwards: Forwards) -> None:
         self._training = training
         self._forwards = forwards
-        self._loud: WeakSet[Optimizer] = WeakSet()  # whose steps count versions
+        self._loud: WeakSet[Optimizer] = WeakSet()  # optimizers whose steps increment versions
         self._steps: list[SilentStep] = []
-        self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # of the step that is under way
+        self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # for the current step
         self.by_others = DataWrites(forwards)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
@@ -330,7 +332,7 @@ class SilentWrites:
             self._forget_old()
 
     def _forget_old(self) -> None:
-        """Lets go of steps that no graph waits behind."""
+        """Forget steps that no waiting graph precedes."""
         oldest = min((each.start for each in self._forwards.waiting()), default=None)
         if not self._forwards.unseen:
             self._steps = [each for each in self._steps if oldest is not None and each.number > oldest]
@@ -356,7 +358,7 @@ class SilentWrites:
         self.by_others.forget_old()
 
     def _spoiled(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Spoiled]:
-        """What this backward takes from saved tensors that are no more what they were; the youngest first."""
+        """Return the modified saved tensors that this backward reads, those of the youngest node first."""
         steps = [*sorted([*self._steps, *self.by_others.told], key=lambda each: each.number), *self.by_others.shared]
         newest = max(each.number for each in steps)
         runs = needed_edges(roots, given[4] if len(given) > 4 else None)
@@ -394,8 +396,8 @@ class SilentWrites:
             "silent write",
             step,
             f"{by.who}{at(by.place)} wrote {name or by.words.unnamed}{more}{when} after {first.node.name()}{line}{of}"
-            f"{earlier} had saved it as {first.slot.name}; the backward{at(users_place())} takes the new values"
-            f"{_how_far(spoiled)}, so its gradients are not those of the forward, and PyTorch doesn't notice: "
+            f"{earlier} had saved it as {first.slot.name}; the backward{at(users_place())} uses the new values"
+            f"{_how_far(spoiled)}, so its gradients do not match the forward, and PyTorch does not detect this: "
             f"{by.words.why}. What to do: run this backward before that {by.words.noun}, or compute its loss again "
             f"after it; {by.words.instead}.",
             module=None if name is None else name.rpartition(".")[0],
@@ -405,7 +407,7 @@ class SilentWrites:
         )
 
     def _name_of(self, spoiled: _Spoiled) -> str | None:
-        """Of the parameter on the bytes that were written."""
+        """Return the name of the parameter on the written bytes."""
         watched = self._training.watched
         if spoiled.written.parameter is not None:
             parameter = spoiled.written.parameter()
@@ -416,7 +418,7 @@ class SilentWrites:
 
 _OF_A_STEP = SilentWords(
     noun="step",
-    why="that step counts no versions",
+    why="that step does not increment versions",
     instead="with foreach=True PyTorch raises an error instead",
 )
 
@@ -430,13 +432,15 @@ _READ_FOR = {
 
 
 def _read_for(node: Node, slot: SavedSlot) -> int | None:
-    """The edge for whose gradient alone the node reads this; None: for any. A convolution saves its weight, which the
-    gradient of its input takes, also where its input is data."""
+    """Return the edge whose gradient needs a saved tensor; None if any does.
+
+    For example, a convolution saves its weight, which only the gradient of its input needs, even if the input is data.
+    """
     return _READ_FOR.get((node.name(), slot.name), 0 if slot.name == "weight" else None)
 
 
 def _how_far(spoiled: Sequence[_Spoiled]) -> str:
-    """By how much what is read has changed, where what was there before is known."""
+    """Return by how much the saved tensors changed, as text, if the previous values are known."""
     found = [each.written.off(each.slot.tensor) for each in spoiled]
     known = [each for each in found if each is not None]
     return f" (up to {max(known):.2g} off)" if len(known) == len(found) else ""
@@ -448,7 +452,7 @@ class NeededEdges(Protocol):
 
 
 def needed_edges(roots: Sequence[Node], inputs: Sequence[Tensor | GradientEdge] | None) -> NeededEdges:
-    """Return what tells whether a backward from `roots` runs a node; without inputs it runs all of them."""
+    """Return a function that says whether a backward from `roots` runs a node. Without `inputs` it runs all nodes."""
     if not inputs:
         return _has_edge
     wanted = {(each if isinstance(each, GradientEdge) else get_gradient_edge(each)).node for each in inputs}
@@ -462,7 +466,7 @@ def needed_edges(roots: Sequence[Node], inputs: Sequence[Tensor | GradientEdge] 
                 if child not in seen:
                     seen.add(child)
                     waiting.append(child)
-    leading = set(wanted)  # to an input
+    leading = set(wanted)  # nodes that lead to an input
     waiting = list(wanted)
     while waiting:
         for node in above.get(waiting.pop(), ()):

@@ -1,4 +1,4 @@
-"""A batch as tensors and JSON, and which tensors a folder keeps."""
+"""Converts a batch to tensors and JSON and back, and decides which tensors a folder keeps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DTYPES = {
     if isinstance(found, torch.dtype) and found.itemsize and not str(found).startswith(("torch.q", "torch.bits"))
 }
 _MOST_DIMENSIONS = 64  # torch's own limit
-_MOST = 2**53  # beyond that JSON's integers are none
+_MOST = 2**53  # larger integers are not exact in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What a tensor is besides its bytes. Strides are those of a tensor without gaps, in elements."""
+    """A tensor's dtype, shape, strides and device. The strides, in elements, describe a tensor without gaps."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -57,23 +57,23 @@ class TensorFacts:
 
     @classmethod
     def read(cls, told: object) -> TensorFacts:
-        """The same of JSON.
+        """Read the facts from JSON.
 
         Raises:
-            ValueError: it is none, or no tensor without gaps can be so.
+            ValueError: if they are malformed, or do not describe a tensor without gaps.
         """
         match told:
             case {"dtype": str(dtype), "shape": list(shape), "strides": list(strides), "device": str(device)}:
                 if dtype not in _DTYPES:
-                    raise ValueError(f"{dtype!r} is no dtype of a tensor that could be there")
+                    raise ValueError(f"{dtype!r} is not a supported dtype")
                 if not _are_sizes(shape) or not _are_sizes(strides) or not _is_dense(shape, strides):
-                    raise ValueError(f"a tensor of shape {shape} can't have the strides {strides}")
+                    raise ValueError(f"a tensor of shape {shape} cannot have the strides {strides}")
                 try:
                     torch.device(device)
                 except RuntimeError:
-                    raise ValueError(f"{device!r} is no device") from None
+                    raise ValueError(f"{device!r} is not a device") from None
                 return cls(_DTYPES[dtype], tuple(shape), tuple(strides), device)
-        raise ValueError("what is said of a tensor is not its dtype, shape, strides and device")
+        raise ValueError("the facts of a tensor must be its dtype, shape, strides and device")
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -82,11 +82,11 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def why_not_kept(tensor: Tensor) -> str:
-    """Why a tensor can't be written as bytes, in words; "" where it can."""
+    """Return why a tensor cannot be written as bytes; "" if it can."""
     if is_lazy(tensor):
-        return "not made yet, of a lazy module"
+        return "an uninitialized parameter of a lazy module"
     if computes_itself(tensor):
-        return f"a {type(tensor).__name__}, which has no bytes of its own"
+        return f"a {type(tensor).__name__}, which has no storage"
     if tensor.is_nested:
         return "nested"
     if tensor.layout is not torch.strided:
@@ -97,7 +97,7 @@ def why_not_kept(tensor: Tensor) -> str:
 
 
 def own_copy(tensor: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """Its elements in a storage that has no others, in the same order of dimensions: of a slice the slice alone."""
+    """Copy a tensor's elements to a new storage with the same order of dimensions; for a slice, only the slice."""
     with unobserved():
         plain = tensor.detach().resolve_conj().resolve_neg()
         copy = plain.clone(memory_format=torch.preserve_format)
@@ -107,7 +107,7 @@ def own_copy(tensor: Tensor, device: torch.device | str | None = None) -> Tensor
 
 
 def _is_dense(shape: Any, strides: Any) -> bool:
-    """Whether each element of the storage is one of the tensor's, once."""
+    """Return whether the strides cover each element of the storage exactly once."""
     if len(shape) != len(strides) or len(shape) > _MOST_DIMENSIONS:
         return False
     if 0 in shape:
@@ -124,12 +124,12 @@ def _are_sizes(values: list[Any]) -> bool:
     return all(type(value) is int and 0 <= value < _MOST for value in values)
 
 
-_DEPTH = 32  # of containers in containers
+_DEPTH = 32  # deepest nesting of containers
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class NamedValues(dict[str, Any]):
-    """In place of a mapping or a dataclass whose class is not there: its values by name, as items and as attributes."""
+    """A stand-in for a mapping or dataclass whose class is not loaded, with its values as items and attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -138,14 +138,14 @@ class NamedValues(dict[str, Any]):
             raise AttributeError(name) from None
 
     def to(self, *given: Any, **options: Any) -> NamedValues:
-        """The same with all tensors moved."""
+        """Return a copy with all tensors moved, as `Tensor.to` does."""
         return NamedValues(
             {name: each.to(*given, **options) if isinstance(each, Tensor) else each for name, each in self.items()}
         )
 
 
 def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch with their places in it, `[0]`, `['labels']`, `.x`, each once."""
+    """Yield each tensor of a batch once, with its place, such as `[0]`, `['labels']` or `.x`."""
     seen: set[int] = set()
     todo = [("", value, 0)]
     while todo:
@@ -159,7 +159,7 @@ def tensors_in(value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _parts(value: object) -> list[tuple[str, object]]:
-    """What is in a container, and where."""
+    """Return the items of a container with their places."""
     if isinstance(value, Mapping):
         return [(f"[{name!r}]", each) for name, each in value.items()]
     if isinstance(value, list | tuple):
@@ -175,12 +175,12 @@ def _is_record(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ToldBatch:
-    """A batch that is told as JSON, which speaks of tensors by number.
+    """A batch as JSON that refers to tensors by number.
 
     Attributes:
-        json: it.
-        tensors: these, each once.
-        left_out: places of what is neither a tensor nor a number or text, and why it is not there.
+        json: the JSON value.
+        tensors: the tensors, each once.
+        left_out: the places of values that were not recorded, each with the reason.
     """
 
     json: dict[str, Any]
@@ -189,7 +189,7 @@ class ToldBatch:
 
 
 def tell(batch: object) -> ToldBatch:
-    """What there is in a batch. See `batch_of`, which makes it again."""
+    """Convert a batch to JSON and tensors; `batch_of` does the reverse."""
     teller = _Teller()
     return ToldBatch(teller.tell(batch, "", 0), teller.tensors, teller.left_out)
 
@@ -251,19 +251,19 @@ def _class_of(value: object, plain: type | None = None) -> dict[str, str]:
 
 
 def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> Any:
-    """A batch, made of what `tell` told.
+    """Rebuild a batch from the JSON of `tell`.
 
-    Classes are taken from modules that are loaded, and none of their code is run; where a class is not there, a
-    `NamedValues` stands for what it had. What was left out is None.
+    Classes are looked up in loaded modules, and none of their code runs. A `NamedValues` replaces an instance of a
+    class that is not loaded. Values that were not recorded are None.
 
     Args:
-        tensor: gives the tensor of a number.
+        tensor: returns the tensor with a number.
 
     Raises:
-        ValueError: nothing is told so.
+        ValueError: if the JSON is malformed.
     """
     if depth > _DEPTH + 1:
-        raise ValueError("what is said of the batch is too deep")
+        raise ValueError("the batch is nested too deeply")
 
     def made(each: object) -> Any:
         return batch_of(each, tensor, depth + 1)
@@ -289,7 +289,7 @@ def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> A
             return _named({key: made(each) for key, each in _names(pairs)}, path)
         case {"record": list(pairs), "class": str(path)}:
             return _record({key: made(each) for key, each in _names(pairs)}, path)
-    raise ValueError("what is said of the batch is not as it is written")
+    raise ValueError("the batch is malformed")
 
 
 def _pairs(pairs: Sequence[object]) -> Iterator[tuple[Any, object]]:
@@ -298,13 +298,13 @@ def _pairs(pairs: Sequence[object]) -> Iterator[tuple[Any, object]]:
             case [str() | int() | float() | None as key, told]:
                 yield key, told
             case _:
-                raise ValueError("what is said of the batch is not as it is written")
+                raise ValueError("the batch is malformed")
 
 
 def _names(pairs: Sequence[object]) -> Iterator[tuple[str, object]]:
     for key, told in _pairs(pairs):
         if not isinstance(key, str) or not key.isidentifier() or keyword.iskeyword(key):
-            raise ValueError(f"{key!r} is no name of a field")
+            raise ValueError(f"{key!r} is not the name of a field")
         yield key, told
 
 
@@ -342,12 +342,12 @@ def _record(values: dict[str, Any], path: str) -> Any:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether one can be made, and thrown away, without its code being run."""
+    """Return whether an instance can be created and freed without running code of the class."""
     return not hasattr(kind, "__del__")
 
 
 def _loaded(path: object) -> type | None:
-    """The class, if its module is loaded: none is loaded for it."""
+    """Return a class if its module is loaded. No module is imported."""
     module, _, name = str(path).partition(":")
     found: object = sys.modules.get(module)
     for part in name.split("."):

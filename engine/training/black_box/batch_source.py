@@ -1,4 +1,4 @@
-"""Which batch a forward takes: the one that a DataLoader has just handed out, or of several an earlier one."""
+"""Finds the batch that a forward uses among those that a DataLoader returned."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MOST_EARLIER = 64
 INPUTS = "the inputs of "
 
 Place = tuple[str, Tensor, int]
-"""Where in a batch a tensor is, `['labels']`, the tensor, and its version as it came."""
+"""A tensor's place in a batch, such as `['labels']`, the tensor, and its version at that time."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """A batch, by reference.
+    """A batch, held by reference.
 
     Attributes:
-        batch: it, or what was told of it.
-        origin: where it is from: "a DataLoader", "the inputs of Net".
+        batch: the batch, or its JSON.
+        origin: its source: "a DataLoader", "the inputs of Net".
         places: its tensors.
-        copies: of these by id, where they were copied as they came; else they are kept by reference.
+        copies: copies of tensors by id, if they were copied immediately; other tensors are held by reference.
     """
 
     batch: object
@@ -45,7 +45,7 @@ class Fetched:
 
     @classmethod
     def without_graphs(cls, batch: object, origin: str, copied: bool = False) -> Fetched:
-        """The same of what a module is given: graphs that lead to its tensors are not held."""
+        """Record a module's inputs without holding the graphs of its tensors."""
         of = {id(each): (place, version_of(each)) for place, each in tensors_in(batch)}
         told = tell(batch)
         bare = [each if each.grad_fn is None else each.detach() for each in told.tensors]
@@ -55,7 +55,7 @@ class Fetched:
 
     @property
     def written(self) -> list[str]:
-        """Where it was written in place since it came, and was not copied."""
+        """Return the places that were modified in place since and were not copied."""
         return [
             place
             for place, tensor, version in self.places
@@ -67,11 +67,11 @@ class Fetched:
         return _storages(tensor for _, tensor, _ in self.places)
 
     def told(self) -> ToldBatch:
-        """As JSON and tensors."""
+        """Return the batch as JSON and tensors."""
         return self.batch if isinstance(self.batch, ToldBatch) else tell(self.batch)
 
     def content(self, tensor: Tensor) -> Tensor:
-        """What one of its tensors held as it came, as far as that is known."""
+        """Return the original content of one of its tensors, as far as it is known."""
         return self.copies.get(id(tensor), tensor)
 
 
@@ -85,7 +85,7 @@ class _Earlier:
         self._versions = {id(tensor): (place, version) for place, tensor, version in fetched.places}
 
     def again(self) -> Fetched | None:
-        """It, if all its tensors live."""
+        """Return the batch if all its tensors are alive."""
         tensors = [each for kept in self._tensors if (each := kept()) is not None]
         if len(tensors) < len(self._tensors):
             return None
@@ -94,36 +94,36 @@ class _Earlier:
 
 
 class Fetching:
-    """Batches that were handed out.
+    """Batches that a DataLoader returned.
 
-    The last one is held. Of earlier ones, which a loop has left out or has fetched ahead, it is not known whether it
-    still wants them: they are held weakly.
+    The last one is held. Earlier ones, which the loop skipped or prefetched, are held weakly, because it is unknown
+    whether the loop still needs them.
     """
 
     def __init__(self) -> None:
         self._last: Fetched | None = None
         self._last_taken = False
         self._earlier: deque[_Earlier] = deque(maxlen=_MOST_EARLIER)
-        self._waiting = 0  # handed out since a forward took one
+        self._waiting = 0  # batches returned since a forward used one
         self._ahead: bool | None = None  # whether the loop fetches more than one before its first forward
 
     @property
     def waiting(self) -> int:
-        """How many were handed out since a forward took one."""
+        """The number of batches returned since a forward used one."""
         return self._waiting
 
     def add(self, fetched: Fetched) -> None:
-        """It was handed out."""
+        """Add a batch that a DataLoader returned."""
         if self._last is not None and not self._last_taken:
             self._earlier.append(_Earlier(self._last))
         self._last, self._last_taken = fetched, False
         self._waiting += 1
 
     def take(self, inputs: Iterable[Tensor]) -> Fetched | None:
-        """The batch of a forward with these inputs; None: it is not known.
+        """Return the batch of a forward with these inputs; None if it is unknown.
 
-        It is the one whose bytes are among the inputs. If there is none such (they were moved to another device, or
-        augmented), it is the last, unless the loop fetches ahead.
+        It is the batch that shares storages with the inputs. If none does (after augmentation or a move to another
+        device), it is the last batch, unless the loop prefetches.
         """
         wanted = _storages(inputs)
         if self._ahead is None:
@@ -150,16 +150,16 @@ def _storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def inputs_of(origin: str) -> str | None:
-    """The class of the module whose inputs stand for the batch; None: a DataLoader handed it out."""
+    """Return the class of the module whose inputs replace the batch; None if a DataLoader returned the batch."""
     return origin.removeprefix(INPUTS) if origin.startswith(INPUTS) else None
 
 
 def inputs_alone(origins: Iterable[str]) -> str | None:
-    """What a batch lacks that no DataLoader handed out, in words; None where one has handed out all."""
+    """Return a note on what a batch lacks if no DataLoader returned it; None if one returned every batch."""
     called = [name for origin in dict.fromkeys(origins) if (name := inputs_of(origin)) is not None]
     if not called:
         return None
     return (
-        f"Its batch is what {joined(called)} was called with, and nothing else: no DataLoader was seen to hand it out, "
-        "so what the loss takes besides, such as labels, is not there, and loss_of(model, batch) has to do without."
+        f"Its batch consists of the arguments of {joined(called)} only, because it did not come from a DataLoader. "
+        "Other inputs of the loss, such as labels, are not recorded, so loss_of(model, batch) must do without them."
     )

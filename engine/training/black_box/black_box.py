@@ -58,7 +58,7 @@ class Finiteness:
 
     @property
     def comes_later(self) -> bool:
-        """Whether reading it would wait for an accelerator."""
+        """Whether reading it would synchronize an accelerator."""
         return any(each.comes_later for each in self._sums)
 
     def look(self) -> bool:
@@ -148,7 +148,7 @@ class BlackBox(LoopPart):
         self._stack.enter_context(watching_scales(self._in_the_loop(self._keeper.scaled)))
 
     def _in_the_loop(self, told: Callable[..., None]) -> Callable[..., None]:
-        """The same for torch's own callers: in the loop's thread alone, and raising nothing into it."""
+        """Wrap a callback for torch's hooks: it runs only in the loop's thread and never raises into the loop."""
 
         def safely(*given: Any) -> None:
             if self._training is not None and get_ident() == self._thread:

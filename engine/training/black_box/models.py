@@ -86,7 +86,7 @@ class Models:
         self.walk()
 
     def walk(self) -> None:
-        """Looks for parameters and buffers again."""
+        """Collect parameters and buffers again."""
         self._age = 0
         modules = self.modules
         self._inside.update(each for module in modules for each in module.modules())
@@ -108,13 +108,13 @@ class Models:
             self.walk()
 
     def backward_begins(self) -> None:
-        """Looks for parameters again where others stood in their places."""
+        """Collect parameters again if some were replaced."""
         if self._are_exchanged:
             self.walk()
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Those that are there."""
+        """Return the models that are alive."""
         return [grad for _, each in self.parameters if (grad := each.grad) is not None]
 
     def buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
@@ -125,13 +125,13 @@ class Models:
                 yield name, beneath_transforms(buffer), told
 
     def left_out(self) -> list[str]:
-        """What of it can't be written as bytes, and why."""
+        """Return the tensors that cannot be written as bytes, with the reasons."""
         tensors = [*self.parameters, *((name, each) for name, each, _ in self.buffers())]
         return [f"{name} ({why})" for name, each in tensors if (why := why_not_kept(each))]
 
 
 def has_tensors(module: nn.Module) -> bool:
-    """Whether it has parameters or buffers."""
+    """Return whether a module has parameters or buffers."""
     return next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
 
 

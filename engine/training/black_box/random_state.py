@@ -1,4 +1,4 @@
-"""Where random numbers stand: Python's, NumPy's and torch's, of all devices; as JSON and tensors."""
+"""States of the random number generators (Python's, NumPy's, torch's on all devices) as JSON and tensors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from ....inspector.torch_private.random_states import RandomStates, accelerators_awake, random_states, set_random_states
 
-_WORDS = 624  # of a Mersenne twister
-_TORCH_NBYTES = 5056  # of torch's on the CPU
+_WORDS = 624  # words of a Mersenne twister's state
+_TORCH_NBYTES = 5056  # bytes of the state of torch's CPU generator
 
 
 @dataclass(frozen=True, slots=True)
 class RandomNumbers:
-    """The states of the generators that everybody shares.
+    """The states of the global random number generators.
 
     Attributes:
-        python: as `random.getstate()` gives it.
-        numpy: as `numpy.random.get_state()` does; None: NumPy was not loaded.
-        torch: by device.
+        python: the result of `random.getstate()`.
+        numpy: the result of `numpy.random.get_state()`; None if NumPy was not imported.
+        torch: the states of torch's generators by device.
     """
 
     python: tuple[Any, ...]
@@ -37,7 +37,7 @@ class RandomNumbers:
         return cls(random.getstate(), state, random_states(accelerators_awake()))
 
     def go_on(self) -> None:
-        """Random numbers come from here on again; those of devices that are not here are left."""
+        """Set all generators to these states, except those of devices that this machine lacks."""
         random.setstate(self.python)
         if self.numpy is not None and (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.set_state(self.numpy)
@@ -45,7 +45,7 @@ class RandomNumbers:
         set_random_states({device: state for device, state in self.torch.items() if device in here})
 
     def as_json(self) -> dict[str, Any]:
-        """All but torch's."""
+        """Return the states as JSON, without torch's."""
         version, words, gauss = self.python
         told: dict[str, Any] = {"python": [version, list(words), gauss], "numpy": None}
         if self.numpy is not None and self.numpy[0] == "MT19937":
@@ -54,21 +54,21 @@ class RandomNumbers:
 
     @classmethod
     def read(cls, told: object, states: dict[str, Tensor]) -> RandomNumbers:
-        """The same of JSON and of torch's states by device.
+        """Read the states from JSON and from torch's states by device.
 
         Raises:
-            ValueError: they are none.
+            ValueError: if a state is malformed.
         """
         match told:
             case {"python": [int(version), list(words), float() | None as gauss], "numpy": numpy}:
                 if version != 3 or len(words) != _WORDS + 1 or not _are_words(words) or words[-1] > _WORDS:
-                    raise ValueError("what is said of Python's random numbers is no state of theirs")
+                    raise ValueError("the state of Python's random numbers is malformed")
                 cpu = states.get("cpu")
                 if cpu is None or cpu.dtype != torch.uint8 or cpu.shape != (_TORCH_NBYTES,):
-                    raise ValueError("torch's random numbers have no state that it could take")
+                    raise ValueError("the state of torch's random numbers is malformed")
                 devices = {torch.device(name): state for name, state in states.items()}
                 return cls((version, tuple(words), gauss), _numpy(numpy), devices)
-        raise ValueError("what is said of random numbers is no state of theirs")
+        raise ValueError("the states of the random numbers are malformed")
 
 
 def _numpy(told: object) -> tuple[Any, ...] | None:
@@ -78,7 +78,7 @@ def _numpy(told: object) -> tuple[Any, ...] | None:
         case ["MT19937", list(words), float(place), float(has_gauss), float(gauss)]:
             if len(words) == _WORDS and _are_words(words) and 0 <= place <= _WORDS and has_gauss in (0, 1):
                 return "MT19937", words, int(place), int(has_gauss), gauss
-    raise ValueError("what is said of NumPy's random numbers is no state of theirs")
+    raise ValueError("the state of NumPy's random numbers is malformed")
 
 
 def _are_words(words: list[Any]) -> bool:

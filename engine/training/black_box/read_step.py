@@ -1,4 +1,4 @@
-"""The folder of a recorded step, and reading one without trusting it."""
+"""Writes the folder of a recorded step, and reads one without trusting its content."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from .random_state import RandomNumbers
 FORMAT, VERSION = "tapescope.black_box", 1
 STATE, FACTS, README = "state.pt", "facts.json", "README.md"
 MOST_FOLDERS = 16
-"""In one black box: the first bad step tells more than those that follow it."""
-_ENTRY = 512  # bytes around each tensor in torch's file, at most
+"""The most folders in one black box. The first bad steps explain more than later ones."""
+_ENTRY = 512  # largest overhead per tensor in torch's file, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What is to be written of a step.
+    """The content of a step's folder.
 
     Attributes:
-        tensors: by name, as they are in the loop.
-        facts: the rest, as JSON.
-        readme: says what is in it.
+        tensors: the loop's tensors, by name.
+        facts: everything else, as JSON.
+        readme: a text that describes the folder.
     """
 
     tensors: Mapping[str, Tensor]
@@ -45,39 +45,39 @@ class Written:
 
     @property
     def nbytes(self) -> int:
-        """What it takes on the disk, without the texts."""
+        """The size on disk in bytes, without the texts."""
         return sum(each.numel() * each.element_size() + _ENTRY for each in self.tensors.values())
 
 
 def write_step(box: Path, name: str, written: Written, limit: int) -> Path:
-    """Writes a folder beside its place, and renames it when it is whole.
+    """Write a folder under a temporary name, and rename it once it is complete.
 
     Args:
-        box: where folders of steps are.
-        name: of the folder, `step_37`; `step_37_2` if that is there.
-        limit: bytes that all in the box may have together.
+        box: the directory that contains the folders of steps.
+        name: the name of the folder, such as `step_37`; `step_37_2` is used if that exists.
+        limit: the most bytes for all folders in the box together.
 
     Raises:
-        ValueError: it does not fit into the limit, in a sentence.
-        OSError: the system does not let it be written.
+        ValueError: if the step does not fit into the limit.
+        OSError: if the folder cannot be written.
     """
     box.mkdir(mode=0o700, parents=True, exist_ok=True)
     folders = [each for each in box.iterdir() if each.name.startswith("step_")]
     if len(folders) >= MOST_FOLDERS:
-        raise ValueError(
-            f"there are {len(folders)} folders in {box} already; what is not wanted any more can be deleted"
-        )
+        raise ValueError(f"there are already {len(folders)} folders in {box}; delete those that you no longer need")
     there = bytes_in(box)
     if there + written.nbytes > limit:
         held = f", and {size_text(there)} are in {box}" if there else ""
         raise ValueError(
             f"it has {size_text(written.nbytes)}{held}, and the limit is {size_text(limit)}: "
-            'ts.training(..., limit="8GB") would take more'
+            'pass a larger one, such as ts.training(..., limit="8GB")'
         )
     free = shutil.disk_usage(box).free
     if written.nbytes > free:
-        raise ValueError(f"it has {size_text(written.nbytes)}, and {size_text(free)} are free on the disk of {box}")
-    beside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=box))  # nobody else may look into it
+        raise ValueError(
+            f"it has {size_text(written.nbytes)}, but only {size_text(free)} are free on the disk of {box}"
+        )
+    beside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=box))  # mkdtemp makes it readable by this user only
     try:
         _fill(beside, written)
         place, number = box / name, 1
@@ -92,13 +92,13 @@ def write_step(box: Path, name: str, written: Written, limit: int) -> Path:
 
 
 def bytes_in(box: Path) -> int:
-    """The bytes of all files in a folder and those in it; links are not followed."""
+    """Return the bytes of all files in a folder and its subfolders, without following links."""
     found = 0
     for folder, _, files in os.walk(box):
         for name in files:
             try:
                 found += os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:  # somebody clears it meanwhile
+            except FileNotFoundError:  # deleted by another process meanwhile
                 continue
     return found
 
@@ -120,31 +120,31 @@ def _new(path: Path) -> Any:
 
 
 def _check_entries(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """torch numbers the bytes of tensors in their order: reading relies on it, and runs no pickle."""
+    """Check that torch.save numbered the tensors' bytes in order, which lets the reader work without pickle."""
     with zipfile.ZipFile(path) as archive:
         sizes = {entry.filename.partition("/")[2]: entry.file_size for entry in archive.infolist()}
     for number, (name, each) in enumerate(tensors.items()):
         if sizes.get(f"data/{number}") != each.numel() * each.element_size():
-            raise ValueError(f"torch.save has put the bytes of {name} where they can't be found")
+            raise ValueError(f"torch.save wrote the bytes of {name} to an unexpected entry")
 
 
 _WHAT = "a file of a black box"
-_MOST_FACTS = 2**27  # bytes: of a large model's names some megabytes
+_MOST_FACTS = 2**27  # bytes; the names of a large model need some megabytes
 _MOST_MICRO_BATCHES = 2**10
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMicroBatch:
-    """One forward with its backward, as it is told; see `keeper.MicroBatch`.
+    """One recorded forward with its backward, see `keeper.MicroBatch`.
 
     Attributes:
-        origin: where the batch is from.
-        batch: what is told of it.
-        left_out: of it.
-        written: where it was written in place before it was kept.
-        autocast: of the first module's call.
-        backward: whether it had run.
-        told: the facts of which random numbers are read.
+        origin: the source of the batch.
+        batch: the batch as JSON.
+        left_out: parts of the batch that were not recorded.
+        written: parts of the batch that were modified in place before they were recorded.
+        autocast: the autocast settings at the first module's call.
+        backward: whether the backward had run.
+        told: the facts from which random number states are read.
     """
 
     origin: str
@@ -158,21 +158,21 @@ class RecordedMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step as its folder tells it.
+    """A recorded step, as read from its folder.
 
     Attributes:
-        folder: where it is.
-        step: its number.
-        kind, sentence: why it was kept.
-        error: the class of what was raised, and its message; None: nothing was.
-        traceback: of that.
-        machine, flags: on what it ran, and how.
-        training: of modules by name.
-        requires_grad: of parameters by name.
-        gradients: when those that are there were read, see `write.Reason`.
-        micro_batches: in order.
-        before: how many were before these.
-        tensors: by name what they are like.
+        folder: the path of the folder.
+        step: the step's number.
+        kind, sentence: the reason for recording it.
+        error: the class and the message of the exception that it raised; None if it raised none.
+        traceback: the traceback of that exception.
+        machine, flags: the machine and PyTorch's flags at the time.
+        training: the training mode of each module, by name.
+        requires_grad: whether each parameter requires a gradient, by name.
+        gradients: when the recorded gradients were read, see `write.Reason`.
+        micro_batches: the recorded micro-batches in order.
+        before: the number of earlier micro-batches that are not recorded.
+        tensors: the dtype, shape, strides and device of each tensor, by name.
     """
 
     folder: Path
@@ -192,47 +192,47 @@ class RecordedStep:
     tensors: Mapping[str, TensorFacts]
 
     def named(self, prefix: str) -> dict[str, TensorFacts]:
-        """Those whose names begin so, without that."""
+        """Return the tensors whose names start with a prefix, by the rest of the name."""
         return {name.removeprefix(prefix): each for name, each in self.tensors.items() if name.startswith(prefix)}
 
     def load(self) -> dict[str, Tensor]:
-        """All tensors, on the CPU.
+        """Load all tensors, on the CPU.
 
         Raises:
-            ValueError: the file is not what was written, or there is no memory for it; in a sentence.
+            ValueError: if the file does not match the facts, or there is not enough memory.
         """
         path = self.folder / STATE
         if not os.path.lexists(path):
-            raise ValueError(f"there is no {path}")
+            raise ValueError(f"{path} does not exist")
         with open_untrusted(path, _WHAT, follow_link=False) as file:
             return _load(file, self.tensors)
 
     def random_numbers(self, number: int, tensors: Mapping[str, Tensor]) -> RandomNumbers:
-        """Of a micro-batch."""
+        """Return the random number states at the start of a micro-batch."""
         prefix = f"{number}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         told = {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}
         try:
             return RandomNumbers.read(told, states)
         except ValueError as error:
-            raise ValueError(f"{self.folder} can't be used: {error}") from None
+            raise ValueError(f"{self.folder} cannot be used: {error}") from None
 
 
 def read_step(folder: object) -> RecordedStep:
-    """What a folder tells of a step. Its tensors are not loaded.
+    """Read the facts in a step's folder. The tensors are not loaded.
 
     Raises:
-        TypeError: that is no path.
-        ValueError: it is no such folder, or something in it is not as it is written.
-        OSError: it can't be read.
+        TypeError: if `folder` is not a path.
+        ValueError: if it is not the folder of a step, or its content is malformed.
+        OSError: if it cannot be read.
     """
     place = path_of(folder, "ts.replay()")
     if not place.is_dir():
-        raise ValueError(f"{place} is no folder; expected one that a black box has written, such as black_box/step_37")
+        raise ValueError(f"{place} is not a folder; expected one written by a black box, such as black_box/step_37")
     if not os.path.lexists(place / FACTS):
         steps = sorted(each.name for each in place.glob("step_*"))
         hint = f"; it has {', '.join(steps[:5])}" if steps else ""
-        raise ValueError(f"{place} has no {FACTS}: it is no folder of one step that a black box has written{hint}")
+        raise ValueError(f"{place} has no {FACTS}; expected the folder of one step, written by a black box{hint}")
     return load_file(
         place / FACTS,
         _WHAT,
@@ -246,7 +246,7 @@ def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
     why = _a(dict, told["why"])
     micro_batches = tuple(_micro_batch(_a(dict, each)) for each in _a(list, told["micro_batches"]))
     if len(micro_batches) > _MOST_MICRO_BATCHES:
-        raise ValueError(f"there are {len(micro_batches):,} micro-batches")
+        raise ValueError(f"the folder lists {len(micro_batches):,} micro-batches, more than are accepted")
     gradients = told["gradients"]
     return RecordedStep(
         folder,
@@ -289,7 +289,7 @@ def _a(kind: type, value: Any) -> Any:
 
 
 def shown(text: str) -> str:
-    """The same without characters by which a terminal would be told to do something."""
+    """Return the text without control characters, which a terminal would interpret."""
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
@@ -302,19 +302,19 @@ def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor
     with zipfile.ZipFile(file) as archive:
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
         if "byteorder" in entries and _word(archive, entries["byteorder"]) != sys.byteorder:
-            raise ValueError("its numbers have their bytes in the other order")
+            raise ValueError("the file has another byte order than this machine")
         told = 0
         for number, (name, each) in enumerate(facts.items()):
             entry = entries.get(f"data/{number}")
             if entry is None:
                 raise ValueError(f"the bytes of {name} are missing")
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != each.nbytes:
-                raise ValueError(f"{name} should be {each}, {size_text(each.nbytes)}, and has {entry.file_size:,} B")
+                raise ValueError(f"{name} should be {each}, {size_text(each.nbytes)}, but has {entry.file_size:,} B")
             told += each.nbytes
         if told > nbytes:
-            raise ValueError(f"its tensors would have {size_text(told)}, and it has {size_text(nbytes)}")
+            raise ValueError(f"its tensors should have {size_text(told)}, but the file has {size_text(nbytes)}")
         if told > (free := _free_memory()):
-            raise ValueError(f"its tensors have {size_text(told)}, and {size_text(free)} of memory are free")
+            raise ValueError(f"its tensors need {size_text(told)}, but only {size_text(free)} of memory are free")
         found = {}
         for number, (name, each) in enumerate(facts.items()):
             with archive.open(entries[f"data/{number}"]) as content:
@@ -323,7 +323,7 @@ def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor
 
 
 def _word(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> str:
-    """What a small entry says; of one that unpacks to more the beginning."""
+    """Return the text of a small entry, or the beginning of an entry that unpacks to more."""
     with archive.open(entry) as content:
         return content.read(16).decode("ascii", "replace")
 
@@ -333,9 +333,9 @@ def _tensor(content: IO[bytes], facts: TensorFacts) -> Tensor:
         return torch.empty(facts.shape, dtype=facts.dtype, device="cpu")
     read = bytearray(content.read(facts.nbytes))
     if len(read) != facts.nbytes:
-        raise ValueError("it is cut off")
+        raise ValueError("the file is truncated")
     values = torch.frombuffer(read, dtype=torch.uint8).view(facts.dtype)
-    return values.as_strided(facts.shape, facts.strides).clone()  # in memory that is aligned as torch's is
+    return values.as_strided(facts.shape, facts.strides).clone()  # the clone is aligned like other torch tensors
 
 
 def _free_memory() -> int:

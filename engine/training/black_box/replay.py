@@ -1,4 +1,4 @@
-"""`ts.replay`: a step that a black box has kept runs again, forward and backward, from its folder alone."""
+"""`ts.replay`: runs a step recorded by a black box again, forward and backward, from its folder alone."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ LossOf = Callable[[Any, Any], Tensor]
 
 
 class _OtherAutocastError(Exception):
-    """The model is called under another autocast than it was."""
+    """Raised if the model is called under other autocast settings than recorded."""
 
 
 class _Player:
     """Runs micro-batches of a recorded step.
 
     Attributes:
-        made: what `make_model()` gave, which `loss_of` gets.
-        modules: of it.
-        notes: what was seen to differ as it ran.
-        around: whether autocast is to be opened around `loss_of`, which does not do so.
+        made: the result of `make_model()`, which is passed to `loss_of`.
+        modules: its modules.
+        notes: differences noticed during the run.
+        around: whether to enter autocast around `loss_of`, which does not enter it.
     """
 
     def __init__(self, step: RecordedStep, made: Any, modules: list[nn.Module], loss_of: LossOf) -> None:
@@ -67,12 +67,12 @@ class _Player:
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Flags and threads are as they were, and random numbers as they are now afterwards."""
+        """Set flags and threads as recorded; restore them and the random number generators afterwards."""
         with flags_as(self.step.flags), same_random_numbers(), torch.enable_grad():
             yield
 
     def loss(self, number: int) -> Tensor:
-        """The loss of a micro-batch, from the state in which it was; scaled as it was."""
+        """Compute the loss of a micro-batch from the recorded state, with the recorded loss scale."""
         try:
             return self._loss(number)
         except _OtherAutocastError:
@@ -92,7 +92,7 @@ class _Player:
         return loss if scale is None else loss * scale.to(loss.device)
 
     def _at_first_call(self, number: int) -> Callable[[nn.Module, object], None]:
-        """Looks whether the first module is called in the state in which it was."""
+        """Return a hook that checks that the first module is called in the recorded state."""
         recorded, at_model = self.step.micro_batches[number], self.tensors.get(f"{number}/random at the model")
         seen = False
 
@@ -105,15 +105,17 @@ class _Player:
             if now != recorded.autocast:
                 if not self.around:
                     self._note(
-                        f"loss_of calls the model under {autocast_words(now)}, and the loop did under "
-                        f"{autocast_words(recorded.autocast)}: it is opened around loss_of"
+                        f"loss_of calls the model under {autocast_words(now)}, but the loop called it under "
+                        f"{autocast_words(recorded.autocast)}; the replay enters autocast around loss_of"
                     )
                     raise _OtherAutocastError
-                self._note(f"loss_of calls the model under {autocast_words(now)}, whatever is around it")
+                self._note(
+                    f"loss_of calls the model under {autocast_words(now)}, even if the replay enters autocast around it"
+                )
             if at_model is not None and not torch.equal(torch.get_rng_state(), at_model):
                 self._note(
-                    "before it called the model the loop had drawn other random numbers than loss_of does, such as "
-                    "those of an augmentation: loss_of has to do with the batch all that the loop does"
+                    "the loop drew other random numbers than loss_of before it called the model (for augmentation, "
+                    "say); loss_of must do everything that the loop does with the batch"
                 )
 
         return look
@@ -128,29 +130,29 @@ class _Player:
         def tensor(place: int) -> Tensor:
             name = f"{number}/batch/{place}"
             if name not in facts:
-                raise ValueError(f"there is no tensor {place} of batch {number}")
-            with unobserved():  # what looks at the forward has its first operation in the user's code
+                raise ValueError(f"tensor {place} of batch {number} is missing")
+            with unobserved():  # observers of the forward expect the first operation in the user's code
                 return self.tensors[name].to(home_of(facts[name]), copy=True)
 
         try:
             return batch_of(self.step.micro_batches[number].batch, tensor)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.step.folder} can't be used: {error}") from None
+            raise ValueError(f"{self.step.folder} cannot be used: {error}") from None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepReplay(ShownAsFindings):
-    """A step that has run again. See `ts.replay`.
+    """The result of running a step again, see `ts.replay`.
 
     Attributes:
-        folder: from which.
+        folder: the step's folder.
         step: its number in the loop.
-        differences: what is not as it was, in sentences.
-        losses: the scalar of each micro-batch of which `.backward()` was called.
-        gradients: by parameter, of its shape; those that got none are not there.
-        error: what it raised, if it did.
-        same_loss, same_gradients: whether they are bit for bit the recorded ones; None: none were recorded.
-        unrecorded: by parameter why its gradient is not recorded: a sparse one.
+        differences: differences from the recorded state, in sentences.
+        losses: for each micro-batch, the scalar whose `.backward()` was called.
+        gradients: the gradients by parameter; parameters without a gradient are absent.
+        error: the exception that it raised; None if it raised none.
+        same_loss, same_gradients: whether they are bit for bit the recorded ones; None if none were recorded.
+        unrecorded: for each parameter without a recorded gradient, the reason, such as a sparse gradient.
     """
 
     folder: Path
@@ -167,12 +169,12 @@ class StepReplay(ShownAsFindings):
 
     @property
     def model(self) -> Any:
-        """What `make_model()` gave, with the recorded values."""
+        """The result of `make_model()`, with the recorded values."""
         return self._player.made
 
     @property
     def same(self) -> bool:
-        """Whether it is what was recorded: loss and gradients bit for bit, or what was raised."""
+        """Whether loss and gradients are bit for bit the recorded ones, or the same exception was raised."""
         recorded = self._player.step.error
         if self.error is not None or recorded is not None:
             return recorded == (None if self.error is None else (type(self.error).__name__, shown(str(self.error))))
@@ -180,30 +182,30 @@ class StepReplay(ShownAsFindings):
 
     @property
     def loss(self) -> Tensor | None:
-        """The scalar of the last micro-batch; None: it raised before there was one."""
+        """The scalar of the last micro-batch; None if an exception was raised before it."""
         return self.losses[-1] if self.losses else None
 
     def make_loss(self) -> Tensor:
-        """The loss of the last micro-batch, anew, with its graph: for ts.profile(replay.make_loss) and its like."""
+        """Compute the last micro-batch's loss again with its graph, for calls like ts.profile(replay.make_loss)."""
         return self._player.loss(len(self._player.step.micro_batches) - 1)
 
     def find_nan(self, **options: Any) -> NanReport:
-        """`ts.find_nan` of this step."""
+        """Run `ts.find_nan` on this step."""
         with self._player.surroundings():
             return find_nan(self.make_loss, **({"model": self._named} | options))
 
     def backward(self, **options: Any) -> Run:
-        """`ts.backward` of it: a run, which `run.deck()` and `run.save_html("run.html")` play."""
+        """Run `ts.backward` on this step and return the run, for `run.deck()` and `run.save_html("run.html")`."""
         with self._ready() as loss:
             return backward(loss, **({"trace": "full"} | options))
 
     def debug(self, **options: Any) -> Any:
-        """`ts.debug` of it: in a notebook a deck, else a session that stands before its first task."""
+        """Run `ts.debug` on this step. Return a deck in a notebook, or a session stopped before its first task."""
         with self._ready() as loss:
             return drawn("session or deck", loss, **options)
 
     def deck(self, **options: Any) -> Any:
-        """`ts.deck` of it: a deck, wherever this runs."""
+        """Run `ts.deck` on this step and return the deck."""
         with self._ready() as loss:
             return drawn("a deck", loss, **options)
 
@@ -214,7 +216,7 @@ class StepReplay(ShownAsFindings):
 
     @contextmanager
     def _ready(self) -> Iterator[Tensor]:
-        """The captured loss, and no gradients."""
+        """Yield the captured loss, with all gradients None."""
         for _, each in named(self._player.modules, "parameters"):
             each.grad = None
         with self._player.surroundings():
@@ -230,7 +232,7 @@ class StepReplay(ShownAsFindings):
     def sentences(self) -> list[str]:
         recorded = self._player.step
         return [
-            f"Step {self.step} was kept: {recorded.sentence}",
+            f"Step {self.step} was recorded: {recorded.sentence}",
             *(f"{each[0].upper()}{each[1:]}." for each in self.differences),
             self._verdict(),
         ]
@@ -240,10 +242,10 @@ class StepReplay(ShownAsFindings):
         if self.error is not None:
             raised = f"{type(self.error).__name__}: {self.error}"
             if recorded.error is None:
-                return f"The replay raised {raised}; the step had raised nothing."
-            return f"It raises {'what the step did' if self.same else 'something else'}: {raised}"
+                return f"The replay raised {raised}; the recorded step raised no exception."
+            return f"It raises {'the recorded exception' if self.same else 'another exception'}: {raised}"
         if recorded.error is not None:
-            return f"It raises nothing; the step had raised {recorded.error[0]}: {recorded.error[1]}"
+            return f"It raises no exception; the recorded step raised {recorded.error[0]}: {recorded.error[1]}"
         said = "The loss, " + ", ".join(f"{float(each.real):.6g}" for each in self.losses) if self.losses else "No loss"
         if self.same_loss is None:
             said += ", was not recorded"
@@ -272,32 +274,33 @@ class StepReplay(ShownAsFindings):
 
 
 def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepReplay:
-    """Runs a step that a black box has kept again, forward and backward, bit for bit as it was.
+    """Run a step recorded by a black box again, forward and backward, bit for bit.
 
-    The model gets the recorded parameters, buffers and modes; the batch, random numbers, threads and flags are the
-    recorded ones, too, and the latter are afterwards as they were before. Of a step whose gradients were summed over
-    micro-batches all of these run. What differs from the recording is warned of before anything runs.
+    The model gets the recorded parameters, buffers and modes. The batch, random number states, threads and flags are
+    the recorded ones too; random number states, threads and flags are restored afterwards. If the step accumulated
+    gradients over micro-batches, all recorded micro-batches run. A warning reports any difference from the recording
+    before anything runs.
 
-    Nothing in the folder is run or unpickled: data are read, whose shapes and sizes are checked first.
+    Nothing in the folder is executed or unpickled. Shapes and sizes are checked before data are read.
 
     Args:
-        folder: one step's, `black_box/step_37`.
-        make_model: makes the model, with any values; or several, a list, as they were given to `ts.training`.
-        loss_of: `loss_of(model, batch)` gives what the loop called `.backward()` of. It has to do all that the loop
-            does with a batch, drawing random numbers included. A batch is what the DataLoader gave, or, where the
-            folder says so, what the model was called with: a tuple, or a dict where it was by name.
+        folder: the folder of one step, such as `black_box/step_37`.
+        make_model: a function that creates the model with any values, or a list of models as passed to `ts.training`.
+        loss_of: `loss_of(model, batch)` returns the tensor whose `.backward()` the loop called. It must do everything
+            that the loop does with a batch, including drawing random numbers. The batch is the DataLoader's, or, if the
+            folder says so, the model's arguments: a tuple, or a dict for keyword arguments.
 
     Raises:
-        TypeError: an argument is none; a function gives something else than it should.
-        ValueError: the folder is no such folder or is not as it was written; or the model is another one.
-        OSError: it can't be read.
+        TypeError: if an argument has the wrong type, or a function returns an object of the wrong type.
+        ValueError: if the folder is not a recorded step or is damaged, or the model differs from the recorded one.
+        OSError: if the folder cannot be read.
     """
     refuse_transforms("ts.replay")
-    expect_callable(make_model, 0, "make_model", "a function that makes the model")
-    expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+    expect_callable(make_model, 0, "make_model", "a function that creates the model")
+    expect_callable(loss_of, 2, "loss_of", "a function of the model and the batch that returns the loss")
     step = read_step(folder)
     if not step.micro_batches:
-        raise ValueError(f"{step.folder} has no batch: nothing of that step had run, so there is nothing to replay")
+        raise ValueError(f"{step.folder} has no batch because nothing of that step had run, so it cannot be replayed")
     with same_random_numbers():
         made = make_model()
     modules = as_recorded(modules_of(made), step)
@@ -362,7 +365,7 @@ def _run(player: _Player, told: Sequence[str]) -> StepReplay:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether they are the same bits; NaNs are all alike."""
+    """Return whether two tensors are equal bit by bit; all NaNs are equal."""
     one, other = one.detach().cpu(), other.detach().cpu()
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

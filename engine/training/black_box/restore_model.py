@@ -1,4 +1,4 @@
-"""A model that is to be as it was in a recorded step: what differs is found first, then it gets the values."""
+"""Restores a model to its state in a recorded step, after finding the differences."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .batch_source import inputs_of
 from .models import named, unwrapped
 from .read_step import RecordedStep
 
-_KINDS = "nn.Module, or of several of them a list, tuple or nn.ModuleList"
+_KINDS = "an nn.Module, or a list, tuple or nn.ModuleList of them"
 
 
 def modules_of(made: object) -> list[nn.Module]:
-    """What `make_model()` returned.
+    """Return the modules in the result of `make_model()`.
 
     Raises:
-        TypeError: it is no model.
+        TypeError: if it is not a module or a list of modules.
     """
     if isinstance(made, nn.Module):
         return [unwrapped(made)]
@@ -34,17 +34,17 @@ def modules_of(made: object) -> list[nn.Module]:
 
 
 def as_recorded(modules: Sequence[nn.Module], step: RecordedStep) -> list[nn.Module]:
-    """The models as the recording counts them: a `nn.ModuleList` stands for those that are in it."""
+    """Return the models as the recording counts them; a `nn.ModuleList` may stand for its modules."""
     if len(modules) == 1 and len(step.models) > 1 and isinstance(modules[0], nn.ModuleList | nn.Sequential):
         return list(modules[0])
     return list(modules)
 
 
 def refuse_other(modules: Sequence[nn.Module], step: RecordedStep) -> None:
-    """Refuses a model into which the recorded values do not fit.
+    """Raise if the recorded values do not fit the model.
 
     Raises:
-        ValueError: which names or shapes differ.
+        ValueError: if names or shapes differ; the message lists them.
     """
     recorded = {"parameter": step.named("parameter/"), "buffer": step.named("0/buffer/")}
     for what, theirs in recorded.items():
@@ -54,14 +54,14 @@ def refuse_other(modules: Sequence[nn.Module], step: RecordedStep) -> None:
             parts = [f"make_model() has no {joined(missing)}"] if missing else []
             parts += [f"the recorded step has no {joined(more)}"] if more else []
             raise ValueError(
-                f"{step.folder} is of another model than make_model() makes ({', '.join(step.models)}): "
+                f"{step.folder} was recorded with another model than make_model() returns ({', '.join(step.models)}): "
                 f"{'; '.join(parts)}"
             )
         for name in theirs:
             if name in own and own[name].shape != theirs[name].shape:
                 raise ValueError(
-                    f"{step.folder} is of another model than make_model() makes: the {what} {name} was {theirs[name]}, "
-                    f"and is {own[name]}"
+                    f"{step.folder} was recorded with another model than make_model() returns: the {what} {name} was "
+                    f"{theirs[name]}, and is {own[name]}"
                 )
 
 
@@ -70,7 +70,7 @@ def _facts(tensor: Tensor) -> TensorFacts:
 
 
 def differences(modules: Sequence[nn.Module], step: RecordedStep) -> Iterator[str]:
-    """What is not as it was when the step was recorded, each in a sentence."""
+    """Yield the differences from the state in which the step was recorded, each as a sentence."""
     now = machine_now()
     for name, value in step.machine.items():
         if now.get(name, "") != value:
@@ -78,24 +78,24 @@ def differences(modules: Sequence[nn.Module], step: RecordedStep) -> Iterator[st
     here = flags_now()
     for name, value in step.flags.items():
         if name in here and here[name] != value:
-            can = "it is set so for the replay" if FLAGS[name][2](value) else "it can't be set so"
+            can = "the replay uses the recorded value" if FLAGS[name][2](value) else "it cannot be set"
             yield f"{name}: {value} then, {here[name]} now; {can}"
     own = dict(named(modules, "parameters"))
     recorded = step.named("parameter/")
     others = [name for name, each in recorded.items() if own[name].dtype != each.dtype]
     if others:
         first = others[0]
-        yield f"{joined(others)} had other dtypes ({recorded[first]}, and make_model() makes {_facts(own[first])})"
+        yield f"{joined(others)} had other dtypes ({recorded[first]}, and make_model() returns {_facts(own[first])})"
     frozen = [name for name, wanted in step.requires_grad.items() if name in own and own[name].requires_grad != wanted]
     if frozen:
-        yield f"requires_grad differs of {joined(frozen)}: it is set as it was"
+        yield f"requires_grad of {joined(frozen)} differs; the recorded values are used"
     buffers = {name for name, _ in named(modules, "buffers")}
     there = set(step.named("0/buffer/"))
     if step.micro_batches and buffers != there:
-        yield f"buffers differ: {joined(sorted(buffers ^ there))} are not in both"
+        yield f"buffers differ: only one of the two models has {joined(sorted(buffers ^ there))}"
     away = sorted({each.device for each in step.tensors.values() if not _is_here(each.device)})
     if away:
-        yield f"it ran on {joined(away)}, which is not here: it is replayed on the CPU, whose kernels are others"
+        yield f"it ran on {joined(away)}, which this machine lacks; the replay uses the CPU, whose kernels differ"
     yield from _of_batches(step)
 
 
@@ -104,13 +104,13 @@ def _of_batches(step: RecordedStep) -> Iterator[str]:
         of = "" if len(step.micro_batches) == 1 else f" {number}"
         if each.written:
             places = joined([f"batch{place}" for place in each.written])
-            yield f"of batch{of} the loop had written {places} in place before it was kept, so the replay will differ"
+            yield f"the loop modified {places} of batch{of} in place before it was recorded, so the replay will differ"
         if each.left_out:
-            yield f"of batch{of} is not there, and None in its place: {joined(list(each.left_out))}"
+            yield f"parts of batch{of} were not recorded and are None: {joined(list(each.left_out))}"
         if (called := inputs_of(each.origin)) is not None:
-            yield f"batch{of} is what {called} was called with: no DataLoader was seen to hand it out"
+            yield f"batch{of} consists of the arguments of {called}, because it did not come from a DataLoader"
     if step.before:
-        yield f"{step.before:,} micro-batches before these are not there, so the gradients are not the recorded ones"
+        yield f"{step.before:,} earlier micro-batches were not recorded, so the gradients differ from the recorded ones"
 
 
 def _is_here(name: str) -> bool:
@@ -122,12 +122,12 @@ def _is_here(name: str) -> bool:
 
 
 def home_of(facts: TensorFacts) -> torch.device:
-    """Where a tensor was, if that is here; else the CPU."""
+    """Return a tensor's recorded device if this machine has it, or the CPU."""
     return torch.device(facts.device if _is_here(facts.device) else "cpu")
 
 
 def put_in(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[str, Tensor]) -> None:
-    """Gives the models the recorded parameters and modes; `put_buffers` does the rest."""
+    """Set the recorded parameters and modes in the models; `put_buffers` sets the buffers."""
     _move(modules, step)
     with unobserved():
         for name, each in named(modules, "parameters"):
@@ -139,13 +139,13 @@ def put_in(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[st
 
 
 def _move(modules: Sequence[nn.Module], step: RecordedStep) -> None:
-    """Moves modules to where they were, those that hold others first."""
+    """Move modules to their recorded devices, outer modules first."""
     recorded = step.named("parameter/") | step.named("0/buffer/")
     for path, module in named(modules, "modules"):
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, each in own:
             facts = recorded.get(f"{path}.{name}" if path else name)
-            if facts is not None and each.is_meta:  # it has no values to move, and gets the recorded ones
+            if facts is not None and each.is_meta:  # a meta tensor has no values to move and gets the recorded ones
                 module.to_empty(device=home_of(facts))
                 break
             if facts is not None and each.device != home_of(facts):
@@ -154,7 +154,7 @@ def _move(modules: Sequence[nn.Module], step: RecordedStep) -> None:
 
 
 def put_buffers(modules: Sequence[nn.Module], step: RecordedStep, tensors: Mapping[str, Tensor], number: int) -> None:
-    """Gives them the buffers of a micro-batch."""
+    """Set the recorded buffers of a micro-batch in the models."""
     with unobserved():
         for name, each in named(modules, "buffers"):
             if (known := f"{number}/buffer/{name}") in tensors:

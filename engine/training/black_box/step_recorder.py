@@ -1,4 +1,4 @@
-"""What a training step started from, kept while the loop runs until the next one begins."""
+"""Records the state at the start of a training step until the next one starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .models import BufferCopies, Models, has_tensors
 from .random_state import RandomNumbers
 
 MOST_MICRO_BATCHES = 64
-"""Of one unit: a loop without an optimizer's hooks would have no end of them."""
+"""The most micro-batches per unit; bounds a loop whose optimizer steps are not observed."""
 
 
 @dataclass(slots=True)
@@ -171,7 +171,7 @@ class StepKeeper:
                 _, micro_batch.scale, micro_batch.unscaled = self._scaled
 
     def _copy_gradients(self) -> None:
-        """Of those that are there already: not where the loop zeroes them by letting go of them."""
+        """Copy the existing gradients. There are none if the loop sets them to None in zero_grad()."""
         there = {name: each.grad for name, each in self.models.parameters if each.grad is not None}
         there = {name: grad for name, grad in there.items() if not why_not_kept(grad)}
         kept = self.unit.gradients_before = {}
@@ -188,7 +188,7 @@ class StepKeeper:
             torch._foreach_copy_(ours, theirs)
 
     def backward_ends(self) -> None:
-        """It has run to its end."""
+        """Note that a backward has ended."""
         if self.unit.micro_batches:
             self.unit.micro_batches[-1].done = True
         self._scaled = None
@@ -196,7 +196,7 @@ class StepKeeper:
             self._random = RandomNumbers.now()
 
     def optimizer_begins(self, optimizer: object, leaves_out: bool = False) -> None:
-        """Its step. `leaves_out`: it writes nothing where the step is bad."""
+        """Note the start of an optimizer's step. leaves_out: whether it skips the update if the step is bad."""
         if self.lasting and not leaves_out:
             self._copy_parameters()
         self.stepping = True
@@ -218,14 +218,14 @@ class StepKeeper:
         self.unit.parameters = shadow
 
     def optimizer_ends(self, optimizer: object) -> None:
-        """Its step, or it was left out."""
+        """Note the end of an optimizer's step, which may have been skipped."""
         self.stepping = False
         if not any(each() is optimizer for each in self._stepped):
             self._stepped = [each for each in self._stepped if each() is not None] + [ref(optimizer)]
         self.renew()
 
     def renew(self) -> None:
-        """Another unit begins."""
+        """Start a new unit."""
         self._note_written()
         self._renew()
         if len(self._stepped) > 1:  # the next optimizer's forward may be on the same batch
@@ -237,12 +237,12 @@ class StepKeeper:
         self._parity ^= self.lasting
 
     def _note_written(self) -> None:
-        """Where a batch was written in place, those that come are copied."""
+        """Copy later batches if one was modified in place."""
         if not self._copies_batches:
             self._copies_batches = any(each.fetched.written for each in self.unit.micro_batches)
 
     def forget(self) -> None:
-        """All is let go of."""
+        """Release everything."""
         self._fetching.forget()
         self.unit = Unit()
         self._copies.clear()

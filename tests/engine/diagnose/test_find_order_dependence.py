@@ -259,7 +259,7 @@ def test_another_graph_each_time_is_refused(snapshot: Snapshots) -> None:
 
 
 def test_only_the_order_that_runs_anyway_is_refused(snapshot: Snapshots) -> None:
-    with raises(ValueError, "heap", "policies=") as refused:
+    with raises(ValueError, "heap", "policies") as refused:
         ts.find_order_dependence(lambda: torch.ones(()), "heap")
     snapshot("find_order_dependence", refused.value)
 
