@@ -60,7 +60,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "a second time, natively": (lambda: ts.backward(after_its_backward()), ("second time",)),
     "no_grad": (lambda: ts.graph(without_a_graph()), ("torch.no_grad()",)),
     "inference_mode": (lambda: ts.backward(in_inference_mode()), ("torch.inference_mode()",)),
-    "a loss in place of a function": (lambda: ts.profile(make_loss()), ("make_loss", "Tensor")),  # type: ignore[arg-type]
+    "a loss, not a function": (lambda: ts.profile(make_loss()), ("make_loss", "Tensor")),  # type: ignore[arg-type]
     "a policy that is none": (
         lambda: ts.backward(make_loss(), policy="hepa"),
         ("'hepa'", "'heap'", "bfs"),

@@ -211,7 +211,7 @@ class Difference:
         if not all(self.measured):
             without = [name for name, measured in zip(self.names, self.measured, strict=True) if not measured]
             yield (
-                f"Values are not compared because {joined(without)} {'has' if len(without) == 1 else 'have'} no statistics "
+                f"Values are not compared: {joined(without)} {'has' if len(without) == 1 else 'have'} no statistics "
                 "of gradients. "
                 'ts.backward(loss, trace="cheap") records them.'
             )

@@ -242,24 +242,19 @@ class _Simulation:
         return self._timeline(order, before, starts, inputs)
 
     def _replay(self, order: Sequence[int], receivers: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-        """Run the tasks; return the event at which each starts, and the storages of its inputs.
-
-        Nearly all time is spent here, so one long loop handles the usual cases inline, and methods the rest.
-        """
+        """Run the tasks; return the event at which each starts, and the storages of its inputs. The hot loop."""
         events, nbytes, born_as, uses = self._events, self._nbytes, self._born_as, self._uses
         storage_of, layout_of, base_of, counts = self._storage_of, self._layout_of, self._base_of, self._counts
         program, waiting, released = self._program, self._waiting, self._released
         first_input, programs, leaf_layouts = program.first_input, program.programs, program.leaf_layouts
         give, drop, begin, append = self._give, self._drop, self._begin, events.append
-        starts: list[int] = []
-        inputs: list[int] = []
+        starts, inputs = list[int](), list[int]()
         for task_id in order:
             starts.append(len(events))
             given = waiting[first_input[task_id] : first_input[task_id + 1]]
             if begin is not None:
                 begin(task_id, given)
-            for tensor in given:
-                inputs.append(storage_of[tensor])
+            inputs += [storage_of[tensor] for tensor in given]
             numbers: Sequence[int] = ()
             does = programs[task_id]
             if does is not None and does.more is not None:

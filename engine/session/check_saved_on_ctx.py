@@ -11,10 +11,11 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.node_metadata import tensors_of
-from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor
+from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor, argument_names, names_by_place
 from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import SAVED_FOR_FORWARD, attributes_of, saved_slots
 from ...inspector.torch_private.tensors import base_of, storage_of, version_of
+from .float64_replay import OperationReplay
 
 _DEEPEST = 4  # levels of nested containers that are compared
 
@@ -128,3 +129,14 @@ def _input_of(inputs: KeptInputs | None, tensor: Tensor) -> KeptTensor | None:
         if same and kept.tensor.storage_offset() == tensor.storage_offset() and kept.tensor.stride() == tensor.stride():
             return kept
     return None
+
+
+def written_unmarked(replay: OperationReplay) -> list[str]:
+    """Return the inputs that a custom Function's forward wrote to without returning them."""
+    if not replay.is_function:
+        return []
+    outcome = replay.run(replay.points)
+    names = names_by_place(argument_names(replay.operation.function), len(outcome.args))
+    results = list(tensors_of(outcome.result))
+    returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
+    return [name for name in replay.written if name not in returned]

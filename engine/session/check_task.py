@@ -16,9 +16,8 @@ from torch.autograd.function import Function
 from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
-from ...inspector.graph.node_metadata import tensors_of
-from ...inspector.graph.operation_inputs import KeptInputs, argument_names, names_by_place
-from ...inspector.graph.phrases import joined
+from ...inspector.graph.operation_inputs import KeptInputs
+from ...inspector.graph.phrases import as_sentence, joined, uncapitalized
 from ...inspector.graph.source_lines import Source
 from ...inspector.torch_private.operators import InFloat64
 from ...inspector.torch_private.tensors import dense
@@ -33,7 +32,14 @@ from .check_finite_differences import (
     is_symmetric,
 )
 from .check_precision import compare_own, inputs_with_gradient
-from .check_saved_on_ctx import changed_on_ctx, kept_as_attributes, modified_attributes, modified_since, others_kept
+from .check_saved_on_ctx import (
+    changed_on_ctx,
+    kept_as_attributes,
+    modified_attributes,
+    modified_since,
+    others_kept,
+    written_unmarked,
+)
 from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
@@ -80,7 +86,7 @@ class Check:
         if self.ok is False or not self.warnings:
             return _WORDS[self.ok]
         heads = [each.partition(": ")[0].rstrip(".") for each in self.warnings]
-        return f"{_WORDS[self.ok]}, but {', and '.join(_uncapitalized(head) for head in heads)}"
+        return f"{_WORDS[self.ok]}, but {', and '.join(uncapitalized(head) for head in heads)}"
 
     def __repr__(self) -> str:
         return f"<Check of {self.what}: {self.verdict}>"
@@ -155,21 +161,9 @@ def check_task(
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
     ok = False if findings.faults else True if compared else None
-    warnings = tuple(map(_sentence, findings.warnings))
-    lines = (*map(_sentence, findings.faults), *warnings, *map(_sentence, findings.notes))
+    warnings = tuple(map(as_sentence, findings.warnings))
+    lines = (*map(as_sentence, findings.faults), *warnings, *map(as_sentence, findings.notes))
     return Check(task.id, graph.describe(task), ok, lines, warnings, tuple(findings.elements))
-
-
-def _sentence(line: str) -> str:
-    """Return the line with a capital letter and a full stop; a leading name keeps its case."""
-    first = line.partition(" ")[0]
-    return f"{line if '.' in first else line[0].upper() + line[1:]}."
-
-
-def _uncapitalized(line: str) -> str:
-    """Return the line for the middle of a sentence; a leading name keeps its case."""
-    first = line.partition(" ")[0]
-    return line if "." in first else line[0].lower() + line[1:]
 
 
 def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
@@ -289,27 +283,15 @@ def _say_what_was_replayed(replay: OperationReplay, made: Sequence[str], finding
     if replay.random:
         findings.notes.append("it draws random numbers, which are the same in each replay")
     if replay.written:
-        unmarked = _written_unmarked(replay)
+        unmarked = written_unmarked(replay)
         findings.warnings += [
             f"its forward modifies {name} in place without ctx.mark_dirty({name}): other nodes that saved {name} do "
-            "not "
-            "detect that"
+            "not detect that"
             for name in unmarked
         ]
         findings.notes.append(
             f"it modified {' and '.join(replay.written)} in place, so it is replayed on the modified values"
         )
-
-
-def _written_unmarked(replay: OperationReplay) -> list[str]:
-    """Return the inputs that a custom Function's forward wrote to without returning them."""
-    if not replay.is_function:
-        return []
-    outcome = replay.run(replay.points)
-    names = names_by_place(argument_names(replay.operation.function), len(outcome.args))
-    results = list(tensors_of(outcome.result))
-    returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
-    return [name for name in replay.written if name not in returned]
 
 
 class _Comparison:
@@ -384,8 +366,7 @@ class _Comparison:
         if again is not None and not same_values(*again):
             faults.append(
                 f"{self._subject} returns other values if another forward runs in between: it depends on state that "
-                "is not "
-                "on its ctx (a global or a class attribute), or on random numbers"
+                "is not on its ctx (a global or a class attribute), or on random numbers"
             )
         elif faults:
             faults += self._named(at, gradients_for(self._replay, returned), returned)

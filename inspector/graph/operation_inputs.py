@@ -248,7 +248,7 @@ def _documented_names(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _function_names(function: type[Function]) -> tuple[tuple[str, ...], str | None]:
-    """Those of a custom Function's forward, which has no `ctx` where there is a `setup_context`. Remembers no class."""
+    """Return the argument names of a custom Function's forward, without `ctx`. The class is not cached."""
     try:
         names, rest = _by_place(signature(function.forward).parameters.values())
     except (TypeError, ValueError):

@@ -27,7 +27,7 @@ def ranks_of(count: int, links: Iterable[tuple[int, int]]) -> tuple[list[int], l
 
 
 def ranks_from(successors: Sequence[Sequence[int]], missing: list[int]) -> tuple[list[int], list[int]]:
-    """The same of lists that are there already. Of `missing`, the links that lead to each item, nothing is left."""
+    """Return the same as `ranks_of`, from successors. `missing`, the count of links to each item, is consumed."""
     ranks = [0] * len(successors)
     order = [item for item in range(len(missing)) if not missing[item]]
     for item in order:
@@ -61,15 +61,15 @@ def longest_ways(order: Iterable[int], before: Sequence[Iterable[int]], times: S
     return found
 
 
-LEAST_HIDDEN = 8  # folding a run must hide so many tasks to be worth a frame
+LEAST_HIDDEN = 8  # a run is only folded if this many tasks are hidden
 LONGEST_PERIOD = 32
-LONGEST_LOOSE_PERIOD = 128  # of runs of tasks alone: a block has more tasks than modules
+LONGEST_LOOSE_PERIOD = 128  # for runs of tasks without modules, whose blocks are longer
 
 Edges = list[tuple[int, int, int]]  # (task, next task, number of the edge in Graph.edges)
 
 
 class RepeatedPart:
-    """A group in the making. `members` are the equal runs of siblings that it folds; `children` is the one shown."""
+    """A group under construction. `members` are the equal runs that it folds; `children` is the one shown."""
 
     __slots__ = (
         "above",
@@ -116,7 +116,7 @@ def tasks_of(children: Iterable[RepeatedPart | int]) -> list[int]:
 
 
 def find_shapes(graph: Graph, parts: list[RepeatedPart], edges: Edges, uses: list[list[tuple[int, int]]]) -> list[int]:
-    """Gives equal numbers to parts of equal shape, and returns such numbers for the tasks.
+    """Assign equal numbers to parts of equal shape, and return such numbers for the tasks.
 
     Shape is class, tasks, gradient shapes, inner edges and the outputs that lead to parameters. Positions are task ids
     from the part's first one on: one forward creates a call's nodes one after the other.
@@ -152,7 +152,7 @@ def find_shapes(graph: Graph, parts: list[RepeatedPart], edges: Edges, uses: lis
 
 
 def _common_call(graph: Graph, parts: list[RepeatedPart], one: int, other: int) -> int | None:
-    """The innermost call in which both tasks were made."""
+    """Return the innermost call in which both tasks were made."""
     a, b = graph.tasks[one].call, graph.tasks[other].call
     while a != b and a is not None and b is not None:
         depth, other_depth = parts[a].depth, parts[b].depth
@@ -169,7 +169,7 @@ def fold_runs(
     edges: dict[int, list[tuple[int, int]]],
     source_of: Callable[[int], Source | None] | None = None,
 ) -> list[RepeatedPart | int]:
-    """Folds each run of equal siblings, of a period of one or more, into one part.
+    """Fold each run of equal siblings, of a period of one or more, into one part.
 
     At least one module is in each period, unless it is said where tasks come from: then runs of tasks alone are folded,
     too, each beginning where the forward went back to an earlier line.
@@ -290,7 +290,7 @@ def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
 
 
 def _common_parent(paths: list[str]) -> str:
-    """The path of the innermost module that has all of these in it; "": the model."""
+    """Return the path of the innermost module that contains all of these; "" for the model."""
     parents = [path.split(".")[:-1] for path in paths]
     shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
     return ".".join(names[0] for names in shared)

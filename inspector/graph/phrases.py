@@ -1,4 +1,4 @@
-"""Phrases that sentences about graphs are made of."""
+"""Phrases for sentences about graphs."""
 
 from __future__ import annotations
 
@@ -22,29 +22,41 @@ def was_captured(graph: Graph) -> bool:
 
 
 def task_name(task: Task) -> str:
-    """`AddmmBackward0`, `AccumulateGrad`."""
+    """Return a task's name without its namespace: `AddmmBackward0`, `AccumulateGrad`."""
     return task.short_name if task.is_leaf else task.name
 
 
 def pattern(path: str) -> str:
-    """The path with a `*` for each number in it: what the equal modules of a list have in common."""
+    """Return the path with `*` for each number, which equal modules of a list have in common."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def folded(paths: Iterable[str]) -> str:
-    """One path for several of one pattern, with a `*` where they differ: `blocks.*.mlp.0`."""
+    """Return one path for several of the same pattern, with `*` where they differ: `blocks.*.mlp.0`."""
     columns = zip(*(path.split(".") for path in paths), strict=True)
     return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in columns)
 
 
 def operation_title(name: str) -> str:
-    """`linear` of `torch.nn.functional.linear`."""
+    """Return an operation's short name: `linear` for `torch.nn.functional.linear`."""
     return name.rsplit(".", 1)[-1] if name.startswith("torch.") else name
 
 
 def joined(parts: Sequence[str], most: int = MOST_NAMED) -> str:
-    """`a`, `a and b`, `a, b, c and 4 more`."""
+    """Join parts as text: `a`, `a and b`, `a, b, c and 4 more`."""
     shown = list(parts[:most])
     if len(parts) > most:
         return f"{', '.join(shown)} and {len(parts) - most:,} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def as_sentence(line: str) -> str:
+    """Return the line with a capital letter and a full stop; a leading name keeps its case."""
+    first = line.partition(" ")[0]
+    return f"{line if '.' in first else line[0].upper() + line[1:]}."
+
+
+def uncapitalized(line: str) -> str:
+    """Return the line for the middle of a sentence; a leading name keeps its case."""
+    first = line.partition(" ")[0]
+    return line if "." in first else line[0].lower() + line[1:]

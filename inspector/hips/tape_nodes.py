@@ -111,7 +111,7 @@ class RecordedNode(VJPNode):  # type: ignore[misc]
         return f"<node {self.number} {self.name}>"
 
 
-# What is not to be traced is told by class of node, and there is one set for each.
+# autograd keeps the functions that are not traced in a set per class of node.
 notrace_primitives[RecordedNode] = notrace_primitives[VJPNode]
 
 
@@ -296,5 +296,5 @@ class ToldNode(VJPNode):  # type: ignore[misc]
         self._tell = tell
 
 
-# What is not to be traced is told by class of node, and there is one set for each.
+# autograd keeps the functions that are not traced in a set per class of node.
 notrace_primitives[ToldNode] = notrace_primitives[VJPNode]

@@ -114,11 +114,11 @@ def _declared_dtypes(
             doubtful += usual
         elif any(probe is not None and probe.cast_to is not None for probe in shared.values()):
             declarable += [each for each, probe in zip(usual, probes, strict=True) if probe.cast_to is not None]
-        declared = _asked(declarable, nodes, metas)
+        declared = _probed_dtypes(declarable, nodes, metas)
         if declared is None:
             declared, doubtful = {}, declarable + doubtful
         for each in doubtful:
-            declared.update(_asked([each], nodes, metas) or {})
+            declared.update(_probed_dtypes([each], nodes, metas) or {})
     return declared
 
 
@@ -129,7 +129,7 @@ def _probe_of(facts: InputMetadata) -> _Probe | None:
     return _Probe(shape, dtype, device)
 
 
-def _asked(
+def _probed_dtypes(
     inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
 ) -> dict[_Input, torch.dtype | None] | None:
     """Return the declared dtypes of these inputs' gradients, or None if the engine raises for an input."""

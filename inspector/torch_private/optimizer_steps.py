@@ -341,14 +341,14 @@ def _around_closure(
     """Return the arguments of a step with a closure that reports its calls to the observer."""
 
     @wraps(closure, updated=())
-    def told(*given: Any, **named: Any) -> Any:
+    def reporting(*given: Any, **named: Any) -> Any:
         observer.closure_begins(optimizer)
         try:
             return closure(*given, **named)
         finally:
             observer.closure_ends(optimizer)
 
-    return (args, kwargs | {"closure": told}) if "closure" in kwargs else ((args[0], told, *args[2:]), kwargs)
+    return (args, kwargs | {"closure": reporting}) if "closure" in kwargs else ((args[0], reporting, *args[2:]), kwargs)
 
 
 def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextManager[None]:
