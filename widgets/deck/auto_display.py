@@ -1,4 +1,4 @@
-"""Decks that show themselves at the end of their cell, and the one shown last; who holds a widget."""
+"""Automatic display of decks at the end of their cell, the latest deck, and the holders of a widget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LOOKED_AT = 1_000  # entries of a user's list: longer ones hold data, not 
 
 
 class Shown(Protocol):
-    """What of a deck has to be known here."""
+    """The part of a deck that this module uses."""
 
     @property
     def is_shown(self) -> bool: ...
@@ -29,10 +29,10 @@ _latest: list[Shown] = []
 
 
 def show_after_cell(deck: Shown) -> None:
-    """Displays the deck when the cell that runs now has ended, unless that cell did it, alone or in another widget.
+    """Display the deck when the current cell ends, unless the cell displayed it itself, alone or in another widget.
 
-    Where no cell runs, as in the callback of a button, it is displayed at once. Where there is no Jupyter
-    kernel nothing is: marimo shows what a cell ends with.
+    If no cell is running, as in a button's callback, the deck is displayed at once. Without a Jupyter kernel nothing is
+    displayed: marimo displays the last value of a cell.
     """
     _latest[:] = [deck]
     shell = get_ipython()
@@ -51,10 +51,10 @@ def show_after_cell(deck: Shown) -> None:
 
 
 def latest_deck() -> Any:
-    """The deck made last.
+    """Return the latest deck.
 
     Raises:
-        UsageError: there is none, or it was closed.
+        UsageError: there is no deck, or it was closed.
     """
     if not _latest:
         raise UsageError(f"no deck is open: {_NONE_OPEN} one")
@@ -62,25 +62,25 @@ def latest_deck() -> Any:
 
 
 def forget(deck: Shown) -> None:
-    """It is gone, and its graph need not be kept."""
+    """Forget a closed deck, so that its graph is freed."""
     if _latest and _latest[0] is deck:
         _latest.clear()
 
 
 def is_held(widget: Widget) -> bool:
-    """Whether another widget has it among its children."""
+    """Return whether another widget has it among its children."""
     return any(widget in _children(other) for other in list(ipywidgets_widget._instances.values()))
 
 
 def is_laid_out_by(layout: Widget) -> bool:
-    """Whether some widget has this layout."""
+    """Return whether a widget uses this layout."""
     return any(getattr(other, "layout", None) is layout for other in list(ipywidgets_widget._instances.values()))
 
 
 def names_of(widget: Widget) -> list[str]:
-    """The user's variables that hold the widget: themselves, in a list or dict, or in another widget.
+    """Return the user's variables that hold the widget, directly, in a list or dict, or in another widget.
 
-    The notebook's own (`_`, `Out`) don't count. Nor are the user's own objects looked into.
+    IPython's own variables (`_`, `Out`) do not count. Other objects of the user are not searched.
     """
     shell = get_ipython()
     if shell is None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @verbs_end_where_called
 class Looking(DeckTraits):
-    """How the backward stands, what waits, and what is foreseen. Runs nothing; hooks and observers may look, too."""
+    """Properties and methods that read the state of the backward. They run nothing, and hooks may call them."""
 
     @property
     def engine(self) -> str:
@@ -52,99 +52,99 @@ class Looking(DeckTraits):
 
     @property
     def planned(self) -> list[int]:
-        """The ids of all tasks in the order in which they ran and are going to."""
+        """The ids of all tasks in the order in which they ran and will run."""
         return list(self._live.plan.order)
 
     @property
     def ready(self) -> list[ReadyTask]:
-        """The ready queue, in the order in which it would pop."""
+        """The ready queue, in the order in which tasks will be popped."""
         return self._asking.look(lambda: self._live.session.ready)
 
     @property
     def gradients(self) -> tuple[Tensor | None, ...]:
-        """The gradients which the current task is going to get, its input buffer, of the shapes in `current.inputs`."""
+        """The current task's input buffer: its gradients, of the shapes in `current.inputs`."""
         return self._asking.look(lambda: self._live.session.gradients)
 
     @property
     def trace(self) -> Trace | None:
-        """What has been recorded so far."""
+        """The trace recorded so far; None without one."""
         return self._asking.look(lambda: self._live.session.trace)
 
     @property
     def batches(self) -> Batches | None:
-        """What ran as one so far, and what did not and why; None without `batch=`."""
+        """The groups that ran as one so far, and those that did not, with reasons; None without `batch=`."""
         session = self._live.session
         return self._asking.look(lambda: session.batches if isinstance(session, Stepper) else None)
 
     def waiting(self, task: Task | ReadyTask | int) -> tuple[Tensor | None, ...]:
-        """The gradients in a task's input buffer, one per input number, of the shapes in `task.inputs`; None where
-        nothing has come yet.
+        """Return a task's input buffer: one gradient per input number, of the shapes in `task.inputs`; None for inputs
+        without a gradient yet.
 
         Raises:
-            NotImplementedError: the native engine shows those of the current task alone.
+            NotImplementedError: the native engine shows only the input buffer of the current task.
         """
         return self._asking.look(lambda: self._live.session.waiting(task))
 
     @property
     def stopped(self) -> Stop | None:
-        """Why the last run ended before its end: a breakpoint, a watchpoint, or somebody called `stop`."""
+        """The reason why the last run stopped early: a breakpoint, a watchpoint, or a call of `stop`."""
         return self._live.at.stopped
 
     @property
     def branches(self) -> BranchesView:
-        """The ways in which the session went, those that were left included: a table of `Branch`."""
+        """The branches of the session, including those that were left: a table of `Branch`."""
         return BranchesView(self._asking.look(lambda: self._live.branches.all))
 
     @property
     def history(self) -> History | None:
-        """What going back costs, in bytes, and how far it can go; None where no task can be taken back."""
+        """The memory that undo holds, and how many tasks can be undone; None if undo is not possible."""
         return self._live.at.history
 
     def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
-        """The memory that this graph would take under several policies, from the start on. Nothing runs.
+        """Predict the memory of the whole backward under several policies. Runs nothing.
 
         Raises:
-            ValueError: the memory was not predicted, see `predict_memory`; or a policy decides as the backward runs.
+            ValueError: the memory was not predicted, see `predict_memory`; or a policy decides while the backward runs.
         """
         return self._asking.look(lambda: self._live.plan.compare(policies))
 
     def save_html(self, path: str | Path) -> Path:
-        """Writes the deck as it is now as one page that plays without a kernel or a network."""
+        """Write the deck in its current state as one page that plays without a kernel or a network connection."""
         document = self._live.document
         return save_page(document.packed(), Path(path), document.content["title"])
 
     def save_picture(self, path: str | Path) -> Path:
-        """Writes the graph as it stands now, what has run, runs next and is ready, as .svg or .png.
+        """Write the graph with finished, current and ready tasks as .svg or .png.
 
         Raises:
-            ValueError: the file ends otherwise.
-            ModuleNotFoundError: PNG, and resvg-py is not installed.
+            ValueError: the file has another extension.
+            ModuleNotFoundError: PNG was requested, and resvg-py is not installed.
         """
         return save_picture(self, path)
 
     def save_trace(self, path: str | Path) -> Path:
-        """Writes what has run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
+        """Write the tasks that have run as a trace file, for `ts.load` and `tapescope view`; see `Run.save`."""
         return self._asking.look(self._live.session.result).save(path)
 
     def save_perfetto(self, path: str | Path) -> Path:
-        """Writes what has run as a trace that ui.perfetto.dev and chrome://tracing open; see `Run.save_perfetto`."""
+        """Write the tasks that have run as a trace for Perfetto and chrome://tracing; see `Run.save_perfetto`."""
         return self._asking.look(self._live.session.result).save_perfetto(path)
 
 
 @verbs_end_where_called
 class Stepping(DeckTraits):
-    """The verbs that run tasks, take them back, and say which policy picks. Each waits until it is done."""
+    """Methods that run tasks, undo them, and change the policy. Each returns when it is done."""
 
     def step(self, task: AnyTask | None = None, *, count: int = 1, device: str | torch.device | None = None) -> Task:
-        """Runs one task, or `count`: the given one (with the direct engine any ready task), or the policy's choice;
-        with `device` its choice among the ready tasks of that device.
+        """Run one task, or `count`: a ready task passed as `task` (direct engine), or the policy's choice. With
+        `device`, the policy chooses among the ready tasks of that device.
 
-        Stops early at what stops a run. Returns the last task that ran.
+        Stops early at a breakpoint or watchpoint. Returns the last task that ran.
 
         Raises:
-            ValueError: the given task is not ready; or the device stands still, and which task it waits for.
-            NotImplementedError: the native engine can't run that task next.
-            RuntimeError: no task is left, or the session is over. And what the task itself raises.
+            ValueError: the task is not ready; or the device waits, with the task that it waits for.
+            NotImplementedError: the native engine cannot run that task next.
+            RuntimeError: no task is left, or the session is over. Also raises errors of the task itself.
         """
         if device is not None and task is not None:
             raise ValueError("step() runs either a task or a device's next one: give one of the two")
@@ -152,10 +152,10 @@ class Stepping(DeckTraits):
         return self._asking.ask(lambda: self._live.running.step(count, None if task is None else _task(task), device))
 
     def run(self) -> Run:
-        """Runs to the next breakpoint, to what a watchpoint finds, or to the end. Returns what has run so far.
+        """Run to the next breakpoint, watchpoint, or to the end. Returns the tasks that have run so far.
 
         Raises:
-            RuntimeError: the session is over. And what a task raises.
+            RuntimeError: the session is over. Also raises errors of tasks.
         """
 
         def run() -> Run:
@@ -165,50 +165,50 @@ class Stepping(DeckTraits):
         return self._asking.ask(run)
 
     def run_to(self, task: AnyTask) -> Task | None:
-        """Runs what comes before a task, or up to what stops a run. Returns the current task.
+        """Run until a task is the current one, or to a breakpoint or watchpoint. Returns the current task.
 
         Raises:
-            ValueError: it has run, or is not going to.
+            ValueError: the task has run, or will not run.
         """
         self._asking.ask(lambda: self._live.running.run_to(_task(task)))
         return self.current
 
     def step_over(self) -> Task | None:
-        """Runs until all tasks of the current task's innermost module call have run, the calls in it included; one task
-        in the outermost call, and where no capture saw one. Stops early at what stops a run. Returns the current task.
+        """Run all remaining tasks of the current task's innermost module call, including nested calls. Runs one task in
+        the outermost call or without a capture. Stops early at a breakpoint or watchpoint. Returns the current task.
 
         Raises:
-            RuntimeError: no task is left, or the session is over. And what a task raises.
+            RuntimeError: no task is left, or the session is over. Also raises errors of tasks.
         """
         self._asking.ask(self._live.running.step_over)
         return self.current
 
     def step_out(self) -> Task | None:
-        """The same for the call around it: at the top to the end."""
+        """Run until all tasks of the enclosing module call have run; at the top, to the end."""
         self._asking.ask(lambda: self._live.running.step_over(out=1))
         return self.current
 
     def stop(self) -> None:
-        """Makes what runs, or waits to, end before the next task. May be called from anywhere, hooks included."""
+        """Stop the running command, and queued ones, before the next task. May be called from any thread or hook."""
         self._live.stop()
 
     def back(self, count: int = 1) -> Task | None:
-        """Takes back the last tasks that ran: their gradients wait again, leaves' .grad is what it was. Returns the
-        current task. What is then done differently begins a new branch, see `branches`.
+        """Undo the last tasks: restores input buffers and .grad. Returns the current task. Continuing differently
+        begins a new branch, see `branches`.
 
         Raises:
-            NotImplementedError: it is a session of PyTorch's engine, which can't.
-            ValueError: fewer tasks have run than that, or history does not reach so far.
+            NotImplementedError: the session uses PyTorch's engine, which cannot undo tasks.
+            ValueError: fewer tasks have run, or the history does not reach that far.
             RuntimeError: the session is over.
         """
         return self._moved(lambda: self._live.running.jump(lambda session: session.back(count)))
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
-        """Goes to where a task is the current one, back or on; or to where a branch was left. Returns the current task.
+        """Undo or run tasks until a task is the current one, or go to the end of a branch. Returns the current task.
 
         Raises:
-            NotImplementedError: with PyTorch's engine one can only go on.
-            ValueError: the task is not going to run, or history does not reach so far; or there is no such branch.
+            NotImplementedError: the session uses PyTorch's engine, which cannot undo tasks.
+            ValueError: the task will not run, the history does not reach that far, or there is no such branch.
             RuntimeError: the session is over.
         """
         if (task is None) == (branch is None):
@@ -216,15 +216,15 @@ class Stepping(DeckTraits):
         return self._moved(lambda: self._live.running.goto(None if task is None else _task(task), branch))
 
     def compare_branches(self) -> BranchComparison:
-        """What the branches made differently: their orders, their gradients, and the memory they would take.
+        """Compare the branches: their orders, gradients and predicted memory.
 
         Raises:
-            NotImplementedError: it is a session of PyTorch's engine, which has none.
+            NotImplementedError: the session uses PyTorch's engine, which has no branches.
         """
         return self._asking.ask(self._live.compare_branches)
 
     def switch(self, policy: AnyPolicy) -> None:
-        """Lets another policy pick from here on: a name, a `Policy` or a callable.
+        """Continue with another policy: a name, a `Policy` or a callable.
 
         Raises:
             ValueError: no policy has this name.
@@ -232,12 +232,12 @@ class Stepping(DeckTraits):
         self._asking.ask(lambda: self._live.switch(policy))
 
     def predict_memory(self) -> None:
-        """Asks each task what it would allocate, as `ts.simulate` does, for the memory of all policies.
+        """Predict the memory of all policies, as `ts.simulate` does.
 
-        Done unasked, before `ts.debug` returns, on graphs of up to 5,000 tasks.
+        `ts.debug` does this automatically for graphs of up to 5,000 tasks.
 
         Raises:
-            ValueError: that can't be: a task has run already, or the backward gets a graph of its own.
+            ValueError: a task has already run, or the backward creates a graph (`create_graph=True`).
         """
         self._asking.ask(self._live.predict)
 
@@ -252,81 +252,81 @@ def _task(task: Task | ReadyTask | int) -> Task | int:
 
 @verbs_end_where_called
 class Stopping(DeckTraits):
-    """Breakpoints and watchpoints, which can also be made while tasks run."""
+    """Breakpoints and watchpoints. They can also be added while tasks run."""
 
     @property
     def stops(self) -> StopsView:
-        """The breakpoints and watchpoints: a table; `deck.stops.disable(2)` and the like change them."""
+        """A table of breakpoints and watchpoints; `deck.stops.disable(2)` and similar methods change them."""
         return StopsView(self._live.session.stops, self._asking.now)
 
     def break_at(self, where: Where, *, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
-        """Makes what runs stop before a task, also while it runs; see `Verbs.break_at` for what `where` may be.
+        """Stop runs before a task; see `Verbs.break_at` for `where`. May be called while tasks run.
 
-        deck.break_at("encoder.layer.3")                # where the backward enters a call of this module
+        deck.break_at("encoder.layer.3")                # when the backward enters a call of this module
         deck.break_at("AddmmBackward0", hit=3)
 
         Raises:
-            ValueError: nothing is there by that name; it has the nearest ones.
+            ValueError: nothing has this name; the message lists the nearest ones.
         """
         return self._asking.now(lambda: self._live.session.break_at(where, hit=hit, when=when))
 
     def watch(
         self, *conditions: str | GradientPredicate, at: str | None = None, synchronize: bool | None = None
     ) -> Watchpoint:
-        """Makes what runs stop after a task that gives a gradient of this kind; see `Verbs.watch` for the conditions.
+        """Stop runs after a task that returns a matching gradient; see `Verbs.watch` for the conditions.
 
         deck.watch("nan", "inf")                        # any of them
         deck.watch("norm>1e3 and upcast", at="encoder.*")
 
         Raises:
-            ValueError: it is none of the conditions; or nothing is there by the name `at`.
+            ValueError: the condition is unknown, or nothing has the name `at`.
         """
         return self._asking.now(lambda: self._live.session.watch(*conditions, at=at, synchronize=synchronize))
 
 
 @verbs_end_where_called
 class Editing(DeckTraits):
-    """The verbs that change what waits for a task, and the one that checks its backward."""
+    """Methods that edit a task's input buffer, and the check of its backward."""
 
     def replace(self, gradients: Tensor | Sequence[Tensor | None] | None, task: AnyTask | None = None) -> None:
-        """Gives a waiting task these gradients, one per input number; the current task if none is given.
+        """Replace the input buffer of a task, by default the current one: one gradient per input number.
 
         Raises:
-            ValueError: their number, shape, dtype, device or layout differs, or one is given where none came.
-            TypeError: one is no tensor.
-            NotImplementedError: with the native engine only those of the current task can be replaced.
+            ValueError: number, shape, dtype, device or layout differs, or an input without a gradient got one.
+            TypeError: a gradient is not a tensor.
+            NotImplementedError: the native engine can replace only the current task's gradients.
         """
         self._edit(lambda session: session.replace(gradients, task), task)
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:
-        """Multiplies the gradients that wait for a task, by default the current one."""
+        """Multiply the gradients in a task's input buffer, by default the current task's."""
         self._edit(lambda session: session.scale(factor, task), task)
 
     def zero(self, task: AnyTask | None = None) -> None:
-        """Makes the gradients that wait for a task zero, by default for the current one."""
+        """Set the gradients in a task's input buffer to zero, by default the current task's."""
         self._edit(lambda session: session.zero(task), task)
 
     def clip(self, max_norm: float, task: AnyTask | None = None) -> None:
-        """Scales the gradients that wait for a task, by default for the current one, so that the norm of them all is at
-        most `max_norm`.
+        """Scale the gradients in a task's input buffer, by default the current task's, to a total norm of at most
+        `max_norm`.
 
         Raises:
-            ValueError: the norm is NaN or infinite, so that nothing could bring it down.
+            ValueError: the norm is NaN or infinite.
         """
         self._edit(lambda session: session.clip(max_norm, task), task)
 
     def restore(self, task: AnyTask | None = None) -> None:
-        """Gives a waiting task the gradients again which it had before they were edited.
+        """Undo the edits of a task's input buffer.
 
         Raises:
-            NotImplementedError: it is a session of PyTorch's engine, which doesn't keep them.
+            NotImplementedError: the session uses PyTorch's engine, which does not keep replaced gradients.
         """
         self._asking.ask(lambda: self._live.edits.restore(task))
 
     def check(self, task: AnyTask | None = None) -> Check:
-        """Compares a task's backward with finite differences of its forward operation; see `Check`.
+        """Compare a task's backward with finite differences of its forward operation; see `Check`.
 
-        The forward's inputs must be there: `ts.capture(keep_inputs=True)` keeps them.
+        It needs the forward's inputs, which `ts.capture(keep_inputs=True)` keeps.
         """
         return self._asking.ask(lambda: self._live.edits.check(task))
 
@@ -335,34 +335,33 @@ class Editing(DeckTraits):
 
 
 class Deck(Looking, Stepping, Stopping, Editing):
-    """A backward that you can look at: a session with the verbs of `Stepper`, shown as a widget.
+    """A session with the methods of `Stepper`, displayed as a widget.
 
-    `ts.debug(loss)` makes one in a notebook. Buttons and Python calls drive the same session, and both see the result.
-    Tasks run in a thread of the deck's own, one command after the other; a call waits for its own. An interrupt (the
-    notebook's stop button) lets the task under way end and leaves the deck open.
+    `ts.debug(loss)` returns a deck in a notebook. Buttons and Python calls drive the same session. Tasks run in the
+    deck's own thread, one command after the other; a call waits for its command. An interrupt (the notebook's stop
+    button) stops after the running task and leaves the deck open.
 
-    It is an ipywidgets widget. These traits can be observed and linked; those marked * can be set, too:
+    A deck is an ipywidgets widget. These traits can be observed and linked; those marked * can be set:
 
-    position: how many tasks have run.
-    current_task: the id of the task that runs next; None at the end, and where a user's policy fails to choose one.
+    position: the number of tasks that have run.
+    current_task: the id of the task that runs next; None at the end, or if a user's policy fails to choose.
     status: "stopped", "running", "finished", "failed" or "closed".
-    policy*: the name of the policy that picks; setting it lets another one go on from here.
-    selection*: the id of the task that is looked at, or None.
-    breakpoints*: the ids of the tasks that have a breakpoint of their own. These and all others are in `stops`.
-    why_stopped: why the last run ended before its end, in a sentence; "" where it did not. `stopped` has the rest.
+    policy*: the name of the policy; setting it continues with another one.
+    selection*: the id of the selected task, or None.
+    breakpoints*: the ids of tasks with a breakpoint on the task itself. All breakpoints are in `stops`.
+    why_stopped: the reason why the last run stopped early, as a sentence, or "". `stopped` has the details.
 
-    Observers are called in the deck's thread: there the deck can be looked at, stopped and closed, but runs nothing.
+    Observers are called in the deck's thread: they may read, stop and close the deck, but not run it.
 
-    Known limitations. Memory is predicted, not measured: `ts.profile` measures. With the native engine no task can be
-    taken back, and the current task's gradients alone be seen and edited. A backward whose hooks use thread-local state
-    of the user's sees the deck's thread. A user's policy is asked for whole orders ahead, to show them; one that draws
-    lots shows what it drew.
+    Known limitations. Memory is predicted; `ts.profile` measures it. With the native engine tasks cannot be undone, and
+    only the current task's gradients can be read and edited. Hooks that use thread-local state see the deck's thread. A
+    user's policy is called for whole orders ahead of time, to display them; a random policy shows one random order.
 
     Args:
-        session: of either engine, nothing run yet. The deck runs it from now on, and closes it.
+        session: a session of either engine that has not run yet. The deck runs and closes it.
         policy: its policy: a name, a `Policy` or a callable.
-        title: what is run; by default the model's class.
-        retain_graph, create_graph: as given to the backward, for the prediction of memory.
+        title: a title; by default the model's class.
+        retain_graph, create_graph: as passed to the backward, for the prediction of memory.
         recompute: the plan that the forward ran under, whose predictions are shown.
     """
 
@@ -373,9 +372,9 @@ class Deck(Looking, Stepping, Stopping, Editing):
         )
 
     def close(self) -> None:
-        """Ends the session, lets the graph's nodes go, and takes the widget from the page.
+        """End the session, release the graph's nodes, and remove the widget from the page.
 
-        Waits for the task under way; where that can't be, in a hook or an observer, the session ends right after it.
+        Waits for the running task. In a hook or an observer, where waiting is impossible, the session ends after it.
         """
         if sys.is_finalizing() or not hasattr(self, "_live") or self.comm is None:
             super().close()

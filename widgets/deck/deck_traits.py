@@ -1,4 +1,4 @@
-"""What a deck shares with its page, with observers and with other widgets: traits, and messages of the page."""
+"""The interface of a deck to its page, observers and other widgets: traits, and messages of the page."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ _ELSEWHERE = {
     **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "deck.step() runs one task, deck.run() all"),
     "backward": "deck.run() runs all that is left of it",
 }
-"""What users look for in a deck that a session or a run has, or that is called otherwise here, and where that is."""
+"""Attributes that users look for in a deck but that sessions or runs have, or that have another name here."""
 
 
 T = TypeVar("T")
 
 
 class Asking:
-    """Has the driver's thread do what is asked for, and waits for it where somebody wants the result."""
+    """Runs commands in the driver's thread, and waits for results if they are needed."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def ask(self, command: Callable[[], T]) -> T:
-        """Has the driver run a command and waits for the result.
+        """Run a command in the driver's thread and return its result.
 
         Raises:
             RuntimeError: in the driver's thread. And what the command raises.
@@ -91,11 +91,11 @@ class Asking:
         return self._wait(self._live.driver.do(command))
 
     def look(self, command: Callable[[], T]) -> T:
-        """As `ask`, for what runs nothing: hooks and observers may look, too."""
+        """Like `ask`, for commands that run nothing; also allowed in hooks and observers."""
         return command() if self._live.is_current_thread else self.ask(command)
 
     def now(self, change: Callable[[], T]) -> T:
-        """Changes breakpoints or watchpoints, in the driver's thread, between two tasks if one runs."""
+        """Change breakpoints or watchpoints in the driver's thread, between two tasks if one is running."""
         __tracebackhide__ = True
         live = self._live
         if live.is_current_thread:
@@ -103,11 +103,11 @@ class Asking:
         return self._wait(live.driver.soon(lambda: live.change_stops(change)))
 
     def later(self, command: Callable[[], object]) -> None:
-        """Queues a command for whose result nobody waits."""
+        """Queue a command without waiting for its result."""
         self._live.driver.do(partial(self._live.attempt, command))
 
     def soon(self, change: Callable[[], object]) -> None:
-        """As `now`, for a change for whose result nobody waits."""
+        """Like `now`, without waiting for the result."""
         live = self._live
         live.driver.soon(partial(live.attempt, partial(live.change_stops, change)))
 
@@ -129,7 +129,7 @@ class Asking:
 
 
 def command_of(message: Any, live: Live) -> Callable[[], object] | None:
-    """What a message wants done, between two commands; None: it is none of these."""
+    """Return the command that a message requests, to run between commands; None for other messages."""
     match message:
         case {"kind": "step", "device": str(device)}:
             return partial(live.running.step, 1, None, device)
@@ -165,7 +165,7 @@ def command_of(message: Any, live: Live) -> Callable[[], object] | None:
 
 
 def stop_change_of(message: Any, live: Live) -> Callable[[], object] | None:
-    """What a message wants changed of breakpoints and watchpoints, also while tasks run; None: it is none of these."""
+    """Return the change of breakpoints or watchpoints that a message requests; None for other messages."""
     stops = live.session.stops
     match message:
         case {"kind": "break", "where": str(where)}:
@@ -180,7 +180,7 @@ def stop_change_of(message: Any, live: Live) -> Callable[[], object] | None:
 
 
 def _break_where(text: str, live: Live) -> Breakpoint:
-    """A breakpoint where a person has typed."""
+    """Return a breakpoint for text typed by a user."""
     session = live.session
     if is_typed_task(text):
         return session.break_at(typed_task(text, session.graph, live.plan.order))
@@ -188,13 +188,13 @@ def _break_where(text: str, live: Live) -> Breakpoint:
 
 
 def _watch_for(text: str, live: Live) -> Watchpoint:
-    """A watchpoint of what a person has typed."""
+    """Return a watchpoint for text typed by a user."""
     conditions, at = watched(text)
     return live.session.watch(*conditions, at=at)
 
 
 class DeckTraits(Played):
-    """A live session, how it stands in traits, and what its page asks for.
+    """A live session with its state as traits, and the handler of its page's messages.
 
     Args:
         session, policy, title, retain_graph, create_graph, recompute: see `Deck`, which also lists the traits.
@@ -238,12 +238,12 @@ class DeckTraits(Played):
 
     @property
     def graph(self) -> Graph:
-        """The graph that is run; without its nodes once the deck is closed, or has failed."""
+        """The graph; without its nodes after the deck is closed or has failed."""
         return self._live.at.graph
 
     @property
     def current(self) -> Task | None:
-        """The task that `step()` would run now; None when all have run."""
+        """The task that `step()` will run; None when all have run."""
         return None if self.current_task is None else self.graph.tasks[self.current_task]
 
     def packed(self) -> bytes:
@@ -254,13 +254,13 @@ class DeckTraits(Played):
         return Moment(self.policy, self.position, len(order), self._live.plan.timelines(), order, self.current_task)
 
     def _take(self, news: News) -> None:
-        """Sets the traits to what the live session has told its page.
+        """Set the traits to the state that the live session has published.
 
         What an observer of the user's raises, is raised when all traits are set.
         """
         raised: list[Exception] = []
-        # Not under hold_sync, which would hold back, and may lose, what another thread sets meanwhile.
-        # Each value as it is then: an observer of one before it may have changed it.
+        # Without hold_sync, which would delay, and could lose, values that another thread sets at the same time.
+        # Read each value when it is set, because an observer of an earlier one may have changed it.
         for name, value in (
             ("position", lambda: news.position),
             ("current_task", lambda: news.current),
@@ -294,7 +294,7 @@ class DeckTraits(Played):
             self._asking.later(partial(self._live.switch, change["new"]))
 
     def _breakpoints_now(self) -> list[int]:
-        """Those of the session; as the trait has them already, in whatever order, if it has."""
+        """Return the session's breakpoints, in the trait's order if they are the same."""
         found, known = self._live.stops.breakpoints, self.breakpoints
         return known if set(known) == set(found) else found
 
@@ -315,7 +315,7 @@ class DeckTraits(Played):
             self._asking.soon(live.stops.take)
 
     def _hear(self, widget: ipywidgets.Widget, message: Any, buffers: object) -> None:
-        """A message of the page. Only queues what it asks for: this may run in any thread."""
+        """Handle a message of the page by queuing a command, since this may run in any thread."""
         match message:
             case {"kind": "hello", "revision": int(revision)}:
                 self._live.publisher.greet(revision)

@@ -1,4 +1,4 @@
-"""Groups of products as the deck's page draws them: outlines around tasks, and what is said of each."""
+"""Groups of products as data of the deck's page: outlines around tasks, and their descriptions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...engine.session.batching.product_groups import DIRECTIONS, Groups, module
 from ...inspector.graph.graph import Graph
 from .page_data import Json
 
-_MOST = 200  # outlines: more are no help to anybody
+_MOST = 200  # outlines; more cannot be read
 
 
 def group_content(graph: Graph) -> Json:
-    """What `ts.find_batches` finds in a graph, by TorchScript's thresholds, and what it refuses. Of a tape: why none.
+    """Return the groups that `ts.find_batches` finds and refuses with TorchScript's thresholds; for a tape, the reason.
 
     Raises:
         ValueError: the graph has no nodes.
@@ -25,14 +25,14 @@ def group_content(graph: Graph) -> Json:
 
 
 def no_groups(why: str) -> Json:
-    """Return the content of a graph whose groups are not known, with the sentence that says why."""
+    """Return the content for a graph with unknown groups, with the reason."""
     return {"found": [], "refused": [], "said": {"backward": why}}
 
 
 def groups_content(found: Groups) -> Json:
-    """Groups that were found already.
+    """Return known groups as data.
 
-    Each of `found` and `refused` is one outline; `said` is by direction what it comes to.
+    Each entry of `found` and `refused` is one outline; `said` has a summary for each direction.
     """
     return {
         "found": [
@@ -63,7 +63,7 @@ def groups_content(found: Groups) -> Json:
 
 
 def with_batches(content: Json | None, batches: Batches, graph: Graph) -> Json:
-    """The same with what has run as one so far, in place of what had before, and what could not and why."""
+    """Return the content with the groups that have run as one so far, and those that could not, with reasons."""
     kept = content or {"found": [], "refused": [], "said": {}}
     ran = [
         {

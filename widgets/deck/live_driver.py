@@ -1,4 +1,4 @@
-"""What runs a deck's session: one command after the other, in a thread that lives only while there are any."""
+"""The driver of a deck's session: runs one command after the other in a thread that lives as long as there are any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """Something to do, who waits for it, and how often `stop` had been called when it was queued."""
+    """A command, its future, and the number of calls of `stop` when it was queued."""
 
     future: Future[Any]
     call: Callable[[], Any]
@@ -29,14 +29,14 @@ class _Command:
 
 
 class Driver:
-    """Runs commands in the order in which they come, from whatever thread.
+    """Runs commands in order of arrival, from any thread.
 
-    Handlers of a page's messages may be called in any thread, and the kernel's main one must stay free: so nobody runs
-    a session but this. Its thread has the state of the thread that made the driver: grad mode, autocast, modes, streams
-    (`ThreadState`), and its context variables.
+    Only the driver runs a session, because handlers of a page's messages may be called in any thread and must not block
+    the kernel's main thread. Its thread takes over the state of the thread that created the driver: grad mode,
+    autocast, modes, streams (`ThreadState`) and context variables.
 
     Raises:
-        NotImplementedError: that thread has a state that can't be given to another one.
+        NotImplementedError: that thread has state that another thread cannot adopt.
     """
 
     def __init__(self) -> None:
@@ -60,17 +60,17 @@ class Driver:
         return current_thread() is self._thread
 
     def do(self, call: Callable[[], T]) -> Future[T]:
-        """Queues a command. Never waits."""
+        """Queue a command. Never waits."""
         with self._lock:
             return self._queue(self._commands, call)
 
     def soon(self, call: Callable[[], T]) -> Future[T]:
-        """Queues a command that takes no time, before all others. One under way does it where it gives way."""
+        """Queue a short command before all others. A running command executes it in `give_way`."""
         with self._lock:
             return self._queue(self._small, call)
 
     def give_way(self) -> None:
-        """In a command: does what is to be done soon."""
+        """Execute the commands queued by `soon`; called within a running command."""
         while self._small:
             with self._lock:
                 command = self._small.popleft() if self._small else None
@@ -78,7 +78,7 @@ class Driver:
                 _run(command)
 
     def finish(self, call: Callable[[], T]) -> Future[T]:
-        """Stops what is under way, drops what waits, and queues a last command, all at once."""
+        """Stop the running command, drop queued ones, and queue a last command, atomically."""
         with self._lock:
             self._drop()
             self._stops += 1
@@ -100,17 +100,17 @@ class Driver:
             _threads.add(thread)
 
     def stop(self) -> None:
-        """Asks the command under way, and those that wait, to end early. Later ones don't hear of it."""
+        """Request the running and queued commands to end early. Later commands are not affected."""
         self._stops += 1
 
     @property
     def stop_asked(self) -> bool:
-        """Whether the command under way is to end."""
+        """True if the running command should end."""
         command = self._under_way
         return command is not None and command.stops != self._stops
 
     def drop(self) -> None:
-        """Commands that have not begun never do: who waits for one gets a CancelledError."""
+        """Cancel queued commands; their futures raise CancelledError."""
         with self._lock:
             self._drop()
 
@@ -159,7 +159,7 @@ class Driver:
 
 
 def _run(command: _Command, done: Callable[[], None] = lambda: None) -> None:
-    """Whoever waits for it gets what it returns, or raises. `done` is called before he hears of it."""
+    """Run a command and set the result or error of its future. `done` is called before that."""
     __tracebackhide__ = True
     if not command.future.set_running_or_notify_cancel():
         return
@@ -179,7 +179,7 @@ _threads: set[DaemonThread] = set()  # a thread that has run all may still be fr
 
 @atexit.register
 def _end_all() -> None:
-    """A thread must not be inside of torch when the interpreter goes."""
+    """End all threads at exit: no thread may be inside torch when the interpreter is finalized."""
     for driver in list(_drivers):
         driver.drop()
         driver.stop()

@@ -18,7 +18,7 @@ from .live_state import LiveStanding
 from .page_data import Json
 
 Term = tuple[int, Policy | Choice]
-"""How many tasks had run when a policy began to pick, and the policy."""
+"""The number of tasks that had run when a policy was set, and the policy."""
 
 
 class Terms:
@@ -29,24 +29,24 @@ class Terms:
 
     @property
     def policy(self) -> Policy | Choice:
-        """The one that picks now."""
+        """The current policy."""
         return self._terms[-1][1]
 
     @property
     def name(self) -> str:
-        """What to call an order that they made: "bfs, then heap"."""
+        """The name of an order made by them: "bfs, then heap"."""
         return names_in_turn(policy for _, policy in self._terms)
 
     def switch(self, begun: int, policy: Policy | Choice) -> None:
-        """Another one picks once so many tasks have begun."""
+        """Set another policy, after `begun` tasks have started."""
         self._terms = [*(term for term in self._terms if term[0] < begun), (begun, policy)]
 
     def become(self, terms: Iterable[Term]) -> None:
-        """The session went back, or to another branch."""
+        """Replace the policies after undo, or after a change of branch."""
         self._terms = list(terms)
 
     def named(self, schedule: Json) -> Json:
-        """The session's own schedule by the name of all, and with the rule of the last of them."""
+        """Return the session's own schedule with the name of all policies, and the rule of the last one."""
         if self.name == policy_name(self.policy):
             return schedule
         begun, policy = self._terms[-1]
@@ -58,13 +58,12 @@ _Key = tuple[int, tuple[int, ...]]
 
 
 class LiveBranches:
-    """What a session has gone back from, and the way on which it stands.
+    """The branches of a session, as schedules for the page.
 
-    A branch that was left is a schedule of its own: what ran on it, and what its policy would have run next, with the
-    memory which that takes.
+    A branch that was left is a schedule: its tasks, those that its policy would have run next, and predicted memory.
 
     Attributes:
-        gradient_bytes: of the gradients that are kept to compare branches, as of the last news.
+        gradient_bytes: bytes of gradients kept to compare branches, as of the last news.
     """
 
     def __init__(self, session: Stepper | NativeSession, foresight: Foresight) -> None:
@@ -85,9 +84,9 @@ class LiveBranches:
         return next((branch for branch in self.all if branch.is_current), None)
 
     def news(self) -> tuple[list[Json] | None, bool]:
-        """What the page is told of each, none where there is but one; None where that has been told.
+        """Return the data of all branches, empty if there is only one, None if unchanged.
 
-        And whether `schedules` would have something else than the last time.
+        The second result is whether `schedules` has changed.
         """
         if self._session.over is not None:
             return None, False
@@ -101,13 +100,13 @@ class LiveBranches:
 
     @property
     def schedules(self) -> list[Json]:
-        """Of each branch that was left what ran, and what would have."""
+        """Return the schedule of each branch that was left: its tasks, and those that would have followed."""
         left = self._left
         self._told_left = _keys(left)
         return [self._simulate(branch) for branch in left]
 
     def forget(self) -> None:
-        """What was predicted is predicted anew."""
+        """Discard predictions, so that they are computed again."""
         self._simulated.clear()
 
     @property
@@ -125,7 +124,7 @@ class LiveBranches:
 
 
 def _keys(branches: Sequence[Branch]) -> list[_Key]:
-    """What tells branches that were left from others."""
+    """Return a key for each branch that was left."""
     return [(branch.number, branch.order) for branch in branches if not branch.is_current]
 
 
@@ -143,14 +142,14 @@ def _row(branch: Branch) -> Json:
 
 
 class LivePlan:
-    """The order of all tasks, those that have run first, and what other policies and branches have in its place.
+    """The order of all tasks, starting with those that have run, and the orders of other policies and branches.
 
     Args:
-        at: the session, nothing run yet.
+        at: the session, which has not run yet.
         policy: its policy.
 
     Attributes:
-        order: the ids of all tasks in the order in which they ran and are going to.
+        order: the ids of all tasks in the order in which they ran and will run.
     """
 
     def __init__(self, at: LiveStanding, foresight: Foresight, branches: LiveBranches, policy: Policy | Choice) -> None:
@@ -163,7 +162,7 @@ class LivePlan:
         self.order = self._made()
 
     def find(self, policy: AnyPolicy) -> Policy | Choice:
-        """The policy that is meant: one that this session has had may be given by its name, too.
+        """Return a policy; a policy that this session has had can be passed by name.
 
         Raises:
             ValueError, TypeError: as `find_policy`.
@@ -172,7 +171,7 @@ class LivePlan:
         return known or find_policy(policy)
 
     def switch(self, policy: AnyPolicy) -> bool:
-        """From here on this policy picks. Whether it is another than before."""
+        """Continue with this policy, and return whether it is a different one."""
         session, chosen = self._at.session, self.find(policy)
         if chosen is self._terms.policy and session.over is None:
             return False
@@ -185,15 +184,15 @@ class LivePlan:
         return True
 
     def jumped(self) -> None:
-        """The session stands elsewhere, on another branch maybe."""
+        """Update the order after undo, or after a change of branch."""
         branch = self._branches.current
         if branch is not None:
             self._terms.become(branch.terms)
         self.order = self._made()
 
     def follow(self, begun: int, current: int | None) -> bool:
-        """Made again where after so many tasks something else has run, or is the current one, than was planned. Returns
-        whether it was.
+        """Update the order if, after `begun` tasks, another task than planned has run or is the current one. Returns
+        whether it has changed.
         """
         found = [*self._at.started[begun:], *([] if current is None else [current])]
         other = found != self.order[begun : begun + len(found)]
@@ -202,7 +201,7 @@ class LivePlan:
         return other
 
     def own_schedule(self) -> Json:
-        """What has run, and what is planned."""
+        """Return the session's schedule: finished and planned tasks."""
         trace = self._at.session.trace
         by_hand = () if trace is None else trace.by_hand
         own = self._foresight.own_schedule(self._terms.policy, self.order, by_hand)
@@ -211,18 +210,18 @@ class LivePlan:
         return self._terms.named(own)
 
     def others(self) -> list[Json]:
-        """What the other policies that are known would do from the start, and what the branches that were left did."""
+        """Return the schedules of other known policies from the start, and of branches that were left."""
         return [*self._foresight.others(self._known, self._terms.name), *self._branches.schedules]
 
     def timelines(self) -> dict[str, Timeline]:
-        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        """Return the memory by policy, that of the live order first; empty without a prediction."""
         return self._foresight.timelines(self._terms.name)
 
     def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
-        """The memory from the start on under each policy.
+        """Predict the memory of the whole backward under each policy.
 
         Raises:
-            ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
+            ValueError: memory was not predicted; or a policy decides while the backward runs.
         """
         if isinstance(policies, str | Policy) or callable(policies):
             policies = (policies,)
@@ -232,14 +231,14 @@ class LivePlan:
         return self._foresight.compare([self.find(policy) for policy in policies])
 
     def _know(self, policy: Policy | Choice) -> None:
-        """By its name the policy that had it last is meant: a cell that is run again defines another function."""
+        """Remember a policy by name. A newer one replaces it, because a cell that runs again defines a new function."""
         name = policy_name(policy)
         if self._known.get(name) is not policy:
             self._known[name] = policy
             self._foresight.forget(name)
 
     def _made(self) -> list[int]:
-        """What has run, and the order from here on. A policy that decides as it runs has none: shown is PyTorch's."""
+        """Return the finished tasks and the order of the rest; PyTorch's order for a policy that decides as it runs."""
         session, current = self._at.session, self._at.current
         ran = [*self._at.started, *([] if current is None else [current])]
         if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:

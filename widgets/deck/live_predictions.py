@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ShownAsTable):
-    """The memory that a graph would take under several policies. `ts.compare` measures the same on fresh forwards.
+    """The predicted memory of a graph under several policies. `ts.compare` measures it with new forwards.
 
     Attributes:
-        timelines: by policy its memory, simulated.
+        timelines: the simulated memory of each policy.
     """
 
     timelines: Mapping[str, Timeline]
@@ -64,7 +64,7 @@ class Prediction(ShownAsTable):
 
     @property
     def sentences(self) -> list[str]:
-        """What the table says."""
+        """The result as sentences."""
         lowest = min(self.timelines, key=lambda policy: self.timelines[policy].peak_bytes)
         low, high = self.timelines[lowest].peak_bytes, self.highest.peak_bytes
         basis = "Predicted; nothing was run."
@@ -103,15 +103,15 @@ _RECOMPUTED = (
 
 
 class Foresight:
-    """The schedules of one session. What was asked of its tasks before the first ran, all of them are predicted from.
+    """The predicted schedules of a session, all from one dry run before its first task.
 
     Args:
-        session: nothing run yet.
-        retain_graph, create_graph: as given to the backward.
+        session: a session that has not run yet.
+        retain_graph, create_graph: as passed to the backward.
         recompute: the dropped tensors, and the predictions of the plan.
 
     Attributes:
-        own: the memory of the session's own order, where it is known.
+        own: the memory of the session's own order, if it is known.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class Foresight:
 
     @property
     def is_small(self) -> bool:
-        """Whether all that can be said of the graph ahead is said at once."""
+        """True if the graph is small enough to be predicted automatically."""
         return len(self._session.graph) <= _MOST_UNASKED
 
     @property
     def is_known(self) -> bool:
-        """Whether the tasks have been asked what they allocate."""
+        """True if the dry run has been made."""
         return self._footprints is not None
 
     def ask_tasks(self) -> None:
-        """Never while the user's own thread may run: a dry run reads leaves' .grad and takes it away meanwhile."""
+        """Make the dry run. The user's thread must not run, because a dry run temporarily removes leaves' .grad."""
         self._was_asked = True
         try:
             self._footprints = self._asked()
@@ -151,12 +151,12 @@ class Foresight:
             raise
 
     def forget(self, name: str | None = None) -> None:
-        """What was predicted is predicted anew: under the policy of this name, or under all."""
+        """Discard the prediction of the policy of this name, or all predictions."""
         for each in [*self._simulated] if name is None else [name]:
             self._simulated.pop(each, None)
 
     def let_go(self) -> None:
-        """The session is over."""
+        """Release the session's tensors after its end."""
         self._footprints = self.own = None
         self._simulated.clear()
 
@@ -173,19 +173,19 @@ class Foresight:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
         if self._recompute.saves and _RECOMPUTED not in footprints.limits:
             footprints = replace(footprints, limits=(*footprints.limits[:1], _RECOMPUTED, *footprints.limits[1:]))
-        # A prediction outlives the session, which plans with it, too.
+        # The prediction is kept after the session, which also plans with it.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints
 
     def unknown(self, policy: Policy) -> str:
-        """Why this policy can't plan."""
+        """Return why this policy cannot plan."""
         return f"policy {policy.name} plans ahead, and nothing is known of the memory. {self._note}"
 
     def _order(self, policy: Policy | Choice) -> list[int]:
-        """What a policy would do from the start.
+        """Return a policy's order from the start.
 
         Raises:
-            ValueError: it plans, and nothing is known of the memory.
+            ValueError: it plans by memory, which was not predicted.
         """
         if self._footprints is None:
             if isinstance(policy, Policy) and policy.plan is not None:
@@ -194,12 +194,12 @@ class Foresight:
         return self._schedule(policy, footprints=self._footprints)
 
     def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
-        """The session's own: what has run, and what is planned."""
+        """Return the session's own schedule: finished and planned tasks."""
         content, self.own = self.schedule(policy, order, by_hand)
         return content
 
     def others(self, known: dict[str, Policy | Choice], mine: str) -> list[Json]:
-        """What the other policies that are known would do from the start."""
+        """Return the schedules of other known policies from the start."""
         for name, policy in known.items():
             if name == mine or name in self._simulated or is_dynamic(policy):
                 continue
@@ -211,17 +211,17 @@ class Foresight:
         return [self._simulated[name][0] for name in known if name in self._simulated and name != mine]
 
     def timelines(self, mine: str) -> dict[str, Timeline]:
-        """Memory by policy: in the live order first, then what the known policies would need. Empty: not predicted."""
+        """Return the memory by policy, that of the live order first; empty without a prediction."""
         if self.own is None:
             return {}
         others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
         return {mine: self.own} | {name: each for name, each in others.items() if name != mine}
 
     def compare(self, policies: Collection[Policy | Choice]) -> Prediction:
-        """The memory from the start on under each policy.
+        """Predict the memory of the whole backward under each policy.
 
         Raises:
-            ValueError: it was not predicted; or the order of one of them is only known while the backward runs.
+            ValueError: memory was not predicted; or a policy decides while the backward runs.
         """
         if self._footprints is None:
             raise ValueError(self._note)
@@ -236,11 +236,11 @@ class Foresight:
         return Prediction(found)
 
     def compare_branches(self, session: Stepper) -> BranchComparison:
-        """How the branches differ, and the memory that each would take from the start on."""
+        """Compare the branches, with the predicted memory of each from the start."""
         return session.compare_branches(self._footprints)
 
     def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
-        """What has run, and the order from there on. A policy that decides as it runs has none: shown is PyTorch's."""
+        """Return the finished tasks and the order of the rest; PyTorch's order for a policy that decides as it runs."""
         if not is_dynamic(policy):
             try:
                 return self._schedule(policy, ran)
@@ -256,7 +256,7 @@ class Foresight:
     def schedule(
         self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
     ) -> tuple[Json, Timeline | None]:
-        """An order as the page's data, and its memory where that is known."""
+        """Return an order as page data, with its memory if it is known."""
         footprints, note, graph = self._footprints, self._note, self._session.graph
         timeline = self._recompute.timeline(order, self._rule)
         if timeline is None and (other := self._recompute.note()) is not None:

@@ -1,4 +1,4 @@
-"""The publisher of a live session: what its page has, what is new, and the message that says so."""
+"""The publisher of a live session: the page's data, changes to it, and the messages that send them."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from .live_state import LiveStanding, Status, history_content, stopped_content
 from .page_data import Document, Json, packed
 
 _BY_TASK = {"kept": "by task"}
-"""Of a field with entries by task, which are added to those that the page has."""
+"""Metadata of a field with entries by task, which are added to the page's entries."""
 _IF_NEW = {"kept": "if new"}
-"""Of a field that takes the place of what the page has, unless it is None."""
+"""Metadata of a field that replaces the page's value, unless it is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """How a live session is, and what has changed. A field that the page's data keeps says how.
+    """The state of a live session, and its changes. A field's metadata says how the page's data keeps it.
 
     Attributes:
-        position: how many tasks have run.
-        current: the id of the task that runs next; None: none is left, or the policy fails to choose.
+        position: the number of tasks that have run.
+        current: the id of the task that runs next; None if no task is left, or the policy fails to choose.
         status: see `Deck.status`.
-        trouble: why it failed, or why something that was asked for could not be, in words.
-        stopped: the breakpoint or watchpoint at which it has stopped: `text`, `lines`, `task`, `number`, `why`.
-        history: what going back costs: `bytes`, of these `gradient_bytes` and `saved_bytes`, and how far it can go:
-            `reach`. None where no task can be taken back.
-        forgotten: the ids of tasks of which what was recorded holds no more: they were taken back.
-        records: what was recorded of tasks since the last news, by id. It is newer than what is forgotten.
-        checks: what was found when tasks were checked since the last news, by id.
-        live: the session's own schedule, where it is another than before: what has run, and what is planned.
-        others: what other policies would do, and what branches did, where that is something else than before.
-        branches: the ways in which the session went, where there are others than before.
-        groups: which products could run as one, where that was looked for; see `group_content`.
-        replayed: by id of a task that ran since the last news how many storages it made again, and the nanoseconds.
+        trouble: the reason for a failure, or for a refused command, as text.
+        stopped: the breakpoint or watchpoint that stopped the run: `text`, `lines`, `task`, `number`, `why`.
+        history: the memory held for undo: `bytes`, `gradient_bytes` and `saved_bytes`, and the number of tasks that can
+            be undone: `reach`. None if undo is not possible.
+        forgotten: the ids of undone tasks, whose records are invalid.
+        records: records of tasks since the last news, by id. They are newer than `forgotten`.
+        checks: results of checks since the last news, by task id.
+        live: the session's own schedule if it has changed: finished and planned tasks.
+        others: the schedules of other policies and of branches, if they have changed.
+        branches: the branches of the session, if they have changed.
+        groups: groups of products that could run as one, if they were searched; see `group_content`.
+        replayed: for each task since the last news, by id, the number of recomputed storages, and nanoseconds.
     """
 
     position: int
@@ -67,15 +67,15 @@ _KEPT = {each.name: each.metadata for each in fields(News) if each.metadata}
 
 
 class Publisher:
-    """Tells the page and the deck what is new. The page's data is the one copy of what the page has.
+    """Publishes changes to the page and the deck. The page's data is the only copy of the page's state.
 
-    Belongs in the driver's thread, but for `greet`.
+    Runs in the driver's thread, except `greet`.
 
     Args:
         document: the page's data.
-        clock: what the session's tasks make again of storages that were let go.
+        clock: counts the recomputed storages of the session's tasks.
         send: sends a message with its buffers to all pages.
-        observe: is called with the news after they were sent.
+        observe: called with the news after they were sent.
 
     Attributes:
         told: the last news.
@@ -107,7 +107,7 @@ class Publisher:
         self.told = self._news()
 
     def tell(self, **changes: Any) -> None:
-        """Tells how things are, with these fields of `News` that are new."""
+        """Publish the current state, with these changed fields of `News`."""
         news = self._news(**changes)
         with self._lock:
             self._keep(news)
@@ -115,7 +115,7 @@ class Publisher:
         self._observe(news)
 
     def greet(self, revision: int) -> None:
-        """A page has opened: it hears how things are, and what it has missed since its document was packed."""
+        """Send a new page the current state, and the changes since its document was packed."""
         with self._lock:
             content, told = self._document.content, self.told
             news = News(told.position, told.current, told.status, told.trouble, told.stopped, told.history)
@@ -126,7 +126,7 @@ class Publisher:
             self._send(news)
 
     def _keep(self, news: News) -> None:
-        """Adds the news to the page's data. Its revision comes last: a page packed before it asks for the rest."""
+        """Add the news to the page's data. The revision is set last, so that a page packed before requests the rest."""
         content = self._document.content
         self._forgotten.update(news.forgotten)
         for task_id in news.forgotten:
@@ -163,11 +163,11 @@ class Publisher:
         return News(**standing | {"others": others, "branches": branches} | changes)
 
     def tell_plan(self) -> None:
-        """All schedules are others than before."""
+        """Publish all schedules, after they have changed."""
         self.tell(live=self._plan.own_schedule(), others=self._plan.others())
 
     def tell_progress(self) -> None:
-        """What has run since the last news; the plan is made again where something else ran than planned."""
+        """Publish the tasks since the last news; updates the plan if another task than planned ran."""
         self.tell(**self._progress())
 
     def _progress(self) -> Json:
@@ -182,7 +182,7 @@ class Publisher:
         return {"records": records | self.waiting(current), "live": live, "groups": groups, "replayed": replayed}
 
     def tell_jump(self, before: Sequence[tuple[int, int]]) -> None:
-        """What has changed by going back, and on again maybe, from where this had run."""
+        """Publish the changes by undo, and by tasks run afterwards; `before` are the tasks that had run."""
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, self._at.runs, strict=False)))
         forgotten = {*(task_id for task_id, _ in before[common:]), *self._looked_at}
         self._looked_at.clear()
@@ -193,12 +193,12 @@ class Publisher:
         self.tell(**progress | {"forgotten": tuple(sorted(forgotten)), "live": live, "others": self._plan.others()})
 
     def note_replays(self, task: Task) -> None:
-        """A task has run."""
+        """Note the storages that a task recomputed."""
         if (made := self._clock.lap()) is not None:
             self._replayed[str(task.id)] = [made[0], round(1e9 * made[1])]
 
     def waiting(self, task: int | None) -> Json:
-        """The statistics of a waiting task's input buffer, by default the current one's, where it can be looked at."""
+        """Return the statistics of a task's input buffer, by default the current task's, if it can be read."""
         session, current = self._at.session, self._at.current
         task = current if task is None else task
         trace = session.trace
@@ -220,7 +220,7 @@ class Publisher:
         return {str(task): self._document.record(found, edited=edited)}
 
     def _groups_now(self) -> Json | None:
-        """The groups with what has run as one, where that is more than was told."""
+        """Return the groups with those that have run as one, if there are more than published."""
         session = self._at.session
         batches = session.batches if isinstance(session, Stepper) else None
         told = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))

@@ -1,4 +1,4 @@
-"""The live session behind a deck: it runs tasks, takes them back, and edits what waits."""
+"""The live session behind a deck: runs tasks, undoes them, and edits input buffers."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ T = TypeVar("T")
 
 
 class LiveEdits:
-    """Changes what waits for a task, and tells of it. Belongs in the driver's thread."""
+    """Edits input buffers and publishes the changes. Runs in the driver's thread."""
 
     def __init__(self, at: LiveStanding, publisher: Publisher) -> None:
         self._at = at
         self._publisher = publisher
 
     def edit(self, change: Callable[[], object], task: AnyTask | None = None) -> None:
-        """Changes what waits for a task, for the current one if none is given, and tells of it."""
+        """Edit a task's input buffer, by default the current task's, and publish it."""
         change()
         self.inspect(None if task is None else self._at.id_of(task))
 
     def edit_as_told(self, how: str, value: object) -> None:
-        """Changes what waits for the current task, in the words of the page."""
+        """Edit the current task's input buffer by a command of the page."""
         session = self._at.session
         if how == "restore":
             return self.restore(None)
@@ -66,18 +66,18 @@ class LiveEdits:
         return self.edit(partial(change, value))
 
     def restore(self, task: AnyTask | None) -> None:
-        """Undoes edits of what waits for a task."""
+        """Undo the edits of a task's input buffer."""
         session = self._at.direct("keeps no gradients that were replaced, so they can't be restored")
         self.edit(partial(session.restore, task), task)
 
     def inspect(self, task: int | None) -> None:
-        """Tells of the gradients that wait for a task that has not run, the current one if none is given."""
+        """Publish the gradients in a task's input buffer, by default the current task's."""
         found = self._publisher.waiting(task)
         if found:
             self._publisher.tell(records=found)
 
     def check(self, task: AnyTask | None) -> Check:
-        """Compares a task's backward with finite differences of its forward, and tells what was found."""
+        """Check a task's backward against finite differences, and publish the result."""
         found = self._at.session.check(task)
         said = {
             "ok": found.ok,
@@ -92,7 +92,7 @@ _REPORT_EVERY_S = 0.1
 
 
 class LiveRunning:
-    """Runs tasks and takes them back, and tells of it. Belongs in the driver's thread."""
+    """Runs and undoes tasks, and publishes the changes. Runs in the driver's thread."""
 
     def __init__(self, at: LiveStanding, driver: Driver, plan: LivePlan, publisher: Publisher) -> None:
         self._at = at
@@ -101,7 +101,7 @@ class LiveRunning:
         self._publisher = publisher
 
     def step(self, count: int = 1, task: AnyTask | None = None, device: str | torch.device | None = None) -> Task:
-        """Runs so many tasks, or this one, or so many of this device. Returns the last. Stops early as `run` does.
+        """Run `count` tasks, this task, or `count` tasks of this device. Returns the last. Stops early as `run` does.
 
         Raises:
             ValueError, NotImplementedError, RuntimeError: as `Stepper.step` and `NativeSession.step`.
@@ -112,15 +112,15 @@ class LiveRunning:
         return self._go(count, task, device=device)
 
     def run(self) -> None:
-        """Runs to the next breakpoint, to what a watchpoint finds, to a stop that is asked for, or to the end."""
+        """Run to the next breakpoint or watchpoint, to a requested stop, or to the end."""
         if not (self._at.has_ended or self._driver.stop_asked):
             self._go()
 
     def run_to(self, task: AnyTask) -> None:
-        """Runs what comes before a task.
+        """Run until a task is the current one.
 
         Raises:
-            ValueError: it has run, or is not going to.
+            ValueError: the task has run, or will not run.
         """
         session, target = self._at.session, self._at.id_of(task)
         if target in set(session.order):
@@ -131,7 +131,7 @@ class LiveRunning:
             self._go(until=lambda: self._at.current == target, before=target)
 
     def step_over(self, out: int = 0) -> None:
-        """Runs until all tasks of the current task's innermost module call have run, or of the call `out` around it."""
+        """Run all tasks of the current task's innermost module call, or of the call `out` levels around it."""
         session = self._at.session
         left = None if self._at.current is None else session.tasks_to_leave(out)
         if left is None:
@@ -149,10 +149,10 @@ class LiveRunning:
         self._go(until=all_ran)
 
     def goto(self, task: AnyTask | None, branch: int | None = None) -> None:
-        """Goes to where a task is the current one, back or on; or to where a branch was left.
+        """Undo or run tasks until a task is the current one, or go to the end of a branch.
 
         Raises:
-            NotImplementedError: PyTorch's engine can't take a task back.
+            NotImplementedError: PyTorch's engine cannot undo tasks.
         """
         if task is not None and branch is None and self._at.id_of(task) not in set(self._at.session.order):
             self.run_to(task)
@@ -160,7 +160,7 @@ class LiveRunning:
             self.jump(lambda session: session.goto(None if task is None else self._at.id_of(task), branch=branch))
 
     def rewind(self, position: int) -> None:
-        """Takes back what has run since so many tasks had run."""
+        """Undo tasks until `position` tasks have run."""
         ran = len(self._at.session.order)
         count = ran - position
         if position < 0 or count < 0:
@@ -169,10 +169,10 @@ class LiveRunning:
             self.jump(lambda session: session.back(count))
 
     def jump(self, leap: Callable[[Stepper], T]) -> T:
-        """Takes tasks back, or runs others in their place: the session then stands elsewhere.
+        """Undo tasks, or go to another branch, and publish the new state.
 
         Raises:
-            NotImplementedError: it is a session of PyTorch's engine.
+            NotImplementedError: the session uses PyTorch's engine.
         """
         at = self._at
         session = at.direct("can't take back a task that has run (the page's arrow keys show earlier positions)")
@@ -198,13 +198,13 @@ class LiveRunning:
         device: str | torch.device | None = None,
         before: int | None = None,
     ) -> Task:
-        """Runs tasks, the first of which may be given, until something stops it. Returns the last.
+        """Run tasks until something stops the run. Returns the last task.
 
         Args:
-            count: how many; None: all.
-            until: whether to stop, asked after each step.
-            device: runs the tasks of this one alone.
-            before: the id of a task that is not to run as one with others.
+            count: the number of tasks; None: all.
+            until: called after each step; true stops the run.
+            device: runs only tasks of this device.
+            before: the id of a task that must not run as part of a group.
         """
         at, session, publisher = self._at, self._at.session, self._publisher
         ran = 0
@@ -266,27 +266,28 @@ class LiveRunning:
 
 
 class Live:
-    """A session with all that a deck knows of it. All but `stop` and `close` belong in the driver's thread.
+    """A deck's session with its plan, predictions, branches and page data. All methods but `stop` and `close` run in
+    the driver's thread.
 
     Args:
-        session: of either engine, nothing run yet.
+        session: a session of either engine that has not run yet.
         policy: its policy.
-        title: what is run.
-        retain_graph, create_graph: as given to the backward.
+        title: a title.
+        retain_graph, create_graph: as passed to the backward.
         send: sends a message with its buffers to all pages.
-        observe: is called with `News` after they were sent, in the driver's thread.
+        observe: called with `News` after they were sent, in the driver's thread.
         recompute: the plan that the forward ran under.
 
     Attributes:
-        driver: what runs commands, one after the other.
-        at: where the session stands.
+        driver: runs commands, one after the other.
+        at: the state of the session.
         stops: its breakpoints and watchpoints.
-        foresight: what is known of the memory ahead.
-        branches: the ways in which it went.
-        plan: the order of all tasks, and which policy picks.
-        publisher: tells what is new.
-        running: runs tasks and takes them back.
-        edits: changes what waits.
+        foresight: predicted memory and schedules.
+        branches: its branches.
+        plan: the order of all tasks, and the policy.
+        publisher: publishes changes.
+        running: runs and undoes tasks.
+        edits: edits input buffers.
         document: the page's data.
     """
 
@@ -330,19 +331,19 @@ class Live:
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether this is the thread that runs the session, or its hooks: to wait there for a command never ends."""
+        """True in the thread that runs the session and its hooks, where waiting for a command would never end."""
         session = self.session
         return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
 
     def foresee(self) -> None:
-        """Tells the other policies' schedules, which for a large graph take a while."""
+        """Publish the other policies' schedules, which take a while for a large graph."""
         self.publisher.tell(others=self.plan.others())
 
     def predict(self) -> None:
-        """Asks each task once what it would allocate. Does nothing where that is known.
+        """Predict the memory by a dry run, unless it is already known.
 
         Raises:
-            ValueError: that can't be, since a task has run, or since the backward gets a graph of its own.
+            ValueError: a task has already run, or the backward creates a graph.
         """
         if self.foresight.is_known:
             return
@@ -354,9 +355,9 @@ class Live:
             self.publisher.tell_plan()
 
     def find_groups(self) -> None:
-        """Tells which products could run as one, where that was not looked for yet: large graphs take a while.
+        """Find groups of products that could run as one, unless already done, and publish them.
 
-        A page that asks waits for an answer: where there are none, it gets the reason in their place.
+        The page waits for an answer, so it gets the reason if there are none.
         """
         if self.document.content["groups"] is None:
             over = self.session.over
@@ -368,23 +369,23 @@ class Live:
             self.publisher.tell(groups=found)
 
     def switch(self, policy: AnyPolicy) -> None:
-        """From here on this policy picks."""
+        """Continue with this policy."""
         if self.plan.switch(policy):
             self.publisher.tell_plan()
 
     def compare_branches(self) -> BranchComparison:
-        """How the branches differ."""
+        """Compare the branches."""
         return self.foresight.compare_branches(self.at.direct("goes one way, so there are no branches to compare"))
 
     def change_stops(self, change: Callable[[], T]) -> T:
-        """Changes breakpoints or watchpoints, and tells of it."""
+        """Change breakpoints or watchpoints, and publish them."""
         try:
             return change()
         finally:
             self.publisher.tell()
 
     def attempt(self, command: Callable[[], object]) -> None:
-        """Runs a command where nobody waits for what it raises: it is told."""
+        """Run a command whose result nobody waits for; an error is published."""
         try:
             command()
         except Exception as error:
@@ -392,13 +393,13 @@ class Live:
                 self.publisher.tell(trouble=in_trouble(error))
 
     def stop(self) -> None:
-        """Makes what is under way end before the next task. May be called from anywhere."""
+        """Stop the running command before the next task. May be called from any thread."""
         self.driver.stop()
 
     def close(self, then: Callable[[], object]) -> Future[None]:
-        """Ends the session after the task under way, lets the graph's nodes go, and then calls `then`.
+        """End the session after the running task, release the graph's nodes, and then call `then`.
 
-        May be called from anywhere. What waits to begin does not begin any more.
+        May be called from any thread. Queued commands are dropped.
         """
         return self.driver.finish(lambda: self._end(then))
 
@@ -416,7 +417,7 @@ class Live:
 
 
 def _not_found(over: str) -> Json:
-    """Return what stands in place of groups that nobody looked for before the session was `over`."""
+    """Return the data for missing groups that were not searched before the session was `over`."""
     return no_groups(
         f"The session is over ({over}): the factors of its products are gone, and groups were not looked for before. "
         "ts.find_batches(loss) finds them on a fresh forward."

@@ -1,4 +1,4 @@
-"""The state of a live session: where it stands, why, what went wrong, and its stops."""
+"""The state of a live session: status, errors, the last stop, and its breakpoints and watchpoints."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .page_data import Json
 
 
 def why(error: BaseException) -> str:
-    """The reason alone where it is one of our own, which are sentences without a type."""
+    """Return the error as text, without its type if tapescope raised it."""
     return str(error) if type(error) is ValueError else in_words(error)
 
 
 def in_trouble(error: BaseException) -> str:
-    """What was raised, and the user's line that did it, if one did."""
+    """Return the error as text, with the user's line that raised it, if any."""
     line = _users_line(error)
     return in_words(error) + ("" if line is None else f"\nat {line.short}")
 
 
 def in_words(error: BaseException) -> str:
-    """What was raised."""
+    """Return the error as text."""
     return "".join(traceback.format_exception_only(error)).strip()
 
 
@@ -45,7 +45,7 @@ Status = Literal["stopped", "running", "finished", "failed", "closed"]
 
 
 def stopped_content(stop: Stop) -> Json:
-    """A stop in words, without the tensors of which it speaks."""
+    """Return a stop as text, without its tensors."""
     return {
         "why": stop.why,
         "number": stop.number,
@@ -56,7 +56,7 @@ def stopped_content(stop: Stop) -> Json:
 
 
 def history_content(history: History, branches_bytes: int) -> Json:
-    """What going back costs, with the gradients that are kept to compare branches."""
+    """Return the memory held for undo, including gradients kept to compare branches."""
     gradient_bytes = history.gradient_bytes + branches_bytes
     saved_bytes = history.saved_bytes  # this is counted
     return {
@@ -68,12 +68,12 @@ def history_content(history: History, branches_bytes: int) -> Json:
 
 
 class LiveStanding:
-    """A session, and what the parts of a live one all ask of it.
+    """A session and its status, shared by the parts of a live session.
 
     Attributes:
         status: see `Deck.status`.
-        trouble: why it failed, in words.
-        stopped: why the last run ended early; None where it did not.
+        trouble: the reason for a failure, as text.
+        stopped: the reason why the last run stopped early, or None.
     """
 
     def __init__(self, session: Stepper | NativeSession) -> None:
@@ -106,13 +106,13 @@ class LiveStanding:
 
     @property
     def started(self) -> Sequence[int]:
-        """What has run, and the task that raised, if one did."""
+        """The tasks that have run, and the task that raised, if any."""
         trace = self.session.trace
         return self.session.order if trace is None else trace.order
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The tasks that have started, and when: one that runs again after going back does so at another time."""
+        """The tasks that have started, with their times; a task that runs again after undo has a new time."""
         trace = self.session.trace
         if trace is None:
             return [(task_id, 0) for task_id in self.session.order]
@@ -120,7 +120,7 @@ class LiveStanding:
 
     @property
     def history(self) -> History | None:
-        """What going back costs; None where no task can be taken back."""
+        """The history for undo; None if undo is not possible."""
         session = self.session
         return session.history if isinstance(session, Stepper) and session.over is None else None
 
@@ -128,24 +128,24 @@ class LiveStanding:
         return self.graph.task(task.task if isinstance(task, ReadyTask) else task).id
 
     def direct(self, why_not: str) -> Stepper:
-        """The session, for what only the direct engine can do.
+        """Return the session for a feature of the direct engine.
 
         Raises:
-            NotImplementedError: it is a session of PyTorch's engine.
+            NotImplementedError: the session uses PyTorch's engine.
         """
         if isinstance(self.session, Stepper):
             return self.session
         raise NotImplementedError(f'PyTorch\'s engine {why_not}; ts.debug(..., engine="direct") can')
 
     def rest(self) -> None:
-        """Nothing runs any more."""
+        """Set the status after a run."""
         self.status = "finished" if self.has_ended else "stopped"
 
     def fail(self, error: BaseException) -> None:
         self.status, self.trouble = "failed", in_trouble(error)
 
     def let_tensors_go(self) -> None:
-        """What the last stop spoke of may be looked at as long as the session goes on, and keeps nothing alive then."""
+        """Release the tensors of the last stop, which are available only as long as the session is open."""
         if self.stopped is not None:
             self.stopped = replace(self.stopped, tensors={})
 

@@ -1,4 +1,4 @@
-"""`ts.debug`: a backward that runs one task at a time, as a deck where there is a notebook to show it in."""
+"""`ts.debug` and `ts.deck`: a backward that runs one task at a time, as a deck in a notebook."""
 
 from __future__ import annotations
 
@@ -53,44 +53,47 @@ def debug(
     queues: Queues | None = None,
     recompute: RecomputePlan | None = None,
 ) -> Stepper | NativeSession | Deck:
-    """Starts a backward that runs one task at a time. Arguments as for `ts.backward`; `trace` may be None.
+    """Start a backward that runs one task at a time. Takes the arguments of `ts.backward`; `trace` may be None.
 
-    In a notebook (Jupyter, marimo) it is a `Deck`, which shows itself at the end of the cell. It closes when its last
-    output is closed, unless a variable holds it: itself, in a list or dict, or in another widget. One that only an
-    attribute of an object holds (`self.deck`) closes with its output. Elsewhere it is the bare session, with the same
-    verbs, but those that need a screen. With engine="direct" any ready task may run next: see `Stepper` for what the
-    session can do and what it refuses. With "native" PyTorch's own engine runs everything, and stops: see
-    `NativeSession`. A session keeps the graph and what the backward has not freed of its saved tensors until it is
-    closed, even if the loss is deleted; the run that it returns does not.
+    In a notebook (Jupyter, marimo) the result is a `Deck`, which is displayed at the end of the cell. It closes with
+    its last output, unless a variable holds it: directly, in a list or dict, or in another widget. A deck held only by
+    an attribute of an object (`self.deck`) closes with its output. Elsewhere the result is a session with the same
+    methods, except those that need a screen.
+
+    With engine="direct" any ready task may run next; `Stepper` documents the session and what it refuses. With "native"
+    PyTorch's own engine runs everything and stops between tasks; see `NativeSession`. A session keeps the graph, and
+    saved tensors that the backward has not freed, until it is closed, even if the loss is deleted. The run that it
+    returns does not.
 
     session = ts.debug(loss, policy="bfs")
-    session.ready           # the ready queue in the order in which it will pop, with keys
-    session.step()          # runs the next task; session.step(task) runs any other ready one
-    session.run()           # runs the rest; the gradients are where loss.backward() puts them
+    session.ready           # the ready queue in the order in which it will be popped, with keys
+    session.step()          # run the next task; session.step(task) runs another ready task
+    session.run()           # run the rest; the gradients are where loss.backward() puts them
 
     Args:
-        tensors: or a tape (`ts.hips.tape`), which "direct" runs as autograd does; "dfs" is autograd's own order.
-        trace: how much of the gradients is recorded. "auto": in a notebook their statistics and, on the CPU, histograms
-            ("full"; on accelerators, where those would wait for each task, "cheap"); else nothing of them ("off").
-        history: whether tasks can be taken back with `back` and `goto`, or how many bytes of gradients may be kept for
-            that (a number, or "2GiB"). "auto": in a deck with engine="direct", which says what it takes; else not.
-            Nodes then keep what they saved until the end, and gradients are kept by reference, up to 1 GiB.
-        accumulate: how gradients that meet are summed: "inplace", as PyTorch does; "out_of_place", each time into a new
-            tensor; "list": all are kept, and summed when the task runs.
-        release: when a gradient that a task has consumed is let go: "eager", as PyTorch does; "never": when the
-            backward ends. See `ts.types.Accumulation`.
-        batch: "auto" runs products of several tasks as one, in one step, where `ts.find_batches` finds that they can,
-            see `Stepper`. A history wants single tasks, and so there is none where it is "auto".
-        queues: where the graph is on several devices, "one" ready queue for all of them, or one "per device", which the
-            policy sorts each by itself, see `Stepper` and `NativeSession`. None: what PyTorch's engine does, a queue
-            for each device; with engine="native", for the sake of a total order, one.
-        recompute: the plan that the forward ran under (`with ts.recompute(plan):`). A deck then shows its curve
-            and the one without it, and what each replay should take beside what it took.
+        tensors: the outputs, or a tape (`ts.hips.tape`), which "direct" runs as autograd does; "dfs" is autograd's
+            order.
+        trace: the level of recorded statistics of gradients. "auto": in a notebook "full", with histograms, on the CPU,
+            and "cheap" on accelerators, where histograms would wait for each task; elsewhere "off".
+        history: whether tasks can be undone with `back` and `goto`, or the budget of bytes of gradients kept for that
+            (a number, or "2GiB"). "auto": yes in a deck with engine="direct", otherwise no. With a history, nodes keep
+            their saved tensors until the end, and gradients are kept by reference, up to 1 GiB.
+        accumulate: the rule for summing gradients: "inplace", as PyTorch does; "out_of_place", a new tensor for each
+            sum; "list": all are kept, and summed when the task runs.
+        release: when a consumed gradient is freed: "eager", as PyTorch does; "never": at the end of the backward. See
+            `ts.types.Accumulation`.
+        batch: "auto" runs groups of products found by `ts.find_batches` as one product in one step, see `Stepper`. A
+            history needs single tasks, so that history="auto" is then off.
+        queues: for a graph on several devices, "one" ready queue for all, or one "per device", each sorted by the
+            policy, see `Stepper` and `NativeSession`. None: as in PyTorch's engine, a queue for each device; with
+            engine="native", one queue, because it needs a total order.
+        recompute: the plan that the forward ran under (`with ts.recompute(plan):`). A deck then shows the memory with
+            and without the plan, and predicted and measured recompute times.
 
     Raises:
         TypeError, ValueError: if `recompute` is not a plan, or the forward did not run under it.
-        NotImplementedError: a history is asked for with engine="native": PyTorch's engine can't take tasks back; or
-            another accumulation than its own, or batch=; or a queue per device with what needs one for all.
+        NotImplementedError: engine="native" with a history, since PyTorch's engine cannot undo tasks, with another
+            accumulation rule, or with batch=; or a queue per device with an option that needs a single queue.
     """
     shown = in_notebook()
     if history == "auto" and shown and engine == "direct" and batch is None:
@@ -141,13 +144,13 @@ def _usual_level(call: BackwardCall, shown: bool) -> Level:
 def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:
     @wraps(start, assigned=())
     def deck(*args: Given.args, **kwargs: Given.kwargs) -> Deck:
-        """Starts a backward as `ts.debug` does, and always gives a `Deck`, wherever this runs.
+        """Start a backward as `ts.debug` does, and return a `Deck` in any environment.
 
-        It is an anywidget: what a front end shows that knows those (JupyterLab, Notebook, VS Code, Colab, marimo). In a
-        script there is nothing to show it in; its verbs and `save_html` work.
+        A deck is an anywidget, which JupyterLab, Notebook, VS Code, Colab and marimo display. A script cannot display
+        it, but its methods and `save_html` work.
 
         Raises:
-            ModuleNotFoundError: anywidget is missing.
+            ModuleNotFoundError: anywidget is not installed.
         """
         if find_spec("anywidget") is None:
             raise ModuleNotFoundError(
@@ -163,7 +166,7 @@ def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:
 
 
 def in_notebook() -> bool:
-    """Whether this runs where a deck can be shown: in a Jupyter kernel or in marimo."""
+    """Return whether a deck can be displayed: in a Jupyter kernel or in marimo."""
     if _ALWAYS.get():
         return True
     ipython, marimo = sys.modules.get("IPython"), sys.modules.get("marimo")

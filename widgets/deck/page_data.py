@@ -29,21 +29,21 @@ from ...inspector.text.sizes_and_counts import dtype_name, share_text
 from .recompute_data import FIRST_DROPPED, RecomputeContent
 
 _MOST_ROWS = 24
-_MOST_BARS = 4  # of one row: of more than that one bar is drawn, from the first birth to the last death
-_MOST_IN_WORDS = 200  # storages of a row whose makers and keepers are counted
+_MOST_BARS = 4  # bars of a row; with more, one bar is drawn from the first allocation to the last release
+_MOST_IN_WORDS = 200  # storages of a row whose makers and holders are listed
 
-_STAYS = (Category.PARAMETER, Category.STATE)  # from step to step: it has no lifetime in one
+_STAYS = (Category.PARAMETER, Category.STATE)  # alive across steps, without a lifetime in one
 
 Alike = tuple[str, str, int, int]
-"""Who made it and where, without numbers, its bytes and its category."""
+"""The maker and module of a storage without numbers, its bytes, and its category."""
 
 
 def lifetime_rows(timeline: Timeline) -> list[dict[str, Any]]:
-    """Rows of storages, by bytes × time. Time counts in events of the backward, since tasks without show nothing.
+    """Return rows of storages, sorted by bytes × time, where time counts memory events of the backward.
 
-    Each has `name` and `module`: what made them and where, a `*` for numbers that differ; `count`, and `nbytes` of one
-    of them; `storages`: in order of birth, of more than four the first born and the last freed; and in words
-    `made_by`, `kept_by` and `freed_by`.
+    Each row has `name` and `module`, the maker and its module with `*` for differing numbers; `count`, and the `nbytes`
+    of one storage; `storages` in order of allocation, or the first allocated and the last freed of more than four; and
+    the texts `made_by`, `kept_by` and `freed_by`.
     """
     first, end = timeline.starts[0], len(timeline.events)
     births, deaths = timeline.births, timeline.deaths
@@ -66,7 +66,7 @@ def _row(key: Alike, numbers: Sequence[int], timeline: Timeline, words: StorageW
     storages = [timeline.storage(number) for number in numbers[:_MOST_IN_WORDS]]
     kept_by = words.kept_by(storages, Category(category))
     if name == MADE_IN_FORWARD and any(storage.kept_by for storage in storages):
-        name = kept_by.partition(";")[0]  # nothing tells them apart but who keeps them
+        name = kept_by.partition(";")[0]  # only their holders differ
     return {
         "name": name,
         "module": module_name(folded(_path(storage, timeline) for storage in storages)),
@@ -88,14 +88,14 @@ def _drawn(numbers: Sequence[int], timeline: Timeline) -> list[int]:
 
 
 def _path(storage: Storage, timeline: Timeline) -> str:
-    """The module that made it, of a .grad that which has the parameter."""
+    """Return the module that made a storage; for a .grad, the module of the parameter."""
     leaf = timeline.grads.get(storage.number)
     parameter = None if leaf is None else timeline.graph.tasks[leaf].parameter
     return (storage.made_by.module or "") if parameter is None else parameter.rpartition(".")[0]
 
 
 class _Makers:
-    """What made storages, and where, in words without numbers."""
+    """Descriptions of makers of storages and their modules, without numbers."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -142,11 +142,11 @@ Json = dict[str, Any]
 
 
 class Document:
-    """The page's data of one graph, and what numbers it gives to strings and shapes.
+    """The page's data of one graph, with numbered strings and shapes.
 
-    `recompute` is what is known of its forward's recomputation, for graphs with nodes found out where it is not given.
+    `recompute` describes the recomputation in its forward; without it, it is derived from the graph's nodes.
 
-    It may be packed in one thread while another one adds to it: whatever is in a record has its number before.
+    One thread may pack the document while another adds to it: strings and shapes get numbers before records use them.
     """
 
     @collector_paused()
@@ -190,22 +190,26 @@ class Document:
         }
 
     def text(self, text: str | None) -> int:
-        """The number of a string; -1 for None."""
+        """Return the number of a string; -1 for None."""
         return NONE if text is None else self._texts.setdefault(text, len(self._texts))
 
     def meta(self, meta: TensorMeta) -> int:
-        """The number of a shape, type and device."""
+        """Return the number of a shape, dtype and device."""
         return self._metas.setdefault(meta, len(self._metas))
 
     @property
     def metas(self) -> list[Json]:
-        """The shapes to which records may refer: more of them come as tasks run."""
+        """The shapes that records refer to; more are added as tasks run."""
         return [_meta(meta) for meta in list(self._metas)]
 
     def packed(self) -> bytes:
-        """The whole as gzipped JSON."""
-        content = self.content.copy()  # its revision first: of news that come meanwhile the page must ask for the rest
-        for name in ("records", "checks", "replayed"):  # to which news are added, and before what they refer to
+        """Return the document as gzipped JSON."""
+        content = self.content.copy()  # the revision first: the page requests news that arrive meanwhile
+        for name in (
+            "records",
+            "checks",
+            "replayed",
+        ):  # news are added to these, so copy them before what they refer to
             if name in content:
                 content[name] = content[name].copy()
         return packed(
@@ -237,7 +241,7 @@ class Document:
         return NONE if source is None else self._lines.setdefault(source, len(self._lines))
 
     def _takes(self, graph: Graph) -> list[int]:
-        """The form of each task's inputs. Equal shapes of a graph are one object, mostly."""
+        """Return the form of each task's inputs. Equal shapes of a graph are mostly one object."""
         seen: dict[tuple[int, ...], int] = {}
         found = []
         for task in graph.tasks:
@@ -286,7 +290,7 @@ class Document:
         hooks: Iterable[Hook] = (),
         edited: bool = False,
     ) -> Json:
-        """What is known of a task's gradients, of edits of what came, and of the hooks that ran, if any did."""
+        """Return the data of a task's gradients, of edits of its inputs, and of the hooks that ran."""
         found: Json = {
             "inputs": [self._gradient(each) for each in inputs],
             "outputs": [self._gradient(each) for each in outputs],
@@ -296,7 +300,7 @@ class Document:
         return found | ({"hooks": ran} if ran else {}) | ({"edited": True} if edited else {})
 
     def records(self, trace: Trace, places: Iterable[int]) -> dict[str, Json]:
-        """By task what a trace has of it."""
+        """Return the data of a trace's records, by task id."""
         found, edited = {}, {edit.task for edit in trace.edits}
         for place in places:
             record = trace[place]
@@ -313,7 +317,7 @@ class Document:
 
 
 def packed(content: Mapping[str, Any]) -> bytes:
-    """Gzipped JSON."""
+    """Return content as gzipped JSON."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=4, mtime=0)
 
@@ -328,9 +332,10 @@ def schedule_content(
     note: str = "",
     clock: Json | None = None,
 ) -> Json:
-    """One policy's order, and the memory that goes with it; without any, `note` says why.
+    """Return a policy's order with its memory; without memory, `note` gives the reason.
 
-    `clock`: by place `start` and `duration`, nanoseconds since the first task's start, of as many as that is known of.
+    `clock` has `start` and `duration` by place, in nanoseconds since the first task's start, for the tasks with known
+    times.
     """
     return {
         "policy": policy_name(policy),
@@ -345,7 +350,7 @@ def schedule_content(
 
 
 def lane_levels(graph: Graph, timelines: Mapping[str, Timeline]) -> list[Json]:
-    """By device the highest level while each task ran; none where one's memory is all that is known."""
+    """Return the highest level of each device while each task ran; empty for a single device."""
     names = sorted(map(str, graph.devices))
     if len(timelines) < 2:
         return []
@@ -357,7 +362,7 @@ def lane_levels(graph: Graph, timelines: Mapping[str, Timeline]) -> list[Json]:
 
 
 def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | list[str]:
-    """How the queue labels tasks: for those that need no more than a word by that, else each one's label."""
+    """Return the kind of labels in the queue, or the label of each task if there is no common kind."""
     name = policy_name(policy)
     if name == "heap":
         return "created"
@@ -371,7 +376,7 @@ def _keys(graph: Graph, policy: Policy | Choice, order: Sequence[int]) -> str | 
 
 
 def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
-    """By task its number in the order of arrival, when tasks run in this order."""
+    """Return each task's number in the order of arrival, if tasks run in this order."""
     pending = Pending(graph, set(order))
     arrived = list(pending.start())
     for task_id in order:
@@ -380,7 +385,7 @@ def arrivals_of(graph: Graph, order: Sequence[int]) -> dict[int, int]:
 
 
 def saved_content(document: Document, timeline: Timeline) -> Json:
-    """What the nodes of a graph kept, as far as a measured run has it: shapes and types are not known."""
+    """Return the saved tensors of a graph from a measured run, which has no shapes and dtypes."""
     rows = sorted((task, slot, number) for number, slots in timeline.saved.items() for task, slot in slots)
     return {
         "task": [task for task, _, _ in rows],
@@ -394,7 +399,7 @@ def saved_content(document: Document, timeline: Timeline) -> Json:
 
 
 def memory_content(timeline: Timeline) -> Json:
-    """A timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
+    """Return a timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
     return {
         "device": timeline.device,
         "basis": timeline.basis,
@@ -413,7 +418,7 @@ def memory_content(timeline: Timeline) -> Json:
 
 
 def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
-    """(Event, place, storage, category): between two events many tasks may run, and the page needs to know in which."""
+    """Return changes of category as (event, place, storage, category), since many tasks may run between two events."""
     found = [
         (event, place, number, int(category))
         for number, changes in timeline.changes_of.items()
@@ -423,7 +428,7 @@ def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
 
 
 def peak_words(timeline: Timeline) -> str:
-    """What most of the peak is: who waits for the gradients, or how much of it the largest category holds."""
+    """Describe most of the peak: the tasks that gradients wait for, or the share of the largest category."""
     groups = peak_report(timeline).groups
     if not groups:
         return ""
@@ -457,7 +462,7 @@ def _line(source: Source) -> Json:
 
 
 def _numbers(statistics: Statistics | None) -> Json:
-    """Those of a gradient, non-finite ones left out: JSON has none."""
+    """Return a gradient's statistics without non-finite values, which JSON lacks."""
     if statistics is None:
         return {}
     if statistics.unavailable is not None:
@@ -480,14 +485,14 @@ def _numbers(statistics: Statistics | None) -> Json:
 
 
 def _rounded(number: float | None) -> float | None:
-    """Six digits are enough to read; infinite sums of large numbers can't be written."""
+    """Return a number with six digits; None for infinite sums, which JSON lacks."""
     if number is None or number != number or number in (float("inf"), float("-inf")):
         return None
     return float(f"{number:.6g}")
 
 
 def title_of(graph: Graph) -> str:
-    """The model's class where a capture saw one, the classes of several models, else the name of the first task."""
+    """Return the class of the captured model or models, or the name of the first task."""
     outermost = {call.path: call for call in graph.calls if call.parent is None}
     if not outermost:
         return graph.tasks[graph.roots[0].task].short_name

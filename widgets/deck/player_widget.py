@@ -1,4 +1,4 @@
-"""What the widgets of a live session and of a recorded run have in common: the page, and what it shares."""
+"""The base of the widgets of a live session and of a recorded run: the page and its shared data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from .still_picture import Moment, Still
 
 _PAGE = CODE.read_text(encoding="utf-8")
 
-# A page never forgets a module that it has imported, and anywidget imports that of each widget anew: run again and
-# again, a cell would fill the page's memory. So that module is small, and shares one of the deck's code. Nor does
-# JupyterLab forget the models of closed widgets: what is large goes out of them, twice: they keep what was before.
+# A page never frees an imported module, and anywidget imports one for each widget, so a cell that runs repeatedly
+# would fill the page's memory. This module is therefore small, and shares one module with the deck's code. JupyterLab
+# does not free the models of closed widgets either, so large values are removed from them; twice, since models keep
+# the previous value.
 _LOADER = """
 const modules = (globalThis.tapescopeModules ??= new Map());
 function shared(model) {
@@ -57,18 +58,18 @@ def _packed(_: bytes, widget: Played) -> bytes:
 class Played(anywidget.AnyWidget):
     """A widget whose page plays one backward.
 
-    selection: the id of the task that is looked at, or None.
+    selection: the id of the selected task, or None.
     breakpoints: the ids of the tasks before which playing stops.
 
-    Displayed, it also leaves a picture of the graph, for where no page runs. When the last view of it is closed and no
-    variable of the user's holds it, it closes itself.
+    When displayed, it also stores a picture of the graph, for readers without scripts. It closes itself when its last
+    view is closed and no variable of the user holds it.
     """
 
-    # As text: of a path anywidget makes an object that refers to each widget there ever was.
+    # Text instead of a path, for which anywidget creates an object that refers to every widget ever made.
     _esm = _LOADER
     _code = traitlets.Unicode(_PAGE).tag(sync=True)
     _id = traitlets.Unicode().tag(sync=True)
-    # A page that is loaded anew asks for everything: it gets what is so today.
+    # A reloaded page requests everything and gets the current state.
     _document = traitlets.Bytes().tag(sync=True, to_json=_packed)
     _is_live = traitlets.Bool().tag(sync=True)
     selection = traitlets.Int(None, allow_none=True).tag(sync=True)
@@ -87,16 +88,16 @@ class Played(anywidget.AnyWidget):
         self.on_msg(self._hear)
 
     def packed(self) -> bytes:
-        """The page's data, see `page_data.py`."""
+        """Return the page's data, see `page_data.py`."""
         raise NotImplementedError
 
     def moment(self) -> Moment:
-        """What the still picture tells of it now."""
+        """The moment that the still picture shows."""
         raise NotImplementedError
 
     @property
     def is_shown(self) -> bool:
-        """Whether it has been displayed, by itself or inside another widget."""
+        """True if it has been displayed, directly or inside another widget."""
         return self._shown or is_held(self)
 
     def _ipython_display_(self, **kwargs: Any) -> None:
@@ -113,13 +114,13 @@ class Played(anywidget.AnyWidget):
         return super()._repr_mimebundle_(**kwargs)
 
     def _hear(self, _: ipywidgets.Widget, message: Any, buffers: object) -> None:
-        """A message of the page. May be called in any thread."""
+        """Handle a message of the page. May be called in any thread."""
         if message == {"kind": "unseen"} and not names_of(self):
             self._still.let_go()
             self.close_unseen()
 
     def close(self) -> None:
-        """Takes the widget from the page, and leaves a picture of its last state."""
+        """Remove the widget from the page, and leave a picture of its last state."""
         if hasattr(self, "_still") and not sys.is_finalizing():
             self._still.end()
         layout = None if self.comm is None else self.layout
@@ -128,5 +129,5 @@ class Played(anywidget.AnyWidget):
             layout.close()
 
     def close_unseen(self) -> None:
-        """Its last view is gone, and nobody can get at it any more."""
+        """Close the widget after its last view is closed and no variable holds it."""
         self.close()

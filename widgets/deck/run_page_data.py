@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def clock_content(gantt: Gantt) -> Json:
-    """By place when each task started, how long it took, and when it was ready; and `still_content`."""
+    """Return each task's start, duration and ready time by place, and `still_content`."""
     bars = [gantt.bars[task_id] for task_id in gantt.order]
     return {
         "start": [bar.start_ns for bar in bars],
@@ -40,9 +40,9 @@ def clock_content(gantt: Gantt) -> Json:
 
 
 def still_content(gantt: Gantt) -> list[Json]:
-    """The longest time in which a device stood still for the sake of an order, in words; none where that is hardly any.
+    """Return the longest idle time of each device that is caused by the order, as text; empty if it is short.
 
-    `device` is its number among the page's, which are in the order of their names.
+    `device` is its number among the page's devices, which are sorted by name.
     """
     idle = gantt.starved
     if idle is None:
@@ -52,19 +52,19 @@ def still_content(gantt: Gantt) -> list[Json]:
 
 
 Other = tuple[str, list[int], Timeline | None]
-"""A policy's name, the order that it makes, and the memory of that where it is known."""
+"""A policy's name, its order, and the memory of the order if it is known."""
 
 _NOT_MEASURED = (
     "The memory of this run was not measured: ts.profile(make_loss) and ts.backward(..., memory=True) measure it."
 )
-_STEPPED = 1.05  # by how much the clocks of a trace and of a run may differ
+_STEPPED = 1.05  # largest ratio of the clocks of a trace and of its run
 _NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
 
 
 def save_run(
     run: Run, path: str | Path, title: str = "", source: str = "", recompute: RecomputePlan | None = None
 ) -> Path:
-    """Writes a run as one page that plays it without a kernel or a network; see `save_page`."""
+    """Write a run as one page that plays without a kernel or a network connection; see `save_page`."""
     document = run_document(run, title, recompute=recompute)
     return save_page(document.packed(), Path(path), document.content["title"], source)
 
@@ -72,23 +72,25 @@ def save_run(
 def run_document(
     run: Run, title: str = "", others: Iterable[Other] | None = None, recompute: RecomputePlan | None = None
 ) -> Document:
-    """A run as the page's data: its own order, what was recorded of it, and what policies would make of its graph.
+    """Return a run as page data: its order, its records, and the orders of other policies.
 
     Args:
-        others: what `other_policies` says, where that is known already.
+        others: the result of `other_policies`, if it is known.
         recompute: the plan that the forward ran under.
 
     Raises:
-        TypeError, ValueError: that is no plan, or the graph is another's.
+        TypeError, ValueError: `recompute` is not a plan, or belongs to another graph.
     """
     graph, timeline = run.graph, run.timeline
     bare = replace(graph, nodes=())
     recomputed = RecomputeContent(
         graph if recompute is None else bare, recompute
-    )  # it has run: the plan knows what went
+    )  # after the run, only the plan knows the dropped tensors
     document = Document(graph, title or title_of(graph), run.engine, RecomputeContent(bare))
     content = document.content
-    if timeline is not None and not content["saved"]["task"]:  # the nodes are gone, or a backward has freed them
+    if (
+        timeline is not None and not content["saved"]["task"]
+    ):  # the nodes are freed, or a backward has freed their tensors
         content["saved"] = saved_content(document, timeline)
     content["saved"] = document.with_dropped(content["saved"], recomputed)
     schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
@@ -97,7 +99,7 @@ def run_document(
         content["groups"] = with_batches(None, run.batches, graph)
     content["phases"] = list(_phases(run, schedules[0]["clock"]))
     content["position"] = len(run.order)
-    content["keeps_graph"] = graph.is_tape  # whose nodes keep what they need
+    content["keeps_graph"] = graph.is_tape  # nodes of a tape keep their arrays
     if run.trace is not None:
         content["records"] = document.records(run.trace, range(len(run.trace)))
         content["queues"] = "per device" if _side_by_side(run) else "one"
@@ -122,7 +124,7 @@ def _own_schedule(run: Run) -> Json:
 
 
 def _phases(run: Run, clock: Json | None) -> Iterator[Json]:
-    """What was recorded, by name, and how long it took: forward, backward."""
+    """Yield the recorded phases with their durations: forward, backward."""
     timeline = run.timeline
     if timeline is not None and not timeline.before and timeline.starts[0]:
         forward = timeline.forward_ns
@@ -132,7 +134,7 @@ def _phases(run: Run, clock: Json | None) -> Iterator[Json]:
 
 
 def _clock(run: Run) -> Json | None:
-    """When each task ran; None where that was not recorded."""
+    """Return the times of tasks; None if they were not recorded."""
     timeline, trace = run.timeline, run.trace
     if timeline is not None and timeline.task_ns and timeline.order == run.order:
         starts, ends = list(timeline.task_ns[::2]), list(timeline.task_ns[1::2])
@@ -144,9 +146,9 @@ def _clock(run: Run) -> Json | None:
     durations = list(map(sub, ends, starts))
     if not durations or min(starts) < 0 or min(durations) < 0:
         return None
-    if max(ends) - min(starts) > _STEPPED * run.elapsed_ns:  # somebody has looked at it between its tasks
+    if max(ends) - min(starts) > _STEPPED * run.elapsed_ns:  # the backward was stopped between tasks
         starts = list(accumulate(durations[:-1], initial=0))
-    first = min(starts)  # of two threads the first to be noted may have looked at the clock last
+    first = min(starts)  # with two threads, the first record may have the later time
     starts = [start - first for start in starts]
     clock: Json = {"start": starts, "duration": durations}
     if _side_by_side(run):
@@ -156,12 +158,12 @@ def _clock(run: Run) -> Json | None:
 
 
 def _side_by_side(run: Run) -> bool:
-    """Whether its devices had a queue and a thread each."""
+    """Return whether each device had its own queue and thread."""
     return run.trace is not None and len(set(run.trace.columns.thread)) > 1
 
 
 def _left(run: Run) -> list[int]:
-    """What a session that was left early would have run next, in order; nothing where `inputs=` limited it."""
+    """Return the tasks that an unfinished session would have run next; empty if `inputs=` excludes tasks."""
     trace, ran = run.trace, len(run.order)
     if trace is None or run.timeline is not None or not trace.queue(len(trace)):
         return []
@@ -171,7 +173,7 @@ def _left(run: Run) -> list[int]:
     arrived = set(pending.start())
     for task_id in run.order:
         arrived.update(pending.run(task_id))
-    if not arrived <= set(trace.columns.arrivals):  # some were needless
+    if not arrived <= set(trace.columns.arrivals):  # some tasks were not needed
         return []
     last = trace.terms[-1].policy
     return schedule(run.graph, last if last in CLASSIC else "heap", None, run.order)[ran:]
@@ -199,7 +201,7 @@ def _others(run: Run, others: Iterable[Other]) -> list[Json]:
 
 
 def _simulates(run: Run, policy: str) -> bool:
-    """Whether what its devices would do under another policy is simulated, with the times that tasks took in it."""
+    """Return whether its devices can be simulated under another policy with the measured times."""
     return _side_by_side(run) and len(run.order) == len(run.graph) and POLICIES[policy].plan is None
 
 
@@ -209,7 +211,7 @@ def _predicted(run: Run, order: Sequence[int], footprints: Footprints) -> Timeli
 
 
 def other_policies(run: Run) -> Iterator[Other]:
-    """What known policies would make of its graph: their names, orders, and the memory where that is known."""
+    """Yield the names, orders and predicted memory of other known policies for the run's graph."""
     runs = {*run.order, *_left(run)}
     needed = None if len(runs) == len(run.graph) else runs
     footprints = run.footprints
