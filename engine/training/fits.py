@@ -67,13 +67,13 @@ class Remedy:
 
 
 def remedies_for(recipe: Recipe, plain: FakeStep, learned: Sequence[Workspaces], memory: int) -> tuple[Remedy, ...]:
-    """All that take less than the step as it is; those that would fit first, of these the cheapest.
+    """Return the remedies that need less memory than the plain step: those that fit first, sorted by cost.
 
     Args:
-        recipe: what to train with.
-        plain: the step as it is.
+        recipe: model, batch, optimizer and loss.
+        plain: the step without a remedy.
         learned: see `FakeTraining`.
-        memory: the bytes that there are.
+        memory: the available bytes.
     """
     flops = fake_step(recipe, count=True).flops
     found = [
@@ -94,7 +94,7 @@ Found = tuple[str, str, int, str, int]
 
 
 def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
-    """The optimizer's fused kernel, which makes no copies of what it reads."""
+    """Try the optimizer's fused kernel, which makes no copies of its inputs."""
     kinds: list[type[Optimizer]] = []
 
     def fuse(model: nn.Module, optimizer: Optimizer) -> None:
@@ -118,7 +118,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
 
 
 def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> Iterator[Found]:
-    """The batch in parts, whose gradients are added up: the fewest parts that fit, else the most."""
+    """Try gradient accumulation, with the fewest parts that fit, or the most possible."""
     size = recipe.size
     if size is None or size < 2:
         return
@@ -142,7 +142,7 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
 
 
 def _checkpointed(recipe: Recipe, learned: Sequence[Workspaces], plain_flops: int) -> Iterator[Found]:
-    """Checkpoints around the layers of which there are most."""
+    """Try checkpoints around the most frequent layers."""
     kinds: list[str] = []
 
     def wrap(model: nn.Module, optimizer: Optimizer) -> None:
@@ -199,8 +199,10 @@ _MOST_FLOPS = 2 * 10**11
 
 
 def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model is mostly made of: of those of one class that stand side by side the ones with the most
-    parameters, two at least, and none of them within another."""
+    """Return the layers that make up most of a model: among siblings of the same class, those with the most parameters.
+
+    There are at least two, and none is inside another.
+    """
     best: list[nn.Module] = []
     most = 0
     for module in model.modules():
@@ -218,16 +220,16 @@ _LARGEST_TRIED = 2**20
 
 @dataclass(frozen=True, repr=False)
 class Fit(ShownAsTable):
-    """Whether a training step fits, and into what: what `ts.fits` gives. In a notebook, and printed, it is a table.
+    """The result of `ts.fits`: whether a training step fits into memory. It prints, and displays itself, as a table.
 
     Attributes:
-        memory: the bytes that there are.
-        device: whose memory that is.
-        reserve: of these the bytes that are to stay free.
-        batch_size: of the batch that was asked for, or the default of `make_batch`; None: it takes no size.
-        timeline: the memory over a steady step, predicted.
-        estimates: why the figures are estimates, each an `Estimate` with its direction; empty if nothing is known to be
-            missing.
+        memory: the available bytes.
+        device: the device of that memory.
+        reserve: bytes of it that have to stay free.
+        batch_size: the requested batch size, or the default of `make_batch`; None if it takes no size.
+        timeline: the predicted memory over a steady step.
+        estimates: the reasons why the figures are estimates, each an `Estimate` with its direction; empty if nothing is
+            known to be missing.
     """
 
     memory: int
@@ -241,7 +243,7 @@ class Fit(ShownAsTable):
 
     @property
     def phases(self) -> tuple[PhasePeak, ...]:
-        """The peaks of forward, backward and optimizer in a steady step, each with its categories in bytes."""
+        """The peaks of forward, backward and optimizer in a steady step, each with bytes by category."""
         return self.timeline.peaks
 
     @property
@@ -251,13 +253,15 @@ class Fit(ShownAsTable):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is alive at once in a steady step: parameters, buffers, optimizer state, gradients, the batch,
-        and what forward, backward and optimizer make."""
+        """The peak of a steady step: parameters, buffers, optimizer state, gradients, the batch, and all tensors that
+        forward,
+        backward and optimizer create.
+        """
         return self.highest.nbytes
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits into the memory minus the reserve."""
+        """True if the peak fits into the memory minus the reserve."""
         return self.peak_bytes <= self.usable_bytes
 
     @property
@@ -272,28 +276,29 @@ class Fit(ShownAsTable):
 
     @cached_property
     def largest_batch(self) -> int | None:
-        """The largest batch that fits, tried, with the next one, which does not; 0: not even one of a single element.
+        """The largest batch that fits; it was tried, as was the next size, which does not fit. 0 if no batch fits.
 
-        None where `make_batch` takes no size, or 2²⁰ still fit. It runs some five more steps on fakes, once.
+        None if `make_batch` takes no size, or 2²⁰ still fits. Computing it runs about five more steps on fake tensors,
+        once.
 
         Raises:
-            ValueError: `make_batch` does not follow the size that it is given, such as `data[:size]` beyond the data.
-            Exception: what the program raises with a batch of another size than was asked for; a note names the size.
+            ValueError: `make_batch` ignores the size it is passed, as `data[:size]` does beyond the data.
+            Exception: errors of the program with another batch size; a note names the size.
         """
         return self._tried.largest(self.usable_bytes) if self._recipe.takes_size else None
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What would take less, each tried on fakes, lowest price first: a fused optimizer, a recompute plan (where
+        """Ways to need less memory, each tried on fake tensors, sorted by cost: a fused optimizer, a recompute plan (if
         operations are small enough to be timed here), accumulation, checkpoints.
 
-        They are looked for once, when they are asked for.
+        They are computed once, on first use.
         """
         step = self._tried.step(self.batch_size)
         return remedies_for(self._recipe, step, self._tried.known, self.usable_bytes)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The memory over a steady step, by category, with its phases. Needs plotly."""
+        """Draw the memory over a steady step by category, with its phases. Needs plotly."""
         return drawn("step as a figure", self, theme)
 
     @property
@@ -344,7 +349,7 @@ class Fit(ShownAsTable):
 
 
 class _Tried:
-    """Steps on fakes with batches of several sizes, each run once."""
+    """Steps on fake tensors with batches of several sizes, each run once."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -352,7 +357,7 @@ class _Tried:
         self._learned: tuple[Workspaces, ...] | None = None
 
     def step(self, size: int | None) -> FakeStep:
-        """A step with a batch of this size. What kernels too large to run alone take is told by smaller batches."""
+        """Run a step with a batch of this size. Workspaces of kernels too large to run come from smaller batches."""
         if size not in self._steps:
             with telling(None, "fitting") as tell:
                 tell("two steps on fake tensors" + ("" if size is None else f", with a batch of {size:,}"))
@@ -382,7 +387,7 @@ class _Tried:
         return self._learned
 
     def largest(self, memory: int) -> int | None:
-        """The largest size that fits; 0 if none does, None if all that are tried do."""
+        """Return the largest size that fits; 0 if none does, None if all tried sizes do."""
         with telling(None, "looking for the largest batch") as tell:
             return self._largest(memory, tell)
 
@@ -412,10 +417,10 @@ class _Tried:
 
 
 def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:
-    """A size above the largest that is known to fit, and below the smallest that does not.
+    """Return a size above the largest that fits and below the smallest that does not.
 
-    It is where a line meets the memory, through these two, or through the two largest while all fit. A peak is the
-    highest of several lines, which the one through two points may miss by far: every third guess is the middle.
+    It is where a line through these two points meets the memory, or through the two largest while all fit. A peak is
+    the maximum of several lines, which a line through two points can miss, so every third guess is the middle.
     """
     if not_fitting is not None and len(known) % 3 == 1:
         return (fitting + not_fitting) // 2
@@ -437,42 +442,43 @@ def fits(
     device: torch.device | str | None = None,
     reserve: int | str | None = None,
 ) -> Fit:
-    """Says whether a training step fits into so much memory: forward, backward and optimizer are run on fake tensors.
+    """Predict whether a training step fits into memory, by running forward, backward and optimizer on fake tensors.
 
-    Nothing of the model is allocated, and none of its numbers computed. Two steps are run, as an optimizer makes its
-    state in the first; the second one's peak counts, with all that is alive in it. What kernels take for themselves is
-    found by running each distinct one once, alone, on real tensors of its shapes on the CPU, of up to 1 GiB (64 MiB for
-    products, convolutions and attention): that much real memory, and the time of these kernels, it does take. Those
-    that are too large are told from two smaller batches. Afterwards all is as it was: generators of random numbers, and
-    what the functions lead to (see `AsFound`).
+    Nothing of the model is allocated, and no values are computed. Two steps are run, since an optimizer creates its
+    state in the first; the result is the peak of the second, including everything alive then. Workspaces of kernels are
+    measured by running each distinct kernel once on real CPU tensors of its shapes, of up to 1 GiB (64 MiB for
+    products, convolutions and attention). This takes real memory and the time of these kernels. Larger ones are
+    extrapolated from two smaller batches. Random generators, and the state that the functions reach, are restored
+    afterwards (see `AsFound`).
 
     Args:
-        make_model: makes the model, or is one, or returns one that is there: that is copied onto fakes and left alone.
-        make_batch: `make_batch(size)`, or `make_batch()`; where the size has a default, that is the size asked for.
-        make_optimizer: makes the optimizer of a list of parameters, `lambda p: torch.optim.Adam(p, 1e-3)`.
-        memory: the bytes that there are, as a number or as "24GB" (10⁹) or "24GiB" (2³⁰).
-        loss_of: the loss of model and batch. None: the model's output, or its `.loss`; a batch that is a dict is given
-            as `model(**batch)`, a tuple as `model(*batch)`.
-        batch_size: of the batch that is asked for. None: the default of `make_batch`, else 1.
-        device: whose memory is meant: "cuda" for a GPU's, also where model and batch are made on the CPU. Each block is
-            then rounded up to 512 bytes, as CUDA's allocator does. None: that of the device of the parameters; of those
-            on the meta device no device's, so that nothing is rounded or reserved.
-        reserve: the bytes of `memory` to keep free, as `memory`, for what is not predicted: of a GPU its context (some
-            0.5 GiB), what cuBLAS and cuDNN take, and memory that is free in pieces too small to use. None: 1 GiB of
-            a GPU's memory, but no more than half of it, and 0 of other memory.
+        make_model: a function that returns the model, or the model. An existing model is copied to fake tensors and
+            left unchanged.
+        make_batch: `make_batch(size)` or `make_batch()`; a default of `size` is the requested size.
+        make_optimizer: a function of a list of parameters, such as `lambda p: torch.optim.Adam(p, 1e-3)`.
+        memory: the available bytes, as a number, or as "24GB" (10⁹) or "24GiB" (2³⁰).
+        loss_of: a function of model and batch that returns the loss. None: the model's output, or its `.loss`; a dict
+            is passed as `model(**batch)`, a tuple as `model(*batch)`.
+        batch_size: the requested batch size. None: the default of `make_batch`, or 1.
+        device: the device of the memory, such as "cuda", even if model and batch are created on the CPU. Allocations
+            are then rounded up to 512 bytes, as CUDA's allocator does. None: the device of the parameters. On the meta
+            device nothing is rounded or reserved.
+        reserve: bytes of `memory` to keep free for memory that is not predicted, in the same form: a GPU's context
+            (about 0.5 GiB), cuBLAS and cuDNN, and fragmentation. None: 1 GiB of a GPU's memory, but at most half of it,
+            and 0 of other memory.
 
     Returns:
-        What is said of it: `fits`, `peak_bytes`, `parts`, `largest_batch`, `remedies`.
+        A `Fit` with `fits`, `peak_bytes`, `parts`, `largest_batch` and `remedies`.
 
     Raises:
-        TypeError, ValueError: an argument is none, or a function gives something else than it should.
-        NotImplementedError: the program asks for a number of a tensor (`.item()`) or for as many elements as numbers
-            say (boolean masks); it runs what torch can't run on fake tensors (most operations on sparse and nested
-            tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
-        Exception: what the program raises.
+        TypeError, ValueError: an argument has a wrong type or value, or a function returns something unexpected.
+        NotImplementedError: the program reads a number from a tensor (`.item()`), or has shapes that depend on values
+            (boolean masks); it runs an operation that does not support fake tensors (most operations on sparse and
+            nested tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
+        Exception: errors of the program.
 
-    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, and 16
-    for a complex one.
+    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, 16 for a
+    complex one.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

@@ -1,4 +1,4 @@
-"""`ts.record_steps` and `ts.profile_step`: the memory of whole training steps, in a loop that stays as it is."""
+"""`ts.record_steps` and `ts.profile_step`: the memory of whole training steps, in an unchanged loop."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _NOT_FOLLOWED = "of the steps in a row that are recorded the {} is followed task
 
 
 class LoopRecording:
-    """Records the allocators over a loop, with the loop's phases marked, and follows one of its steps task by task.
+    """Records allocator events over a loop, marks the loop's phases, and traces one of its steps task by task.
 
-    Of what the engine's own threads do, one for each accelerator, the profiler tells no addresses: meanwhile one queue
-    in the thread that calls a backward has the tasks of all devices.
+    The profiler reports no addresses for the engine's own threads, one for each accelerator. While recording, the
+    calling thread therefore runs the tasks of all devices with a single queue.
 
     Args:
-        wanted: how many steps; None: as many as are told of.
-        followed: the number of the step that is followed, the first is 0.
-        model: what its modules are named after, see `ts.capture`.
+        wanted: the number of steps; None: all that are reported.
+        followed: the number of the traced step, from 0.
+        model: the model that names modules, see `ts.capture`.
     """
 
     def __init__(self, wanted: int | None, followed: int, model: nn.Module | None = None) -> None:
@@ -154,7 +154,7 @@ class LoopRecording:
             self._follower.observe(made, result, arguments)
 
     def steps(self) -> list[TrainingStep]:
-        """The steps that are whole."""
+        """The complete steps."""
         if not self._recorded:
             return []
         with collector_paused():
@@ -179,7 +179,7 @@ class LoopRecording:
             before = step
 
     def _windows(self, spans: Sequence[tuple[int, int]]) -> dict[str, Window]:
-        """By device what was seen of it, accelerators first, of several the one that is highest in any of the steps."""
+        """Return the recording of each device, accelerators first, the one with the highest peak in front."""
         moments = with_forwards(self.watch.moments, [each.first for each in self.watch.steps])
         windows = [
             Window(recorded, moments, self._holders.nbytes, self._parameters, device, self._follower.apart)
@@ -194,7 +194,7 @@ class LoopRecording:
 
 
 def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
-    """Whether two steps have the same phases, as high as each other, and neither was left out."""
+    """Return whether two steps have the same phases with equal peaks, and neither was skipped."""
     first, second = (
         [(device, each.phase, each.nbytes) for device, timeline in step.timelines.items() for each in timeline.peaks]
         for step in (one, other)
@@ -203,31 +203,30 @@ def are_alike(one: TrainingStep, other: TrainingStep) -> bool:
 
 
 class record_steps(ShownAsTable, Sequence[TrainingStep]):
-    """Records the first steps of a training loop that stays as it is: `with ts.record_steps(steps=3) as steps:`.
+    """Record the first steps of an unchanged training loop: `with ts.record_steps(steps=3) as steps:`.
 
-    A step is forward, backward, clipping, `optimizer.step` and what comes until the next forward; with several
-    optimizers it goes on until one of them is to step again. It is told by torch's own hooks of modules, backwards and
-    optimizers. When so many steps are there nothing is left in place, and the loop goes on by itself. Afterwards
-    `steps[1]` is the second one; a first one makes the optimizers' state, and later ones differ from it.
+    A step is forward, backward, clipping, `optimizer.step` and the time until the next forward; with several optimizers
+    it ends before one of them steps again. Steps are detected by torch's own hooks of modules, backwards and
+    optimizers. After the requested number of steps all hooks are removed, and the loop continues. `steps[1]` is the
+    second step; the first one creates the optimizers' state and differs from later ones.
 
     Args:
-        steps: how many, from 2 to 10. Each event of the allocator takes about 1.9 kB until it is read, and a step has a
-            few thousand of them.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
+        steps: the number of steps, from 2 to 10. Each allocator event takes about 1.9 kB until it is processed, and a
+            step has a few thousand of them.
+        model: the module that names modules and parameters, for a forward that calls only parts of it; use
+            `nn.ModuleDict({"G": generator, "D": critic})` for several. None: names start at each outermost module.
 
     Raises:
         TypeError, ValueError: if the argument is not such a number.
-        RuntimeError: memory is being measured already, or a torch profiler is at work.
+        RuntimeError: memory is already being measured, or a torch profiler is running.
 
-    The memory of the CPU is recorded, and of each accelerator on which the loop has parameters, gradients or state:
-    `steps[1].timelines`. Meanwhile backwards on accelerators run in the thread that calls them.
+    The memory of the CPU is recorded, and that of each accelerator on which the loop has parameters, gradients or
+    state: `steps[1].timelines`. Backwards on accelerators run in the calling thread while they are recorded.
 
-    Known limitations: of the thread that opened it alone, and of the backwards that it starts. What was there before
-    and is neither a parameter, a buffer, a gradient nor the state of an optimizer is not counted, as each step says.
-    When memory that is older than the recording is freed is noticed as the next phase begins. Of accelerators it is
-    blocks of the allocator, which may be larger than what was asked for, but for the one CUDA device of a process.
+    Known limitations: only the thread that opened it is recorded, with the backwards that it starts. Memory from before
+    that is not a parameter, a buffer, a gradient or optimizer state is not counted, as each step reports. Releases of
+    memory older than the recording are noticed at the start of the next phase. On accelerators the sizes are those of
+    allocator blocks, which can be larger than requested, except for the single CUDA device of a process.
     """
 
     def __init__(self, steps: int = 3, *, model: nn.Module | None = None) -> None:
@@ -275,7 +274,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             self._steps = recording.steps()
 
     def to_pandas(self) -> Any:
-        """All steps as one pandas.DataFrame: a row for each phase, as `TrainingStep.to_pandas` has them.
+        """Return all steps as a pandas.DataFrame with a row for each phase, as in `TrainingStep.to_pandas`.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
@@ -283,21 +282,21 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         return drawn("steps as a table", self._steps)
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
-        """Writes all steps, one after the other, as `TrainingStep.save_perfetto` writes one.
+        """Write all steps, one after the other, in the form of `TrainingStep.save_perfetto`.
 
         Raises:
             TypeError: if `path` is not a path.
-            ValueError: none has been recorded.
+            ValueError: no step has been recorded.
             OSError: if the file cannot be written.
         """
         return saved("steps for Perfetto", self._steps, path)
 
     def __len__(self) -> int:
-        """How many steps there are: none until the block ends."""
+        """Return the number of steps: 0 until the block ends."""
         return len(self._steps)
 
     def __bool__(self) -> bool:
-        """Whether there are steps, or the block that records them is open: a variable of it is not None then."""
+        """Return whether there are steps, or the recording block is still open."""
         return self._opened is not None or bool(self._steps)
 
     @overload
@@ -359,25 +358,25 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
 
 def profile_step(function: Callable[[], Any], *, model: nn.Module | None = None) -> TrainingStep:
-    """Runs one whole training step as often as needed until one is like the one before, and gives that.
+    """Run a training step repeatedly until two consecutive runs are alike, and return the last one.
 
-    A first step makes the optimizers' state, so two in a row have to be alike, phase by phase: three are run mostly, up
-    to nine. They are real steps: the model is trained by them.
+    The first step creates the optimizers' state, so two consecutive steps have to be alike, phase by phase: usually
+    three are run, at most nine. They are real steps that train the model.
 
     Args:
         function: runs one step: forward, backward, clipping, optimizer.step and zero_grad, in any order.
-        model: names modules and parameters after this module, where the forward calls parts of it and never itself;
-            several are one `nn.ModuleDict({"G": generator, "D": critic})`. None: after each outermost module that is
-            called.
+        model: the module that names modules and parameters, for a forward that calls only parts of it; use
+            `nn.ModuleDict({"G": generator, "D": critic})` for several. None: names start at each outermost module.
 
     Returns:
-        The steady step; `like_before` is False where no two in a row were alike, and it is the last one then.
+        The steady step. `like_before` is False if no two consecutive steps were alike; the result is then the last one.
 
     Raises:
-        TypeError: function can't be called.
+        TypeError: function is not callable.
         ValueError: no optimizer stepped in it.
-        RuntimeError: memory is being measured already, or a torch profiler is at work; and what the function raises.
-        NotImplementedError: the model is on a device whose memory is not measured, "meta" for example.
+        RuntimeError: memory is already being measured, or a torch profiler is running. Also raises the function's
+            errors.
+        NotImplementedError: the model is on a device whose memory cannot be measured, such as "meta".
     """
     refuse_transforms("ts.profile_step")
     expect_callable(function, 0, "function", "a function that runs one whole training step")

@@ -31,14 +31,14 @@ _MOST_SAID = 4  # categories in a sentence; the table has all
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingStep(ShownAsTable):
-    """A training step that was recorded: what `ts.profile_step` gives. In a notebook, and printed, it is a table.
+    """A recorded training step: the result of `ts.profile_step`. It prints, and displays itself, as a table.
 
     Attributes:
-        number: its place among those that were recorded, the first is 0.
-        timelines: by device its memory: accelerators first, of several the one that is highest.
+        number: its place among the recorded steps, from 0.
+        timelines: the memory of each device: accelerators first, the one with the highest peak in front.
         optimizers: the classes of the optimizers that stepped in it, in order.
-        skipped: those whose step a gradient scaler left out, as gradients were not finite.
-        like_before: whether its phases are as high as those of the step before; None: there was none.
+        skipped: those whose step a gradient scaler skipped, because gradients were not finite.
+        like_before: whether its phases have the same peaks as those of the step before; None for the first step.
     """
 
     number: int
@@ -50,16 +50,17 @@ class TrainingStep(ShownAsTable):
 
     @property
     def timeline(self) -> StepTimeline:
-        """The memory of the device that is meant where none is said: the first of `timelines`."""
+        """The memory of the default device: the first of `timelines`."""
         return next(iter(self.timelines.values()))
 
     @cached_property
     def run(self) -> Run:
-        """The backward in which the step is at its highest, or the last before that: its graph, and as `run.timeline`
-        the memory of the whole step, with what parameters and state take; `run.timelines` has that of each device.
+        """The backward that contains the peak of the step, or the last one before it: its graph, and as `run.timeline`
+        the memory of
+        the whole step, including parameters and state; `run.timelines` has that of each device.
 
         Raises:
-            ValueError: it was not followed task by task, under `ts.policy` for example.
+            ValueError: it was not traced task by task, for example under `ts.policy`.
         """
         if self._backwards is None:
             raise ValueError("there is no graph of this step: it was not followed")
@@ -68,17 +69,17 @@ class TrainingStep(ShownAsTable):
 
     @property
     def peak_bytes(self) -> int:
-        """The most that is alive at once, see `StepTimeline`."""
+        """The peak in bytes, see `StepTimeline`."""
         return self.timeline.peak_bytes
 
     @property
     def phases(self) -> tuple[PhasePeak, ...]:
-        """The peak of each phase, in bytes, with its categories."""
+        """The peak of each phase, in bytes, by category."""
         return self.timeline.peaks
 
     @property
     def state_made(self) -> int:
-        """The bytes by which the optimizers' state has grown in it, on all devices: in a first step all, else none."""
+        """The bytes by which the optimizers' state grew in it, on all devices."""
         at_end = sum(each.parts_at(len(each.events)).get(STATE, 0) for each in self.timelines.values())
         return at_end - self._state_at_start()
 
@@ -86,21 +87,21 @@ class TrainingStep(ShownAsTable):
         return sum(each.parts_at(0).get(STATE, 0) for each in self.timelines.values())
 
     def peak(self, device: torch.device | str | None = None) -> StepPeak:
-        """What is alive when the step is at its highest.
+        """Return the allocations alive at the peak of the step.
 
         Args:
-            device: whose peak. None: that of `timeline`.
+            device: the device. None: that of `timeline`.
 
         Raises:
-            ValueError: its memory was not recorded.
+            ValueError: the memory of the device was not recorded.
         """
         whose = self.timeline.device if device is None else chosen_device(device, self.timelines)
         return StepPeak(self, self.timelines[whose])
 
     @cached_property
     def beside_backward(self) -> tuple[int, int]:
-        """Bytes: what is there as the forward before the backward of `run` begins, and the most that the step has
-        outside of these two."""
+        """Return the bytes alive before the forward of `run`, and the peak of the step outside that forward and
+        backward."""
         timeline = self.timeline
         measured = self.run.timeline
         assert measured is not None, "a step's run has its memory"
@@ -111,12 +112,13 @@ class TrainingStep(ShownAsTable):
         return timeline.levels[begin], max(outside)
 
     def deck(self) -> Any:
-        """The step as a widget, in a notebook, that plays `run` with the memory of the whole step: forward, backward
-        and optimizer.
+        """Return the step as a widget for a notebook, which plays `run` with the memory of the whole step: forward,
+        backward and
+        optimizer.
 
         Raises:
-            ValueError: it was not followed task by task.
-            ModuleNotFoundError: `anywidget` is missing.
+            ValueError: it was not traced task by task.
+            ModuleNotFoundError: `anywidget` is not installed.
         """
         try:
             return drawn("step as a deck", self)
@@ -127,38 +129,38 @@ class TrainingStep(ShownAsTable):
             ) from error
 
     def save_html(self, path: str | Path) -> Path:
-        """Writes what `deck` shows as one page that plays it, without a kernel or a network."""
+        """Write the content of `deck` as one page that plays without a kernel or a network connection."""
         return saved("step as a page", self, path)
 
     def to_pandas(self, table: Literal["phases", "blocks", "tasks"] = "phases") -> Any:
-        """The step as a pandas.DataFrame.
+        """Return the step as a pandas.DataFrame.
 
         Args:
             table: "phases": a row for each phase on each device: `step`, `device`, `phase`, `optimizer`, `started_s`
                 and `ended_s` in seconds since the step began, `bytes_before`, `bytes_after`, `peak_bytes`, and the
-                bytes of each category at that peak. "blocks": a row for each block of memory, as `records`. "tasks": a
-                row for each task of the backward of `run`, see `Run.to_pandas`.
+                bytes of each category at that peak. "blocks": a row for each storage, as in `records`. "tasks": a row
+                for each task of the backward of `run`, see `Run.to_pandas`.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
-            ValueError: there is no such table; or its backward was not followed task by task ("tasks").
+            ValueError: the table is unknown, or the backward was not traced task by task ("tasks").
         """
         return drawn("step as a table", self, table)
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
-        """Writes the step as a trace that ui.perfetto.dev and chrome://tracing open, see `Run.save_perfetto`.
+        """Write the step as a trace for Perfetto and chrome://tracing, see `Run.save_perfetto`.
 
-        Its phases are slices, and memory is a counter of each category; the backward of `run`, if it was followed, has
-        its tasks, with arrows from the forward's operations.
+        Its phases are slices, and each memory category is a counter. If the backward of `run` was traced, it has its
+        tasks, with arrows from the forward's operations.
 
         Raises:
-            TypeError: path is no path.
-            OSError: it can't be written.
+            TypeError: path is not a path.
+            OSError: the file cannot be written.
         """
         return saved("steps for Perfetto", [self], path)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The step's memory over time, by category, with its phases. Needs plotly."""
+        """Draw the step's memory over time by category, with its phases. Needs plotly."""
         return drawn("step as a figure", self, theme)
 
     def __repr__(self) -> str:
@@ -181,14 +183,14 @@ class TrainingStep(ShownAsTable):
         return [*self.peak().answer, *self._elsewhere(), *self._apart(), *said, OLDER_THAN_RECORDING]
 
     def _elsewhere(self) -> Iterator[str]:
-        """The peaks of other devices, as far as they are one percent of this one's."""
+        """Describe the peaks of other devices that are at least one percent of this one's."""
         for device, timeline in self.timelines.items():
             if timeline is not self.timeline and timeline.peak_bytes * 100 >= self.peak_bytes:
                 where = place_of(timeline.peak_phase.name)
                 yield f"On {device} it is at its highest in {where}: {size_text(timeline.peak_bytes)}."
 
     def _apart(self) -> Iterator[str]:
-        """What is not as in other steps."""
+        """Describe differences from the other steps."""
         made = self.state_made
         if made > 0 and self._state_at_start() == 0:
             state = f"{state_of(self.optimizers)} is made in it, {size_text(made)}"
@@ -202,10 +204,11 @@ class TrainingStep(ShownAsTable):
             yield f"It has no run, deck or page: {why}."
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per block, for `pandas.DataFrame(step.records())`.
+        """Return one flat dict per storage, for `pandas.DataFrame(step.records())`.
 
-        `device`; `number`, of those on it; `bytes`; `category`; `born` and `died`, the phases ("before" and "" where it
-        was there before and stays); `born_ns` and `died_ns` since the step began; `at_peak` of its device.
+        The keys are `device`; `number` on that device; `bytes`; `category`; `born` and `died`, the phases of allocation
+        and release ("before" and "" if it existed before and stays); `born_ns` and `died_ns` since the step began; and
+        `at_peak` of its device.
         """
         return [row for timeline in self.timelines.values() for row in _records(timeline)]
 
@@ -235,11 +238,11 @@ def _records(timeline: StepTimeline) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StepPeak(ShownAsTable):
-    """What is alive when a step is at its highest on one device. In a notebook, and printed, it is a table.
+    """The peak of a step on one device. It prints, and displays itself, as a table.
 
     Attributes:
-        step: whose peak it is.
-        timeline: the memory of that device, over the whole step.
+        step: the step.
+        timeline: the memory of that device over the whole step.
     """
 
     step: TrainingStep
@@ -247,23 +250,23 @@ class StepPeak(ShownAsTable):
 
     @property
     def nbytes(self) -> int:
-        """The peak: all bytes that are alive at it, see `StepTimeline`."""
+        """The bytes alive at the peak, see `StepTimeline`."""
         return self.timeline.peak_bytes
 
     @property
     def phase(self) -> str:
-        """The phase that the peak is in."""
+        """The phase that contains the peak."""
         return self.timeline.peak_phase.name
 
     @cached_property
     def categories(self) -> dict[str, int]:
-        """Bytes by category, most first."""
+        """Bytes by category, in descending order."""
         parts = self.timeline.parts_at(self.timeline.peak_event)
         return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
     @property
     def shares(self) -> str:
-        """`60 % is activations and 40 % is Adam's state`: what of it is what, most first, and no more than four."""
+        """Describe the largest categories: `60 % is activations and 40 % is Adam's state`; at most four."""
         named = [
             f"{share_text(nbytes, self.nbytes)} is {state_of(self.step.optimizers) if kind == STATE else kind}"
             for kind, nbytes in self.categories.items()
@@ -273,7 +276,7 @@ class StepPeak(ShownAsTable):
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The peak and what most of it is, in sentences."""
+        """The peak and its largest categories, as sentences."""
         of = "" if len(self.step.timelines) == 1 else f" on {self.timeline.device}"
         where = f"The step is at its highest{of} in {place_of(self.phase)}: {size_text(self.nbytes)}."
         return where, f"At the peak {self.shares}."
@@ -298,21 +301,21 @@ _PLACES = {BETWEEN: "what is between forwards", AFTER_BACKWARD: "what follows th
 
 
 def place_of(phase: str) -> str:
-    """`the backward`, `what follows the backward`: where something is, after "in"."""
+    """Return the name of a phase for use after "in": `the backward`, `what follows the backward`."""
     return _PLACES.get(phase, f"the {phase}")
 
 
 def state_of(optimizers: Sequence[str]) -> str:
-    """`Adam's state`, `the optimizers' state`."""
+    """Return `Adam's state` or `the optimizers' state`."""
     classes = set(optimizers)
     return f"{optimizers[0]}'s state" if len(classes) == 1 else "the optimizers' state"
 
 
 def step_began_ns(step: TrainingStep) -> int:
-    """When a step began, on the clock of the memory of its run.
+    """Return the start of a step, on the clock of the memory of its run.
 
     Raises:
-        ValueError: no backward of it was followed.
+        ValueError: no backward of it was traced.
     """
     timeline = step.run.timeline
     assert timeline is not None, "a step's run has its memory"

@@ -23,12 +23,12 @@ what comes before the first forward and after the optimizer, where gradients are
 
 @dataclass(frozen=True, slots=True)
 class PhasePeak:
-    """What a phase of a step has at its highest.
+    """The peak of a phase of a step.
 
     Attributes:
-        phase: its name, "forward", "backward" or "optimizer"; of a step that is recorded also another, see `PHASES`.
-        nbytes: all that is alive then.
-        parts: of these bytes those of each category, see `OF_A_STEP`.
+        phase: its name: "forward", "backward" or "optimizer"; in a recorded step also others, see `PHASES`.
+        nbytes: the bytes alive at the peak.
+        parts: these bytes by category, see `OF_A_STEP`.
     """
 
     phase: str
@@ -37,7 +37,7 @@ class PhasePeak:
 
 
 def cells_of(phases: Sequence[PhasePeak]) -> list[list[str]]:
-    """A table of them: a column for each phase, a row for each category that one of them has, and what it is in all."""
+    """Return a table with a column for each phase, a row for each category that occurs, and the totals."""
     used = [each for each in OF_A_STEP if any(each in phase.parts for phase in phases)]
     rows = [["", *(phase.phase for phase in phases)]]
     rows += [[each, *(size_text(phase.parts.get(each, 0)) for phase in phases)] for each in used]
@@ -50,9 +50,9 @@ class Phase:
 
     Attributes:
         name: "forward", "backward", "after backward", "optimizer" or "between".
-        event: the index of the first event in it.
-        start_ns: when it began, nanoseconds since the step did.
-        optimizer: the class of the optimizer whose step it is, or which has stepped before it.
+        event: the index of its first event.
+        start_ns: its start, in nanoseconds since the step began.
+        optimizer: the class of the optimizer that steps in it, or has stepped before it.
     """
 
     name: str
@@ -65,19 +65,19 @@ class Phase:
 class StepTimeline(Lifetimes):
     """The memory of one device over one training step, measured or predicted.
 
-    A level is the sum of the bytes of all blocks that were born since the recording began and are alive, and of the
-    parameters, buffers, gradients and states of optimizers that were there before. Blocks are numbered; those that are
-    there as the step begins come first.
+    A level is the sum of all blocks alive that were allocated since the recording began, plus parameters, buffers,
+    gradients and optimizer state from before. Blocks are numbered; those that exist at the start of the step come
+    first.
 
     Attributes:
-        device: whose memory it is, "cpu" or "cuda:0".
-        before: how many blocks are there as the step begins.
-        nbytes: by block.
-        kinds: by block what it is, see `OF_A_STEP`: one category for its whole life.
-        events: `n` for the birth of block n, `~n` for its death.
-        event_ns: when each event happened, nanoseconds since the step began. Empty: it was predicted.
-        phases: in order; one may come several times.
-        elapsed_ns: how long the step took; 0: it was predicted.
+        device: the device, "cpu" or "cuda:0".
+        before: the number of blocks that exist at the start of the step.
+        nbytes: the size of each block.
+        kinds: the category of each block, see `OF_A_STEP`; it is the same for its whole lifetime.
+        events: `n` for the allocation of block n, `~n` for its release.
+        event_ns: the time of each event, in nanoseconds since the step began. Empty if predicted.
+        phases: the phases in order; one may occur several times.
+        elapsed_ns: the duration of the step; 0 if predicted.
     """
 
     device: str
@@ -96,21 +96,21 @@ class StepTimeline(Lifetimes):
 
     @property
     def baseline(self) -> Baseline:
-        """What was there as the step began, which its levels count."""
+        """The memory that existed at the start of the step, which its levels include."""
         return Baseline(self.parts_at(0))
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase of the event with which the peak was reached."""
+        """The phase in which the peak was reached."""
         return self.phase_at(self.peak_event - 1)
 
     def phase_at(self, event: int) -> Phase:
-        """The phase in which an event happened; the first one where it is -1."""
+        """Return the phase of an event; the first phase for -1."""
         starts = [phase.event for phase in self.phases]
         return self.phases[max(bisect_right(starts, max(event, 0)) - 1, 0)]
 
     def parts_at(self, event: int) -> dict[str, int]:
-        """The bytes of each category before the event of this index; `len(events)`: as the step ends."""
+        """Return the bytes of each category before the event of this index; `len(events)`: at the end of the step."""
         walk = self._walk()
         walk.go_to(event, 0)
         return {each: nbytes for each in OF_A_STEP if (nbytes := walk.nbytes_of.get(each, 0))}
@@ -120,7 +120,7 @@ class StepTimeline(Lifetimes):
 
     @cached_property
     def peaks(self) -> tuple[PhasePeak, ...]:
-        """What each phase has at its highest; one that comes several times, the highest of them."""
+        """The peak of each phase; for one that occurs several times, the highest."""
         highest: dict[str, tuple[int, int]] = {}  # by phase the bytes, and the event before which these are alive
         for phase, following in pairwise((*self.phases, self._end)):
             levels = self.levels[phase.event : following.event + 1]
@@ -131,7 +131,7 @@ class StepTimeline(Lifetimes):
 
     @cached_property
     def category_levels(self) -> Mapping[str, array[int]]:
-        """By category its bytes after each event, first of all before any: they add up to `levels`."""
+        """Return the bytes of each category before the first and after each event; they add up to `levels`."""
         columns: dict[str, array[int]] = {each: array("q") for each in OF_A_STEP if each in self.kinds}
         walk = self._walk()
         for event in range(len(self.events) + 1):
@@ -141,7 +141,7 @@ class StepTimeline(Lifetimes):
         return columns
 
     def temporaries_of(self, name: str) -> int:
-        """The most that temporaries come to in a phase: what a fused optimizer would not take, for example."""
+        """Return the highest bytes of temporaries in a phase, which a fused optimizer, for example, does not need."""
         ends = [(phase.event, following.event) for phase, following in pairwise((*self.phases, self._end))]
         column = self.category_levels.get(TEMPORARIES, array("q"))
         found = [
@@ -166,11 +166,11 @@ def predicted_step(
     """Return the last of the steps that were run on fake tensors.
 
     Args:
-        device: whose memory.
-        events: births and deaths of storages in all steps, `n` and `~n`.
+        device: the device.
+        events: allocations and releases of storages in all steps, `n` and `~n`.
         nbytes: the bytes of each storage; 0 on another device.
-        starts: the phases of the step in order, each with the event that is its first.
-        kinds: the kind of each storage; "temporaries" where none is said.
+        starts: the phases of the step in order, each with the index of its first event.
+        kinds: the category of each storage; "temporaries" if missing.
     """
     first = starts[0][1]
     alive: dict[int, None] = {}

@@ -118,37 +118,37 @@ def training(
     writer: Any = None,
     depth: int = 1,
 ) -> Training:
-    """Watches a training loop that stays as it is: `with ts.training(model, optimizer) as training:`.
+    """Watch a training loop without changing it: `with ts.training(model, optimizer) as training:`.
 
-    What is found is said in a sentence as it is found, and stays in `training.findings`. A step ends when an optimizer
-    that has stepped in it steps again, so also with several optimizers (GANs), several steps of one of them,
-    accumulation, closures (LBFGS) and steps that a gradient scaler leaves out; or by `training.step()`. The loop is
+    Each finding is reported as a warning when it is found, and stays in `training.findings`. A step ends when an
+    optimizer that has stepped in it steps again, which covers several optimizers (GANs), several steps of one of them,
+    gradient accumulation, closures (LBFGS) and steps skipped by a gradient scaler; or by `training.step()`. The loop is
     that of the thread that opens the block.
 
-    Memory: at every `every`-th step parameters are copied while their optimizer steps, at most 64 MiB at once, or one
-    module if that has more. A larger model's updates are looked at module by module, in this step and those after it.
-    Where a graph waits for its backward while an optimizer steps whose writes count no versions (`fused=True`), the
-    parameters with gradients are copied. The black box has a limit of its own.
+    In every `every`-th step, parameters are copied while their optimizer steps, at most 64 MiB at once, or one module
+    if it is larger. The updates of a larger model are measured module by module, in this step and the following ones.
+    If a graph waits for its backward while an optimizer steps that increments no version counters (`fused=True`), the
+    parameters with gradients are copied. The black box has its own limit.
 
     Args:
-        model: the model, or a list of them; None: those that are called.
-        optimizer: the optimizer, or a list of them; None: those that step. A wrapper (Accelerate's, Lightning's, one of
+        model: the model, or a list of models; None: the models that are called.
+        optimizer: the optimizer, or a list of optimizers; None: those that step. A wrapper (Accelerate's, Lightning's,
             your own) stands for the optimizers that it steps.
-        every: how often what is dear is looked at, in steps.
-        writes: whether each write in place is noted, with its line.
-        black_box: a folder into which a bad step is put, so that it can be run again, with `ts.replay`: parameters,
-            the batch, random numbers. These are data of yours; nobody else may look into it.
-        black_box_on: on what: "non-finite" (the loss or a gradient), "exception" (one that leaves the loop or a
+        every: the interval of expensive measurements, in steps.
+        writes: whether to record each in-place write with its line.
+        black_box: a folder for bad steps, which `ts.replay` can run again: parameters, the batch, random states. These
+            are your data, readable by you only.
+        black_box_on: the occasions: "non-finite" (the loss or a gradient), "exception" (one that leaves the loop or a
             backward), or the kind of a finding, such as "norm".
-        limit: how many bytes these may take, as a number or as "2GB" (10⁹) or "2GiB" (2³⁰).
+        limit: the bytes that these steps may take, as a number, or as "2GB" (10⁹) or "2GiB" (2³⁰).
         synchronize: whether the loop may wait for an accelerator once a step.
         found_inf: skip the parameter update of a non-finite step, on the device, as GradScaler does. Fused optimizers
             only; requires `black_box=`. This changes what the loop computes.
-        writer: a logger of yours that is told of norms, losses, learning rates and findings once a step, a step late:
-            with `add_scalar(tag, value, step)`, as TensorBoard's SummaryWriter, or with `log(values, commit=)`, as what
-            `wandb.init()` gives.
-        depth: how many parts of a module's path are told apart there, such as 1 for "encoder" and "head"; 0: only the
-            whole loop is written. With more than 100 modules it is less.
+        writer: a logger that gets norms, losses, learning rates and findings once a step, one step late: an object with
+            `add_scalar(tag, value, step)`, such as TensorBoard's SummaryWriter, or with `log(values, commit=)`, such as
+            the result of `wandb.init()`.
+        depth: the number of parts of a module's path in the logger's tags, such as 1 for "encoder" and "head"; 0: only
+            the whole loop is written. With more than 100 modules it is reduced.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value.

@@ -30,10 +30,10 @@ _WANTED = "ts.record_steps() that was opened with the loop, or a dict from steps
 
 
 def recorded_steps(steps: RecordedSteps) -> dict[int, TrainingStep]:
-    """Those that were followed task by task: of no other is there a backward to be shown.
+    """Return the steps that were traced task by task; other steps have no backward to display.
 
     Raises:
-        TypeError: these are no recorded steps.
+        TypeError: the argument is not the result of a recording.
     """
     if steps is None:
         return {}
@@ -71,44 +71,43 @@ _started: list[Training] = []  # which watch until they are stopped, also where 
 
 
 class Watcher(Protocol):
-    """Who watches the loop."""
+    """The observer of a loop."""
 
     @property
     def number(self) -> int:
-        """Of the step that is under way; how many have ended."""
+        """The number of the current step: the count of steps that have ended."""
 
     def start(self, stack: ExitStack) -> None:
-        """Begins; what is put in place is taken away by the stack."""
+        """Start watching; the stack removes all hooks."""
 
     def next_step(self) -> None:
-        """A step ends here."""
+        """End the current step."""
 
     def end(self, error: BaseException | None) -> None:
-        """All is over. `error`: by which the loop was left."""
+        """End watching. `error` is the exception that left the loop."""
 
 
 class Training(ShownAsFindings):
-    """A training loop that is watched, or was. In a notebook it shows its steps and what was found.
+    """A watched training loop. In a notebook it displays its steps and findings.
 
     Attributes:
-        findings: what was found, first ones first. They stay when the block ends.
-        notes: what could not be watched, and why.
-        every: how often what is dear is looked at, in steps.
-        writes: whether each write in place is noted.
-        black_box: the folder in which bad steps are put down; None: none is.
-        black_box_on: on what.
-        limit: how many bytes these may take.
-        synchronize: whether the loop may be made to wait for an accelerator once a step.
-        found_inf: whether fused optimizers leave the updates of bad steps out.
-        watched: the models, and what their parts are called.
-        is_written: whether a logger is told of each step.
-        norms: of gradients, weights and updates, losses and learning rates: numbers of each step.
-        memory: what the loop held in some steps, see `memory_samples.HELD`.
-        earlier_bytes, earlier_storages: what graphs of earlier steps keep, as far as it was looked at: bytes, and the
-            places of these storages.
-        taken_norms: of the gradients that the last backward left, for parts that are told of its end after they were
-            taken.
-        autocast: as it was where the last outermost module was called.
+        findings: the findings, in order. They stay after the block ends.
+        notes: parts of the loop that could not be watched, with reasons.
+        every: the interval of expensive measurements, in steps.
+        writes: whether each in-place write is recorded.
+        black_box: the folder for bad steps, or None.
+        black_box_on: the occasions for keeping a step.
+        limit: the bytes that kept steps may take.
+        synchronize: whether the loop may wait for an accelerator once a step.
+        found_inf: whether fused optimizers skip the updates of bad steps.
+        watched: the models, and the names of their modules.
+        is_written: whether a logger gets each step.
+        norms: gradient, weight and update norms, losses and learning rates of each step.
+        memory: memory by category in some steps, see `memory_samples.HELD`.
+        earlier_bytes, earlier_storages: bytes and places of storages that graphs of earlier steps keep, as far as
+            searched.
+        taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
+        autocast: the autocast state when the last outermost module was called.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Training(ShownAsFindings):
         return sorted(set(super().__dir__()) - _NOT_FOR_USERS)
 
     def watch_by(self, watcher: Watcher) -> None:
-        """Who watches the loop, once it is opened."""
+        """Set the observer of the loop, when it is opened."""
         self._watcher = watcher
 
     def start(self) -> Self:
@@ -196,14 +195,14 @@ class Training(ShownAsFindings):
 
     @property
     def steps(self) -> int:
-        """How many steps have ended."""
+        """The number of steps that have ended."""
         return self._steps if self._watcher is None else self._watcher.number
 
     def step(self) -> None:
-        """A step ends here. From the first call on, none ends by itself.
+        """End the current step. After the first call, steps no longer end automatically.
 
         Raises:
-            RuntimeError: nothing is watched now.
+            RuntimeError: the loop is not being watched.
         """
         if self._opened is None or self._watcher is None:
             raise RuntimeError("this training is not being watched: step() is for inside of the `with` block")
@@ -211,23 +210,23 @@ class Training(ShownAsFindings):
 
     @property
     def modules(self) -> list[str]:
-        """The paths of the models' modules; those given, or those seen."""
+        """Paths of the models' modules: the models passed, or those seen."""
         return list(self.module_classes)
 
     @property
     def module_classes(self) -> dict[str, str]:
-        """By path of each of them the name of its class."""
+        """The class name of each module, by path."""
         if self._modules is not None:
             return self._modules
         return {path: type(module).__name__ for path, module in self.watched.modules()}
 
     def note(self, text: str) -> None:
-        """What could not be watched, in a sentence."""
+        """Add a note about a part of the loop that could not be watched."""
         self.notes.append(text)
         _warn(text)
 
     def add(self, finding: Finding) -> None:
-        """What a part has found: told at once, and kept. The same again says that it went on until now."""
+        """Report a finding of an observer, and keep it. The same finding again extends its last step."""
         if self._goes_on(finding, anew=False):
             return
         if len(self.findings) < _MOST_FINDINGS:
@@ -235,12 +234,12 @@ class Training(ShownAsFindings):
             _warn(f"step {finding.step}: {finding}")
 
     def update(self, finding: Finding) -> None:
-        """As `add`, but what is known of the same is said anew, as it is now."""
+        """Like `add`, but a known finding gets the new text."""
         if not self._goes_on(finding, anew=True):
             self.add(finding)
 
     def _goes_on(self, finding: Finding, anew: bool) -> bool:
-        """Whether it is of the same as one that is there, which then went on until now, in its words or these."""
+        """Return whether a finding is known; its last step, and optionally its text, are then updated."""
         for place, known in enumerate(self.findings):
             if known.subject == finding.subject:
                 last = max(finding.step, finding.last_step or 0)
@@ -252,7 +251,7 @@ class Training(ShownAsFindings):
 
     @property
     def sentences(self) -> list[str]:
-        """How many steps there were, what was found, and what could not be watched."""
+        """The number of steps, the findings, and the parts that could not be watched."""
         state = "are being watched" if self._opened is not None else "were watched"
         if self.steps == 1:
             state = state.replace("are", "is").replace("were", "was")
@@ -270,13 +269,14 @@ class Training(ShownAsFindings):
         return rows
 
     def write_to(self, writer: Any, depth: int = 1) -> None:
-        """Writes norms, losses, learning rates and findings to a logger, as `ts.training(writer=...)` does meanwhile.
+        """Write norms, losses, learning rates and findings to a logger, as `ts.training(writer=...)` does during the
+        loop.
 
         Args:
-            writer, depth: as there. In a run of wandb each step is a row of its own.
+            writer, depth: as in `ts.training`. In a wandb run, each step is a row.
 
         Raises:
-            TypeError, ValueError: that is no logger, or no depth. What the logger raises is raised.
+            TypeError, ValueError: the writer is not a logger, or depth is invalid. Also raises errors of the logger.
         """
         logger = Logger(writer)
         with unobserved():
@@ -289,12 +289,13 @@ class Training(ShownAsFindings):
             return text_of("training as HTML", self)
 
     def save_html(self, path: str | Path, title: str = "Training loop") -> Path:
-        """Writes one HTML page that needs neither a kernel nor a network: losses, learning rates, a heat map of norms
-        by module and step, and the findings. While the loop runs the last steps are not in it yet.
+        """Write one HTML page that needs neither a kernel nor a network connection: losses, learning rates, a heat map
+        of norms by
+        module and step, and the findings. During the loop, the last steps are missing.
 
         Args:
-            path: where to.
-            title: its heading.
+            path: the file.
+            title: the heading.
         """
         with unobserved():
             return saved_page("training as a page", path, self, title)
@@ -306,17 +307,18 @@ class Training(ShownAsFindings):
         *,
         steps: RecordedSteps = None,
     ) -> Any:
-        """The page as a widget of a notebook, in which Enter opens the backward of a kept step in its place, as a deck
-        that runs: the step is replayed. `page.open_step(37)` does the same.
+        """Return the page as a notebook widget. Enter opens the backward of a kept step as a deck, by replaying the
+        step;
+        `page.open_step(37)` does the same.
 
         Args:
-            make_model, loss_of: as for `ts.replay`; None: steps that the black box keeps are not opened.
-            steps: of `ts.record_steps()` that was opened with the loop's first step; or a dict from steps of this loop
-                to recorded ones. Those that were followed task by task open, too, with their memory.
+            make_model, loss_of: as in `ts.replay`; None: steps kept by the black box cannot be opened.
+            steps: the result of `ts.record_steps()` opened with the loop's first step, or a dict from steps of this
+                loop to recorded steps. Those that were traced task by task can be opened, with their memory.
 
         Raises:
-            TypeError: an argument is no such thing, or one of both functions is missing.
-            ModuleNotFoundError: anywidget is missing.
+            TypeError: an argument has the wrong type, or one of the two functions is missing.
+            ModuleNotFoundError: anywidget is not installed.
         """
         if make_model is not None or loss_of is not None:
             expect_callable(make_model, 0, "make_model", "a function that makes the model")
@@ -325,25 +327,25 @@ class Training(ShownAsFindings):
             return drawn("training as a widget", self, make_model, loss_of, recorded_steps(steps))
 
     def to_pandas(self, table: TrainingTable = "norms") -> Any:
-        """What is known of the loop as a pandas.DataFrame. While the loop runs the last steps are not in it yet.
+        """Return the loop's data as a pandas.DataFrame. During the loop, the last steps are missing.
 
         Args:
             table: "norms", in long form, a row for each module and step: `step`, `last_step`, `module`,
-                `gradient_norm`, and every tenth step (`every=`) `weight_norm`, `update_norm`, `update_ratio`; a matrix
-                is `.pivot(index="step", columns="module", values="gradient_norm")`. "steps", a row for each step and
-                optimizer: `step`, `last_step`, `optimizer`, `loss`, `learning_rate`, `skipped`, `gradient_norm` of the
-                whole loop. "findings", a row for each finding, with the attributes of `Finding`. Old steps are pooled:
-                a row is then of `step` to `last_step`, with the largest of each number.
+                `gradient_norm`, and in every tenth step (`every=`) `weight_norm`, `update_norm`, `update_ratio`; for a
+                matrix use `.pivot(index="step", columns="module", values="gradient_norm")`. "steps", a row for each
+                step and optimizer: `step`, `last_step`, `optimizer`, `loss`, `learning_rate`, `skipped`, and the total
+                `gradient_norm`. "findings", a row for each finding, with the attributes of `Finding`. Old steps are
+                pooled: a row then covers `step` to `last_step`, with the largest of each number.
 
         Raises:
             ModuleNotFoundError: pandas is not installed.
-            ValueError: there is no such table.
+            ValueError: the table is unknown.
         """
         with unobserved():
             return training_frame(self.norms, self.findings, table)
 
 
 def _warn(text: str) -> None:
-    """Says it while the loop runs. Warnings that are made errors would be raised into the loop."""
+    """Warn while the loop runs, without raising if warnings are errors, which would end the loop."""
     with suppress(Warning):
         warn(f"ts.training: {text}")

@@ -149,7 +149,7 @@ class StepReplay(ShownAsFindings):
         step: its number in the loop.
         differences: differences from the recorded state, in sentences.
         losses: for each micro-batch, the scalar whose `.backward()` was called.
-        gradients: the gradients by parameter; parameters without a gradient are absent.
+        gradients: the gradients by parameter, of the parameter's shape; parameters without one are absent.
         error: the exception that it raised; None if it raised none.
         same_loss, same_gradients: whether they are bit for bit the recorded ones; None if none were recorded.
         unrecorded: for each parameter without a recorded gradient, the reason, such as a sparse gradient.

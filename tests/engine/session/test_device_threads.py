@@ -565,7 +565,7 @@ def test_a_deck_has_the_same_fields_as_of_the_direct_engine(accelerators: Device
     for engine in ("direct", "native"):
         _, loss = apart(accelerators)
         session = ts.debug(loss, engine=engine, queues="per device", trace="off")
-        live = Live(session, "heap", "", False, False, lambda news: None)
+        live = Live(session, "heap", "", False, False, lambda content, buffers: None, lambda news: None)
         run_all_of(session, "cpu")
         last = live.running.step(device=accelerators[1])
         assert last.device == accelerators[1]

@@ -271,11 +271,11 @@ def test_a_wrong_device_or_number_of_queues_is_told_in_a_sentence(snapshot: Snap
 def test_the_page_of_a_run_says_why_a_device_stood_still_and_what_other_policies_would_do(
     accelerators: Devices,
 ) -> None:
-    for _ in range(5):  # the times are measured: on a busy machine a run may leave no device without work
+    for _ in range(9):  # the times are measured: on a busy machine a device may wait for something else, or not at all
         run = ts.backward(two_chains(accelerators[0], far_last=False), queues="per device", trace="off")
         content = run_document(run).content
         own, *others = content["schedules"]
-        if own["clock"]["still"]:
+        if any("ToCopy" in each["text"] for each in own["clock"]["still"]):
             break
     assert content["queues"] == "per device"
     (still,) = own["clock"]["still"]

@@ -372,7 +372,7 @@ def test_one_other_rule_alone_is_compared_by_policy():
 
 
 def test_rules_that_can_not_be_compared_are_sentences(snapshot: Snapshots):
-    with raises(ValueError, "accumulate='lists'") as unknown:
+    with raises(ValueError, "accumulate", "'lists'") as unknown:
         compare(fan_out, accumulate=["inplace", "lists"])
     with raises(ValueError, "accumulate=list, list", "release=eager") as twice:
         compare(fan_out, accumulate=["list", "list"])
