@@ -17,6 +17,7 @@ from typing import TypeVar
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])  # tests/, which has no package above it
 from structure.imports import LAYERS, PACKAGES, ROOT, circles, imports_of, room_of, sources
+from structure.plain_words import hard_texts, product_files
 from structure.wordings import test_files, wordings
 
 MOST_MODULES = 28  # in a folder
@@ -62,6 +63,7 @@ def counts(modules: Mapping[str, Path]) -> list[Count]:
         Count(f"classes with more than {MOST_METHODS} methods", [*wide_classes(modules)]),
         Count("public class names that stand twice", doubles(modules), most=1),
         Count("strings of tests that repeat words of a text", [*wordings(test_files())], most=14),
+        Count("texts with a phrase that is hard to read at first", hard_texts(product_files())[0], most=322),
     ]
 
 
