@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -44,11 +45,18 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: The file cannot be written. The error names `path`, not the temporary file.
     """
-    target = Path(os.path.realpath(path))
-    is_replaced = target.is_file() or not target.exists()
+    target, exists = Path(os.path.realpath(path)), os.path.exists(path)
+    is_stream = exists and (
+        not os.path.isfile(path) or os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+    )
+    # A writable file in a folder that is not writable cannot be replaced, only written.
+    is_replaced = not is_stream and (not exists or os.access(target.parent, os.W_OK))
     unfinished = target.with_name(f".{token_hex(8)}.part") if is_replaced else target
     try:
-        with unfinished.open("xb" if is_replaced else "wb") as file:
+        if exists and not is_stream and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        # /dev/stdout may lead to a log, which must not be truncated. Its resolved name may not exist (a pipe).
+        with open(path, "ab") if is_stream else unfinished.open("xb" if is_replaced else "wb") as file:
             yield file
         if is_replaced:
             if target.exists():
@@ -96,7 +104,12 @@ def open_untrusted(path: Path, what: str, *, follow_link: bool = True) -> Iterat
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("it is not a regular file")
-            yield file
+            try:
+                yield file
+            except OSError as error:  # zipfile seeks by offsets in the file, which may be negative
+                if error.errno != errno.EINVAL:
+                    raise
+                raise ValueError("its structure is damaged") from None
     except _WRONG_CONTENT as error:
         raise ValueError(f"{path} is not {what} that this tapescope can load: {_reason(error)}") from None
 

@@ -83,9 +83,10 @@ def undisturbed(count: Callable[[], T]) -> T:
     own = get_ident()
     until_s = time.monotonic() + _UNDISTURBED_S
     while True:
+        # Read before the wait: a search is listed before it is counted, so one that begins in between is noticed.
+        begun = _looks_begun.total() - _looks_begun[own]
         while any(thread != own for thread in list(_looking.values())) and time.monotonic() < until_s:
             time.sleep(LOOKS_EACH_S)
-        begun = _looks_begun.total() - _looks_begun[own]
         found = count()
         if begun == _looks_begun.total() - _looks_begun[own] or time.monotonic() >= until_s:
             return found

@@ -222,7 +222,8 @@ def _compare_in_thread(
         if compared is None:
             compared = _compared(replay, made)
             if task.kind is Kind.FUNCTION and compared.reason is not None and compared.reason.__cause__ is not None:
-                compared = _compare_used(graph, task, replay, made) or compared
+                arrived = {number for number, each in enumerate(gradients or ()) if each is not None}
+                compared = _compare_used(arrived or inputs_with_gradient(graph, task), replay, made) or compared
             if len(made) > 1:
                 known[operation] = compared
         findings.add(compared.findings)
@@ -255,14 +256,14 @@ def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
     return Compared(findings, comparison.at_kink, reason)
 
 
-def _compare_used(graph: Graph, task: Task, replay: OperationReplay, made: Sequence[str]) -> Compared | None:
+def _compare_used(used: set[int], replay: OperationReplay, made: Sequence[str]) -> Compared | None:
     """Compare the outputs that get a gradient in this backward; None if that changes nothing or fails too.
 
     After `ctx.set_materialize_grads(False)` a correct backward may raise where an unused output gets a gradient.
     """
     with InFloat64():
         numbers = [each.output_nr for each in replay.run(replay.points).outputs]
-    unused = {place: each for place, each in enumerate(numbers) if each not in inputs_with_gradient(graph, task)}
+    unused = {place: each for place, each in enumerate(numbers) if each not in used}
     replay.unused = frozenset(unused)
     compared = _compared(replay, made) if 0 < len(unused) < len(numbers) else None
     if compared is None or compared.reason is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch.optim import Optimizer
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
+
+_OPTIMIZER_FILE = sys.modules[Optimizer.__module__].__file__
 
 RunBackward = Callable[[], tuple[Tensor, ...]]
 BackwardGiven = tuple[Any, ...]
@@ -33,6 +37,7 @@ class LoopFollower:
         self._calls: list[int] = []  # ids of the modules under way, outermost first
         self._in_backward = False
         self._stepping: list[int] = []  # ids of the optimizers under way, outermost first
+        self._seen_on_stack: set[int] = set()  # ids of optimizers whose step has been found on the stack
         self._around_closures: list[list[int]] = []  # `_stepping` as it was when each closure began
         self._over = False
 
@@ -81,7 +86,18 @@ class LoopFollower:
     @property
     def _may_be_forward(self) -> bool:
         """Whether an outermost module called now is a forward of the loop: not a recomputation, not an evaluation."""
+        self._drop_raised_steps()
         return not (self._in_backward or self._stepping) and torch.is_grad_enabled()
+
+    def _drop_raised_steps(self) -> None:
+        """Forget optimizer steps that raised, for which torch calls no hook: their frames have left the stack."""
+        if not self._stepping:
+            return
+        running = _optimizers_on_stack()
+        for place, optimizer in enumerate(self._stepping):
+            if optimizer in self._seen_on_stack and optimizer not in running:
+                del self._stepping[place:]
+                return
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if self._is_ignored or torch.compiler.is_compiling():
@@ -109,12 +125,15 @@ class LoopFollower:
     def step_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
         if not self._is_watched(optimizer):
             return
+        self._drop_raised_steps()
         self._before_step(optimizer, bool(self._stepping))
         if self._over:
             return
         if id(optimizer) in self._stepping:  # its previous step raised
             self._stepping.clear()
         self._stepping.append(id(optimizer))
+        if id(optimizer) in _optimizers_on_stack():
+            self._seen_on_stack.add(id(optimizer))
         if len(self._stepping) == 1:
             self._calls.clear()  # a forward that raised left its modules there
             self._optimizer_begins(optimizer, has_closure)
@@ -141,3 +160,14 @@ class LoopFollower:
         if self._is_watched(optimizer):
             self._stepping = self._around_closures.pop() if self._around_closures else []
             self._closure_ends(optimizer)
+
+
+def _optimizers_on_stack() -> set[int]:
+    """Return the ids of the optimizers whose step this thread runs (frames of torch/optim/optimizer.py)."""
+    found = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == _OPTIMIZER_FILE:
+            found.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return found

@@ -167,7 +167,9 @@ class StepPhases(LoopFollower):
         if is_skipped:
             self.steps[-1].skipped.append(type(optimizer).__name__)
         self._stepped.add(id(optimizer))
-        self._enter(BETWEEN, GRADIENTS, STATE, optimizer=type(optimizer).__name__)
+        # An optimizer may step in a hook of the backward, which then continues.
+        phase = BACKWARD if self._in_backward else BETWEEN
+        self._enter(phase, GRADIENTS, STATE, optimizer=type(optimizer).__name__)
         self._may_end = len(self.moments) - 1
         self._listener.stepped()
 
@@ -400,9 +402,11 @@ class _Naming:
                 number = self._live[address] = len(window.blocks)
                 window.blocks.append(BlockSeen(window.nbytes[window.device, address], address, -1, ""))
                 self._older.add(address)
-            # State wins over .grad: an optimizer may keep a gradient's storage, as SGD's first momentum buffer.
-            if window.blocks[number].kind != STATE or kind == STATE:
-                window.blocks[number].kind = kind
+            # State wins over .grad: an optimizer may keep a gradient's storage, as SGD's first momentum buffer. A
+            # parameter stays one, also if the optimizer's state refers to it.
+            block, fixed = window.blocks[number], (PARAMETERS, BUFFERS)
+            if kind in fixed or (block.kind not in fixed and (block.kind != STATE or kind == STATE)):
+                block.kind = kind
 
     def _end_older(self, address: int, row: int) -> None:
         """Note the end of a block that no row reports: its storage is gone, or a new block has its address."""

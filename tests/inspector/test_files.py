@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import tapescope
 import tapescope as ts
 from tapescope.engine.recompute import plan as plan_file
 from tapescope.engine.recording import run_file
@@ -150,3 +153,16 @@ def test_an_error_names_the_path_that_was_asked_for(tmp_path: Path) -> None:
         with pytest.raises(kind) as raised:
             write_file(path, b"")
         assert raised.value.filename == str(path)
+
+
+def test_a_pipe_and_a_log_that_is_appended_to_are_written_directly(tmp_path: Path) -> None:
+    script = "from tapescope.inspector.files import write_file; write_file('/dev/stdout', 'after\\n')"
+    parent = str(Path(tapescope.__file__).parents[1])
+    command = [sys.executable, "-c", script]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True, cwd=parent)
+    assert piped.stdout == "after\n"
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    with log.open("a") as file:
+        subprocess.run(command, stdout=file, check=True, cwd=parent)
+    assert log.read_text() == "before\nafter\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from ...engine.recompute.plan_by_task import ReplayClock
@@ -103,7 +103,7 @@ class Publisher:
         self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
         self._replayed: Json = {}  # since the last news
         self._forgotten: set[int] = set()  # ever
-        self._lock = Lock()
+        self._lock = RLock()  # a front end may answer in the thread that sends
         self.told = self._news()
 
     def tell(self, **changes: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ...engine.planning.policies import POLICIES
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.session.breakpoints.breakpoints import Stop
+from ...engine.session.verbs import expect_count
 from ...inspector.text.sizes_and_counts import counted
 from ..deck.save_deck import save_picture
 from ..deck.task_and_stop_syntax import told
@@ -169,6 +170,7 @@ def do_check(at: Debuggee, arg: str) -> None:
 def do_step(at: Debuggee, arg: str) -> None:
     arg, device = step_words(arg)
     count, task = (int(arg), None) if arg.isdecimal() else (1, at.task(arg) if arg else None)
+    expect_count(count)
     if device is not None:
         at.session.next_on(device)  # reports an unknown device before any task runs
 

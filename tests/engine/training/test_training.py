@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -326,3 +328,20 @@ def test_a_training_is_watched_once(snapshot: Snapshots) -> None:
     snapshot("training", raised.value)
     says(repr(training), "0 steps", "training.step()")
     snapshot("training", repr(training))
+
+
+def test_steps_after_one_that_raised_and_was_caught_are_seen() -> None:
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ValueError("this step fails")
+
+    model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    fails, steps = Fails(other.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+    with ts.training(model, [fails, steps]) as training:
+        for _ in range(4):
+            steps.zero_grad()
+            model(torch.randn(2, 4)).sum().backward()
+            with contextlib.suppress(ValueError):
+                fails.step()
+            steps.step()
+    assert training.steps == 4
