@@ -28,7 +28,7 @@ def test_what_was_there_before_is_what_lives_of_the_program(name: str) -> None:
     run = ts.profile(program.make_loss)
     assert run.timeline.baseline.nbytes == alive
     assert run.timeline.peak_with_baseline_bytes == run.peak_bytes + alive
-    with ts.capture():
+    with ts.capture(every_call=True):
         loss = program.make_loss()
     assert ts.simulate(ts.graph(loss)).baseline == ts.simulate(run.graph, footprints=run.footprints).baseline
     del loss
