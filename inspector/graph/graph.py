@@ -255,10 +255,9 @@ class Graph:
     def saved(self) -> SavedTensors:
         """The saved tensors of the nodes at the first access. A backward frees them.
 
-        Known limitations: tensors packed by `saved_tensors_hooks` (checkpoint, save_on_cpu) are not listed, since
-            reading
-        them would run the user's hooks; `saved.packed` counts them. Tensors saved by the node inside a CopySlices or by
-        a custom C++ node are not listed, since torch hides them. Nothing is listed for a graph from a file.
+        Tensors packed by `saved_tensors_hooks` (checkpoint, save_on_cpu) are not listed, since reading them would run
+        the user's hooks; `saved.packed` counts them. Tensors saved by the node inside a CopySlices or by a custom C++
+        node are not listed, since torch hides them. Nothing is listed for a graph from a file.
 
         Raises:
             RuntimeError: The loss no longer exists, and `saved` was not read before.
