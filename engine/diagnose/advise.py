@@ -192,9 +192,9 @@ def advise(
       of Linear layers. It runs on the members' own inputs, is checked against their outputs and gradients, and is
       timed beside them. It may gain nothing, because large products use the whole machine one by one (#59905).
 
-    The program runs about ten times, and each change for about a second. Afterwards .grad, buffers, hooks and random
-    number generators (torch's, Python's, NumPy's) are restored, and so are all tensors that the program modifies, such
-    as parameters if a hook runs the optimizer's step (see `AsFound`).
+    The program runs about ten times, and each change for about a second. Afterwards .grad, buffers, hooks, the random
+    number generators of torch, Python and NumPy, and all tensors that the program modifies are restored (see
+    `AsFound`). A parameter is such a tensor if a hook runs the optimizer's step.
 
     Args:
         make_loss: a function that runs the forward and returns the loss, one element. It must do the same each time.

@@ -107,7 +107,7 @@ class Signatures:
 
     @cached_property
     def below(self) -> list[int]:
-        """By task, the signature of all tasks that it reaches, up to matched tasks."""
+        """For each task, a signature of its downstream tasks. Paths end at matched tasks."""
         found = [0] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             edges = self._graph.out_edges[task_id]
@@ -123,7 +123,7 @@ class Signatures:
 
     @cached_property
     def above(self) -> list[int]:
-        """By task, the signature of all tasks that reach it, up to matched tasks."""
+        """For each task, a signature of its upstream tasks. Paths start at matched tasks."""
         found = [0] * len(self._graph)
         arriving: list[list[tuple[int, ...]]] = [[] for _ in self._graph.tasks]
         for place, root in enumerate(self._graph.roots):
@@ -141,7 +141,7 @@ class Signatures:
 
     @cached_property
     def is_known(self) -> list[bool]:
-        """By task, whether every path down from it ends at a matched task."""
+        """For each task, whether every downstream path from it arrives at a matched task."""
         found = [False] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             edges = self._graph.out_edges[task_id]
@@ -150,7 +150,7 @@ class Signatures:
 
     @cached_property
     def next_known(self) -> list[frozenset[int]]:
-        """By task, the matched tasks among its next tasks, passing over tasks with a single next task."""
+        """For each task, the first matched tasks downstream. Only tasks with a single next task may lie between."""
         found: list[frozenset[int]] = [frozenset()] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
             found[task_id] = frozenset(self._steps_down(task_id, found))
@@ -182,7 +182,7 @@ _MOST_ROUNDS = 16  # each round extends the pairs of the one before
 
 
 Values = Mapping[int, Hashable]
-"""By task, a key for the known values of its inputs and outputs."""
+"""Maps a task's id to a key that stands for the known values of its inputs and outputs."""
 
 
 def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {})) -> dict[int, int]:

@@ -64,7 +64,7 @@ class Ensemble:
 
     Attributes:
         members: the modules in the order of their calls.
-        paths: their paths below `root`; empty if there is no root.
+        paths: their module paths relative to `root`; empty if `root` is None.
         root: the module that contains them; None if they were called outside any module.
         arguments: their arguments.
         combination: the operation that combines their outputs.

@@ -220,8 +220,9 @@ Prints = tuple[Print | None, ...]
 Gradients = Sequence[Tensor | None]
 
 _SUM = 4
-"""The allowed error of a sum of n gradients, in units in the last place per gradient. The error of a sum in any order
-is at most n - 1 units (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and so is the reference's."""
+"""The allowed error of a sum of n gradients, in units in the last place per gradient. Summing in any
+order has an error of at most n - 1 units (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). The reference
+is such a sum, too, so two sums can differ by twice as much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,9 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     caller holds. Without a capture, a tensor that the forward created and the caller holds looks like an input: such a
     leaf is among the limits, and such a constant (a mask that a module keeps) counts as an input
     (`Footprints.constant_bytes`). Results of nodes that variables still hold count, too; they are found among the
-    objects that Python's garbage collector tracks. Results of the same forward that the graph does not lead to, such as
-    an auxiliary output, count with the tensors that their nodes saved, and so does a root of which only the edge is
-    known.
+    objects that Python's garbage collector tracks. Results of the same forward that are not in the graph, such as an
+    auxiliary output, count together with the tensors that their nodes saved. A root known only as a GradientEdge,
+    without its tensor, counts in the same way.
 
     Tensors without memory count as if they had it: meta tensors and fake tensors (FakeTensorMode) count the bytes of
     their storages.
@@ -122,8 +122,8 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     `Footprints.limits` is empty and the prediction is exact.
 
     Known limitations: custom Functions are among `Footprints.limits`; a measured run knows what they allocate
-    (`ts.profile`). The tensors that custom C++ nodes keep are unknown, and so are those of a CopySlices other than
-    leaves. A tensor that the forward left, that no node saved and that has no gradient (such as a detached hidden state
+    (`ts.profile`). The tensors that custom C++ nodes keep are unknown. Of a CopySlices, only the leaves are
+    known. A tensor that the forward left, that no node saved and that has no gradient (such as a detached hidden state
     that a model keeps for the next forward) counts only if a capture saw the forward create it. Operators that are not
     run alone (oneDNN's LSTM, large ones, those on an accelerator) are named among the limits, after `WORKSPACE`.
 
