@@ -176,7 +176,13 @@ def metas_of(space: Any) -> tuple[TensorMeta, ...]:
 
 
 def arrays_in(space: Any, value: Any) -> Iterator[Any]:
-    """Yield the arrays and scalars of a value in the order of `metas_of`; none for an empty container."""
+    """Yield the arrays and scalars of a value in the order of `metas_of`.
+
+    There are none for an empty container, and none for a sparse value: a function that takes a gradient has nodes whose
+    values are sparse gradients (`container_untake`, `untake`), and these hold a formula instead of arrays.
+    """
+    if is_sparse(value):
+        return
     if not is_container(space):
         yield value
         return
