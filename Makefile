@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream gpu versions docs
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream hips gpu versions docs
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ test: $(VENV)/dev.stamp ## lint and run the tests that are not marked slow, side
 	wait $$lint && tail -n 1 $(VENV)/lint.log || { echo "lint failed: its output is above, and in $(VENV)/lint.log"; exit 1; }; \
 	exit $$tests
 
-full: lint docs $(VENV)/models.stamp ## lint, build the docs, then run all tests, with random examples
+full: lint docs $(VENV)/models.stamp $(VENV)/hips.stamp ## lint, build the docs, then run all tests, with random examples
 	$(PYTEST) --hypothesis-profile=random
 
 # mypy wants a folder named like the package; a clone may be called anything.
@@ -72,6 +72,10 @@ matrix: $(VENV)/dev.stamp ## cross kinds of programs with every verb, and compar
 upstream: $(VENV)/dev.stamp ## run PyTorch's own autograd tests on tapescope: TEST_AUTOGRAD=pytorch/test/test_autograd.py
 	$(BIN)/python tests/upstream $(TEST_AUTOGRAD)
 
+# AUTOGRAD_TESTS=FOLDER takes the tests of a checkout; otherwise they are those of the installed version's source distribution.
+hips: $(VENV)/hips.stamp ## run HIPS autograd's own tests on tapes, under dfs, bfs and heap, and compare the gradients
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hips $(or $(AUTOGRAD_TESTS),$(VENV)/hips/tests)
+
 # ONLY=2.15 runs one version. Each environment takes 6 GB: from 2.14 on pip's builds bring CUDA's libraries.
 versions: ## run the tests on each supported version of PyTorch, and print one table
 	$(PYTHON) tests/versions $(addprefix --only=,$(ONLY))
@@ -82,6 +86,13 @@ gpu: ## run the tests and benchmarks that want CUDA, where there is a GPU, and p
 
 models: $(VENV)/models.stamp ## run models and training loops of well-known libraries through every verb
 	$(BIN)/python tests/models
+
+# Wheels of autograd have no tests.
+$(VENV)/hips.stamp: $(VENV)/dev.stamp
+	$(BIN)/pip install -q -c constraints.txt scipy
+	$(BIN)/pip download -q -c constraints.txt --no-deps --no-binary autograd -d $(VENV)/hips autograd
+	tar -xzf $(VENV)/hips/autograd-*.tar.gz -C $(VENV)/hips --strip-components=1
+	@touch $@
 
 # torch first: resolved alone, its pinned version is found before anything else asks for a newer one. timm alone: it asks
 # for torchvision, and that for a CUDA build of torch; tests/models has a stub of it.

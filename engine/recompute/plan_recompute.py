@@ -353,7 +353,8 @@ def _notes(runs: _AnyRuns, wanted: Wanted, goal: Goal, found: FoundDrops, left_a
         lowest = "; this is the lowest peak found" if left_alone is None else ""
         if lowest and wanted.overhead < math.inf:
             lowest += f" within {percent_text(wanted.overhead)} of a step's time"
-        yield f"The budget of {both_units(goal.peak_bytes)} is not reached{lowest}."
+        above = size_text(peak - goal.peak_bytes)  # rounded, the two peaks could look equal
+        yield f"The peak is {above} above the budget of {both_units(goal.peak_bytes)}{lowest}."
     if found.interrupted:
         yield f"The search was interrupted after {found.seconds:.1f} s; this is the best plan until then."
     if runs.estimates:

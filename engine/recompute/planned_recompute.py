@@ -266,8 +266,8 @@ class PlanFrontier:
                 return plan
         lowest = self.plans[-1].peak_bytes
         raise ValueError(
-            f"no plan has a peak within {both_units(limit)}; the lowest is {size_text(lowest)}, "
-            f"{share_text(lowest, plain)} of the peak without a plan"
+            f"no plan has a peak within {both_units(limit)}; the lowest is {size_text(lowest - limit)} above that, "
+            f"{size_text(lowest)} or {share_text(lowest, plain)} of the peak without a plan"
         )
 
     @property

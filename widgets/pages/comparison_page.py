@@ -48,7 +48,8 @@ def page_html(comparison: Comparison, title: str) -> str:
 
 def _subtitle(comparison: Comparison) -> str:
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
-    measured = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
+    engine = "PyTorch's engine" if comparison.engine == "native" else "tapescope's direct engine"
+    measured = f"{len(comparison.graph):,} tasks on {devices}, measured on {engine}."
     return f"{measured} {comparison.before.sentence()}".rstrip()
 
 

@@ -191,7 +191,7 @@ def make_watchpoint(
 def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
     """Return the text of a stop, `watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) returned NaN in 3
     of 64 elements, ...`."""
-    words = " and ".join(dict.fromkeys(_words(term.text, output, read) for term in condition))
+    words = " and ".join(dict.fromkeys(_words(graph, term.text, output, read) for term in condition))
     what = f"{_task_and_verb(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
     return f"{head(watchpoint)}: {what}"
 
@@ -239,7 +239,7 @@ def _where(graph: Graph, task_id: int, number: int) -> str:
     return f", in output {number}" if len(graph.out_edges[task_id]) > 1 else ""
 
 
-def _words(term: str, output: Output, read: Reading) -> str:
+def _words(graph: Graph, term: str, output: Output, read: Reading) -> str:
     if term in ("nan", "inf"):
         return what_is_bad(shown(output))
     if term == "zero":
@@ -247,23 +247,31 @@ def _words(term: str, output: Output, read: Reading) -> str:
     if term.startswith("norm"):
         return f"a gradient of norm {read.norm:.4g}"
     if term == "upcast":
-        return _widening(output)
+        return _widening(output, graph.is_tape)
     if term == "shape":
-        return _summing(output)
+        return _summing(output, graph.is_tape)
     return f"a gradient that satisfies {term}"
 
 
-def _widening(output: Output) -> str:
+def _widening(output: Output, on_tape: bool) -> str:
     dtype, takes = dtype_name(output.raw.dtype), output.takes
     if takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
-        return f"a gradient of {dtype}, which PyTorch casts to {dtype_name(takes.dtype)}"
+        expected = dtype_name(takes.dtype)
+        # HIPS autograd hands a gradient on as the formula returned it.
+        return (
+            f"a gradient of {dtype} for a value of {expected}"
+            if on_tape
+            else (f"a gradient of {dtype}, which PyTorch casts to {expected}")
+        )
     came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
     return f"a gradient of {dtype} from inputs of {came}"
 
 
-def _summing(output: Output) -> str:
+def _summing(output: Output, on_tape: bool) -> str:
     assert output.takes is not None and output.takes.shape is not None, "the shapes differ"
     small, large = tuple(output.takes.shape), tuple(output.summed_from or ())
+    if on_tape:
+        return f"a gradient of shape {large} for a value of shape {small}"
     return (
         f"a gradient of shape {large}, which PyTorch sums to {small}, because the forward broadcast {small} to {large}"
     )

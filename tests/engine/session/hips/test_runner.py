@@ -87,6 +87,17 @@ def second_derivative(x: Any) -> Any:
     return np.sum(autograd.grad(lambda y: np.sum(np.sin(y) * y[0]))(x) * x)
 
 
+def of_containers(params: Any) -> Any:
+    """A product of the Hessian of a dict with a vector: its tape has sparse gradients of the dict and of the list."""
+
+    def inner(them: Any) -> Any:
+        first, *rest = them["list"]
+        return np.sum(np.tanh(first) * rest[0]) * them["scale"] + np.sum(them["list"][1:][0] ** 3)
+
+    gradient = autograd.grad(inner)(params)
+    return np.sum(gradient["list"][0] * 2.0) + np.sum(gradient["list"][1]) * gradient["scale"]
+
+
 def scalars(x: float) -> Any:
     return x * x + np.sin(x) * x
 
@@ -101,6 +112,7 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (indices, (draw(size=(2, 3)),)),
     (complex_numbers, (draw(size=3) + 1j * draw(size=3),)),
     (second_derivative, (draw(size=3),)),
+    (of_containers, ({"list": [draw(size=3), draw(size=3)], "scale": 2.0},)),
     (scalars, (0.7,)),
     (reads_a_value, (numpy.float32(2.0),)),
     (lambda x: np.sum(x.astype(numpy.float32) ** 2), (draw(size=3),)),
@@ -121,7 +133,7 @@ def test_under_dfs_gradients_are_autograds_bit_for_bit(fun: Callable[..., Any], 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name or "PyTorch's")
 @pytest.mark.parametrize("policy", CLASSIC)
-@pytest.mark.parametrize(("fun", "args"), PROGRAMS[:4])
+@pytest.mark.parametrize(("fun", "args"), PROGRAMS[:6])
 def test_any_policy_and_any_rule_of_summing_gives_the_same_gradients(
     fun: Callable[..., Any], args: tuple[Any, ...], policy: str, rule: ts.types.Accumulation
 ) -> None:
