@@ -101,7 +101,7 @@ def compare(
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     named = chosen_policies(policies)
-    rules = _chosen_rules(accumulate, release)
+    rules = chosen_rules(accumulate, release)
     plans = _chosen_plans(recompute)
     if rules != [PYTORCHS] and queues != "one":
         raise NotImplementedError(
@@ -338,10 +338,10 @@ def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Poli
     return chosen
 
 
-def _chosen_rules(
+def chosen_rules(
     accumulate: Sequence[Accumulate] | Accumulate, release: Sequence[Release] | Release
 ) -> list[Accumulation]:
-    """Return every combination of rules. Raises as `compare` does."""
+    """Return every combination of rules. Raises ValueError as `compare` does."""
     sums: Sequence[Accumulate] = (accumulate,) if isinstance(accumulate, str) else accumulate
     ends: Sequence[Release] = (release,) if isinstance(release, str) else release
     found = [Accumulation(each, end) for end in ends for each in sums]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from ...engine.execution.accumulation_rule import Accumulate, Release
 from ...engine.execution.undo_history import History
 from ...engine.recording.batch_report import Batches
 from ...engine.recording.run import Run
@@ -100,13 +101,25 @@ class Looking(DeckTraits):
         """The memory that undo holds, and how many tasks can be undone; None if undo is not possible."""
         return self._live.at.history
 
-    def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
+    def compare(
+        self,
+        policies: Sequence[AnyPolicy] | AnyPolicy,
+        *,
+        accumulate: Sequence[Accumulate] | Accumulate | None = None,
+        release: Sequence[Release] | Release | None = None,
+    ) -> Prediction:
         """Predict the memory of the whole backward under several policies. Runs nothing.
 
+        Args:
+            policies: the policies, one or several.
+            accumulate, release: rules as in `ts.backward`, one or several of each. Every policy is predicted under
+                every rule; the rows have names such as "heap, list". None: the deck's own rule.
+
         Raises:
-            ValueError: the memory was not predicted, see `predict_memory`; or a policy decides while the backward runs.
+            ValueError: the memory was not predicted, see `predict_memory`; a policy decides while the backward runs; or
+                a rule is unknown or repeated.
         """
-        return self._asking.look(lambda: self._live.plan.compare(policies))
+        return self._asking.look(lambda: self._live.plan.compare(policies, accumulate, release))
 
     def save_html(self, path: str | Path) -> Path:
         """Write the deck in its current state as one page that plays without a kernel or a network connection."""

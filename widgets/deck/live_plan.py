@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from ...engine.execution.accumulation_rule import Accumulate, Release
 from ...engine.memory.timeline import Timeline
 from ...engine.planning.policies import POLICIES, TABS, find_policy
 from ...engine.schedule.policy import AnyPolicy, Choice, Policy, names_in_turn, policy_name
 from ...engine.session.branches import Branch
 from ...engine.session.direct_session import Stepper
 from ...engine.session.native_session import NativeSession
+from ...engine.studies.compare import chosen_rules
 from ...inspector.text.sizes_and_counts import nth
 from ...inspector.validation import expect
 from .live_predictions import Foresight, Prediction
@@ -217,18 +219,23 @@ class LivePlan:
         """Return the memory by policy, that of the live order first; empty without a prediction."""
         return self._foresight.timelines(self._terms.name)
 
-    def compare(self, policies: Sequence[AnyPolicy] | AnyPolicy) -> Prediction:
-        """Predict the memory of the whole backward under each policy.
-
-        Raises:
-            ValueError: memory was not predicted; or a policy decides while the backward runs.
-        """
+    def compare(
+        self,
+        policies: Sequence[AnyPolicy] | AnyPolicy,
+        accumulate: Sequence[Accumulate] | Accumulate | None,
+        release: Sequence[Release] | Release | None,
+    ) -> Prediction:
+        """Predict the memory of the whole backward under each policy; see `Deck.compare`."""
         if isinstance(policies, str | Policy) or callable(policies):
             policies = (policies,)
         expect(policies, Sequence, "policies", 'a policy, or several, such as ("heap", "dfs")')
         if not policies:
             raise ValueError("compare which policies? Give at least one")
-        return self._foresight.compare([self.find(policy) for policy in policies])
+        own = self._foresight.rule
+        rules = chosen_rules(
+            own.accumulate if accumulate is None else accumulate, own.release if release is None else release
+        )
+        return self._foresight.compare([self.find(policy) for policy in policies], rules)
 
     def _know(self, policy: Policy | Choice) -> None:
         """Remember a policy by name. A newer one replaces it, because a cell that runs again defines a new function."""

@@ -34,7 +34,7 @@ class Prediction(ShownAsTable):
     """The predicted memory of a graph under several policies. `ts.compare` measures it with new forwards.
 
     Attributes:
-        timelines: the simulated memory of each policy.
+        timelines: the simulated memory by policy, with the accumulation rule if it is not PyTorch's ("heap, list").
     """
 
     timelines: Mapping[str, Timeline]
@@ -72,7 +72,9 @@ class Prediction(ShownAsTable):
         estimate = estimate_sentence(reasons)
         why = [estimate] if estimate else []
         if low == high:
-            return [f"The order makes no difference to the peak: {bounded_size(high, reasons)}. {basis}", *why]
+            one_rule = len({timeline.accumulation for timeline in self.rows}) == 1
+            what = "The order makes no" if one_rule else "Neither order nor rule makes a"
+            return [f"{what} difference to the peak: {bounded_size(high, reasons)}. {basis}", *why]
         return [
             f"{lowest} needs least, {bounded_size(low, reasons)}: {share_text(low, high)} of the most. {basis}",
             *why,
@@ -217,8 +219,8 @@ class Foresight:
         others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
         return {mine: self.own} | {name: each for name, each in others.items() if name != mine}
 
-    def compare(self, policies: Collection[Policy | Choice]) -> Prediction:
-        """Predict the memory of the whole backward under each policy.
+    def compare(self, policies: Collection[Policy | Choice], rules: Collection[Accumulation]) -> Prediction:
+        """Predict the memory of the whole backward under each policy and each rule.
 
         Raises:
             ValueError: memory was not predicted; or a policy decides while the backward runs.
@@ -231,8 +233,9 @@ class Foresight:
                 raise ValueError(
                     f"policy {policy_name(policy)} decides while the backward runs, so it has no order yet"
                 )
-            order = self._order(policy)
-            found[policy_name(policy)] = self._simulate(order, self._footprints)
+            order, name = self._order(policy), policy_name(policy)
+            for rule in rules:
+                found[rule.of(name)] = self._simulate(order, self._footprints, rule)
         return Prediction(found)
 
     def compare_branches(self, session: Stepper) -> BranchComparison:
@@ -258,25 +261,25 @@ class Foresight:
     ) -> tuple[Json, Timeline | None]:
         """Return an order as page data, with its memory if it is known."""
         footprints, note, graph = self._footprints, self._note, self._session.graph
-        timeline = self._recompute.timeline(order, self._rule)
+        timeline = self._recompute.timeline(order, self.rule)
         if timeline is None and (other := self._recompute.note()) is not None:
             note = other
         elif timeline is None and footprints is not None:
             try:
-                timeline = self._simulate(order, footprints)
+                timeline = self._simulate(order, footprints, self.rule)
             except Exception as error:  # the deck goes on without
                 note = f"Memory was not predicted: {in_words(error)}"
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
         if not self._was_asked and note == self._note:
             content["predict_s"] = len(graph) * _DRY_RUN_S
-        return self._recompute.with_plan(content, self._rule), timeline
+        return self._recompute.with_plan(content, self.rule), timeline
 
     @property
-    def _rule(self) -> Accumulation:
+    def rule(self) -> Accumulation:
+        """The session's rule for summing gradients."""
         return self._session.accumulation if isinstance(self._session, Stepper) else PYTORCHS
 
-    def _simulate(self, order: Sequence[int], footprints: Footprints) -> Timeline:
-        rule = self._rule
+    def _simulate(self, order: Sequence[int], footprints: Footprints, rule: Accumulation) -> Timeline:
         return simulate(
             footprints.graph,
             order,

@@ -306,8 +306,8 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
     ),
     "ask": (
         Verb(
-            "compare [NAME ...]",
-            "compare the memory that the graph would take under these policies",
+            "compare [NAME ...] [--accumulate A ...] [--release R ...]",
+            "compare the memory that the graph would take under these policies and rules",
             on=("magic",),
             takes="policy",
         ),

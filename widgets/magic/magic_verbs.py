@@ -7,12 +7,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from ...engine.diagnose.advise import Advice, advise
+from ...engine.execution.accumulation_rule import Accumulate, Release
 from ...engine.planning.policies import POLICIES, TABS, find_policy
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.schedule.policy import AnyPolicy, Choice, Policy
@@ -26,6 +27,9 @@ from ..deck.verbs import MAGICS
 from ..terminal.completion import completions
 from ..terminal.console import step_words
 from ..terminal.stops import Test, read_break, read_watch
+
+RULES = {"--accumulate": get_args(Accumulate), "--release": get_args(Release)}
+"""The options of `compare`, with their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +190,21 @@ def _branch(line: MagicLine) -> BranchesView | Task | None:
 
 
 def _compare(line: MagicLine) -> Any:
-    policies = [policy_of(line.shell, word) for word in line.text.split()] or list(TABS)
+    words: dict[str, list[str]] = {"": []}
+    option = ""
+    for word in line.text.split():
+        if not word.startswith("--"):
+            words[option].append(word)
+            continue
+        option, _, value = word.partition("=")
+        if option not in RULES:
+            raise UsageError(f"unknown option {option}; expected one of {', '.join(RULES)}")
+        words[option] = [value] if value else []
+    if empty := next((option for option in words if option and not words[option]), None):
+        raise UsageError(f"{empty} needs a value: {', '.join(RULES[empty])}")
+    policies = [policy_of(line.shell, word) for word in words.pop("")] or list(TABS)
     with _usage():
-        return _deck().compare(policies)
+        return _deck().compare(policies, **{option[2:]: rules for option, rules in words.items()})
 
 
 def _advise(line: MagicLine) -> Advice:
@@ -251,7 +267,8 @@ CALLS: dict[str, Callable[[MagicLine], Any]] = {
 def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> list[str]:
     """Return the completions of the word after a verb."""
     if verb == "compare":
-        return list(POLICIES)
+        options = [each for each in line[: len(line) - len(word)].split() if each in RULES]
+        return [*(RULES[options[-1]] if options else POLICIES), *RULES]
     if MAGICS[verb].takes not in ("place", "condition", "stop", "task"):
         return []
     try:

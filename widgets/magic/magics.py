@@ -313,7 +313,9 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
     words = event.line.split()
     last = "" if event.line.endswith(" ") else words.pop()
     option = last.partition("=")[0] if "=" in last else words[-1] if words else ""
-    if option == "--policy" or words[1:2] == ["compare"]:
+    if words[1:2] == ["compare"]:
+        return complete_verb(shell, "compare", last, event.line)
+    if option == "--policy":
         return list(POLICIES)
     if option == "--engine":
         return list(ENGINES)

@@ -67,7 +67,7 @@ def test_the_cheapest_within_a_budget_is_found_and_what_is_out_of_reach_is_said(
     found = frontier.within(0.8)
     assert found.peak_bytes <= 0.8 * plan.plain_peak_bytes < frontier.plans[frontier.plans.index(found) - 1].peak_bytes
     lowest = frontier.plans[-1].peak_bytes
-    with raises(ValueError, "1 B", size_text(lowest), share_text(lowest, plan.plain_peak_bytes)):
+    with raises(ValueError, "1 B", size_text(lowest - 1), size_text(lowest), share_text(lowest, plan.plain_peak_bytes)):
         frontier.within(1)
     with raises(ValueError, "seconds", -1.0) as raised:
         plan.explore(-1.0)

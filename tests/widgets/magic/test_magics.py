@@ -477,6 +477,19 @@ def test_compare_shows_a_table(fresh: Kernel) -> None:
     assert "<table" in ran.results[0]["text/html"] and "bfs" in ran.results[0]["text/plain"]
 
 
+def test_compare_takes_rules(fresh: Kernel) -> None:
+    fresh.run("loss = sum(model(x).sum() for _ in range(4))\ndeck = None")
+    fresh.run("%tapescope loss")
+    fresh.run("found = %tapescope compare bfs --accumulate inplace list --release=never")
+    assert fresh.value("list(found.timelines)") == "['bfs, never released', 'bfs, list, never released']"
+    assert fresh.value("len({each.peak_bytes for each in found.rows})") == "2", "a list of them holds more"
+    assert_refused(fresh.run("%tapescope compare bfs --accumulate all"), "'all'", "'list'")
+    assert_refused(fresh.run("%tapescope compare --release"), "--release", "eager", "never")
+    assert_refused(fresh.run("%tapescope compare --sum list"), "--sum", "--accumulate")
+    assert fresh.completes("%tapescope compare bfs --accumulate inplace l") == ["list"]
+    assert fresh.completes("%tapescope compare bfs --acc") == ["--accumulate"]
+
+
 def test_advice_by_magic_needs_no_deck(fresh: Kernel) -> None:
     ran = fresh.run("%tapescope advise lambda: model(x).square().sum()")
     assert ran.status == "ok" and 'class="ts-advice"' in ran.results[0]["text/html"]

@@ -53,6 +53,21 @@ def nasty() -> Comparison:
     return compare(lambda: model(torch.ones(2, 64)).sum())
 
 
+def test_a_page_names_the_engine_that_ran() -> None:
+    x = torch.ones(4, requires_grad=True)
+
+    def make_loss() -> torch.Tensor:
+        return (x * 2 + x * 3).sum()
+
+    plain = compare(make_loss, "heap", repetitions=1)
+    other_rules = compare(make_loss, "heap", accumulate=["inplace", "list"], repetitions=1)
+    assert (plain.engine, other_rules.engine) == ("native", "direct")
+    of_pytorch, direct = escape("measured on PyTorch's engine"), escape("measured on tapescope's direct engine")
+    assert of_pytorch in page_html(plain, "plain")
+    page = page_html(other_rules, "other rules")
+    assert direct in page and of_pytorch not in page
+
+
 def named(figure: go.Figure, name: str) -> Any:
     (trace,) = [trace for trace in figure.data if trace.name == name]
     return trace

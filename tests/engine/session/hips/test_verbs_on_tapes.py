@@ -49,6 +49,18 @@ def test_a_prediction_for_a_tape_tells_what_it_counts(snapshot: Snapshots) -> No
     snapshot("simulate", ts.simulate(tape.graph, "dfs").estimates[0])
 
 
+def widened(x: Any) -> Any:
+    return np.sum(x.astype(numpy.float32) * np.ones(3))
+
+
+def test_a_watch_for_upcasts_on_a_tape_names_what_the_value_has_and_no_cast() -> None:
+    session = ts.debug(ts.hips.tape(widened, np.ones(3)), policy="dfs")
+    session.watch("upcast")
+    session.run()
+    says(session.stopped, "multiply", "float64", "float32")
+    assert "PyTorch" not in str(session.stopped)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_after_a_measured_run_any_other_order_is_predicted(name: str) -> None:
     tape = recorded(name)
