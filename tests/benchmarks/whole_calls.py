@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from measure import Effort, Row, ratios, seconds
@@ -20,6 +21,7 @@ from tapescope import workload
 from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 
 _CROWD = 1_000_000  # objects
+_STEPS = 22  # of a loop under a policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ CALLS = (
 
 def rows(effort: Effort) -> Iterator[Row]:
     yield from _calls(effort)
+    yield from _added(effort)
     crowd = [[] for _ in range(1_000 if effort.tiny else _CROWD)]
     gc.collect()
     yield from _calls(effort, f", among {len(crowd):,} objects more")
@@ -69,6 +72,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 def rows_quick(effort: Effort) -> Iterator[Row]:
     """Without the crowd."""
     yield from _calls(effort)
+    yield from _added(effort)
 
 
 def _calls(effort: Effort, where: str = "") -> Iterator[Row]:
@@ -79,6 +83,35 @@ def _calls(effort: Effort, where: str = "") -> Iterator[Row]:
     model, make_loss = workload("resnet50").build(batch=2 if tiny else 8, pixels=32 if tiny else 64)
     yield from _rows(effort, model, make_loss, "ResNet-50" + where, {each.what: each.resnet50 for each in CALLS})
     yield from _captured(effort, make_loss, "ResNet-50" + where, 1.1)
+
+
+def _added(effort: Effort) -> Iterator[Row]:
+    """Measure what a loop under a policy adds to each backward of a small model, which ratios of large ones hide."""
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    x = torch.randn(16, 32)
+    mnist, mnist_loss = workload("mnist").build()
+    for name, model, make_loss in (("an MLP", mlp, lambda: mlp(x).square().mean()), ("MNIST", mnist, mnist_loss)):
+        tasks = len(ts.graph(make_loss()))
+        for policy, goal in (("heap", 250), ("bfs", 600)):
+            added, shares = [], []
+            for _ in range(effort.repetitions):
+                plain = _backward_s(model, make_loss)
+                with ts.policy(policy):
+                    under_policy = _backward_s(model, make_loss)
+                added.append(1e6 * (under_policy - plain))
+                shares.append(under_policy / plain)
+            what = f'ts.policy("{policy}"), added per backward, {name} ({tasks} tasks)'
+            yield Row(what, "µs", tuple(added), goal, note=f"{median(shares):.2f} × of loss.backward()")
+
+
+def _backward_s(model: nn.Module, make_loss: Callable[[], Tensor]) -> float:
+    """The median time of a loop's backwards, without its first two, which plan."""
+    times = []
+    for _ in range(_STEPS):
+        model.zero_grad(set_to_none=True)
+        times.append(seconds(make_loss().backward))
+    return median(times[2:])
 
 
 def _rows(
