@@ -32,7 +32,7 @@ from ..recording.peak_report import peak_report
 from ..session.batching.find_batches import find_batches
 from ..session.batching.product_groups import GroupRules, Groups
 from .change_trial import LEAST_GAIN, Cost, Trial, try_change
-from .find_ensembles import Ensemble, find_ensembles
+from .find_ensembles import Ensemble, RefusedEnsemble, find_ensembles
 from .generated_code import Change, changes
 from .similar_modules import CallLog
 
@@ -204,7 +204,7 @@ def advise(
             and in a notebook after two seconds.
 
     Known limitations: members must be modules. Members written out in code, or called inside a compiled region, a
-    custom Function or torch.vmap, are not found.
+    custom Function or torch.vmap, are not found. A TorchScript module is named, with the module to call instead.
 
     Raises:
         TypeError: if `make_loss` cannot be called or does not return a tensor, or `model` is not a module.
@@ -241,6 +241,7 @@ def _advise(
     drawn = read_graph(loss, model)
     leaves = list(drawn.leaves.values())
     together = find_batches(drawn, GroupRules(min_fusion_size=2))
+    scripted = list(_scripted(log, together))
 
     def run_backward(of: Tensor) -> None:
         with world.run(leaves):
@@ -281,9 +282,26 @@ def _advise(
     tried.sort(key=lambda ways: -_speedup(ways[0]))
     worked = [item for ways in tried for item in ways if item.verdict != "refused"]
     not_worked = [item for ways in tried for item in ways if item.verdict == "refused"]
-    said = [Item(each.title, "refused", (_sentence(each.why),)) for each in refused]
+    said = [Item(each.title, "refused", (_sentence(each.why),)) for each in (*refused, *scripted)]
     ordered = (*worked, *memory, *not_worked, *said)
     return Advice(drawn, ordered, forward, back, *peaks, this_machine(device))
+
+
+def _scripted(log: CallLog, together: Groups) -> Iterator[RefusedEnsemble]:
+    """Yield the TorchScript modules of a forward, outermost ones only, and the groups of products that they hide."""
+    modules = {
+        call.module: None
+        for call in log.calls
+        if isinstance(call.module, torch.jit.ScriptModule)
+        and not (call.parent and isinstance(call.parent.module, torch.jit.ScriptModule))
+    }
+    hidden = f" {together.summary('backward')}" if together.backward else ""
+    for module in modules:
+        yield RefusedEnsemble(
+            f"{module.original_name} (TorchScript)",
+            "its modules are called inside TorchScript, where ts.advise cannot see them. Call the module from before "
+            f"torch.jit.trace or torch.jit.script in make_loss.{hidden}".rstrip("."),
+        )
 
 
 def _tried(ensemble: Ensemble, together: Groups, rounds: int | None, step_ns: float) -> list[Item]:

@@ -449,7 +449,10 @@ def _unequal(members: Sequence[nn.Module]) -> str:
         for name, parameter in member.named_parameters():
             if name in first and parameter.shape != first[name].shape:
                 shapes = f"{shape_text(first[name].shape)} and {shape_text(parameter.shape)}"
-                return f"the members' parameters have different shapes: {name} is {shapes}"
+                grouped = ""
+                if hasattr(nn.functional, "grouped_mm") and parameter.dtype != torch.float64:
+                    grouped = "; torch.nn.functional.grouped_mm can run their products as one if only one size differs"
+                return f"the members' parameters have different shapes: {name} is {shapes}{grouped}"
     return "the members have different submodules, modes, dtypes or devices"
 
 

@@ -16,12 +16,11 @@ from ....inspector.graph.capture_records import Operation
 from ....inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
 from ....inspector.graph.matrix_products import Factor, Product, Side, products_of
 from ....inspector.graph.paths_and_repeats import ranks_from
-from ....inspector.graph.phrases import joined
 from ....inspector.text.progress import telling
 from ....inspector.torch_private.saved_variables import saved_facts
 from ...recording.batch_report import GroupKind
 from .batched_products import addend_shape, launches_of
-from .product_groups import Direction, Group, GroupRules, Groups, Refused
+from .product_groups import Direction, Group, GroupRules, Groups, Refused, unequal_shapes, without_gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +183,14 @@ class _Trees:
         trees, claimed = [], defaultdict[int, set[int]](set)
         for ((task, number, _), _), members in summed.items():
             tasks = self._allowed([task for task, _ in members], members[0][1])
-            if tasks:
-                trees.append(self._tree(tasks, members[0][1], (task, number), ends))
-                for each in tasks:
-                    claimed[each].add(members[0][1])
-        return trees, claimed, [Refused(tuple(tasks), why) for why, tasks in self._refused.items()]
+            if not tasks:
+                continue
+            tree = self._tree(tasks, members[0][1], (task, number), ends)
+            trees.append(tree)
+            for each in tasks if tree.gains else ():
+                claimed[each].add(members[0][1])
+        refused = [Refused(tuple(tasks), why) for why, tasks in self._refused.items()]
+        return [tree for tree in trees if tree.gains], claimed, [*refused, *without_gain(trees)]
 
     def _allowed(self, tasks: list[int], output: int) -> list[int]:
         """Return the tasks that may be joined; empty if there are too few, or if joining is slower."""
@@ -281,7 +283,8 @@ class _Stacks:
             elif tasks := self._allowed(batch.tasks):
                 found += [self._group(part, ends) for part in self._parts(tasks)]
         self._say_small(small)
-        return found, [Refused(tuple(tasks), why, self._direction) for why, tasks in self._refused.items()]
+        refused = [Refused(tuple(tasks), why, self._direction) for why, tasks in self._refused.items()]
+        return [group for group in found if group.gains], [*refused, *without_gain(found)]
 
     def _key(self, task: int) -> Hashable:
         product = self._products[task]
@@ -379,21 +382,12 @@ class _Stacks:
         for together in [*closed, *(together for _, together in open_.values())]:
             tasks = sorted(task for batch in together for task in batch.tasks)
             if len(together) > 1 and len(tasks) >= self._rules.min_fusion_size:
-                self._refused[self._unequal(tasks)].extend(tasks)
+                self._refused[unequal_shapes([self._products[task] for task in tasks])].extend(tasks)
                 continue
             for batch in together:
                 if len(batch.tasks) > 1:
                     why = self._too_few(len(batch.tasks), self._products[batch.tasks[0]])
                     self._refused[why].extend(batch.tasks)
-
-    def _unequal(self, tasks: list[int]) -> str:
-        products = [self._products[task] for task in tasks]
-        flat = all(len(product.left.shape) == 2 for product in products)
-        if flat and len({product.right.shape for product in products}) == 1:
-            rows = joined([f"{product.left.shape[0]:,}" for product in products], most=8)
-            return f"different shapes, of {rows} rows; torch.nn.functional.grouped_mm could run them"
-        shapes = list(dict.fromkeys(map(str, products)))
-        return f"different shapes: {joined(shapes)}"
 
     def _group(self, tasks: tuple[int, ...], ends: list[int]) -> Group:
         products = [self._products[task] for task in tasks]
@@ -514,6 +508,7 @@ def find_batches(of: Outputs | Graph, rules: GroupRules | None = None, *, model:
     Members of a group have the same shape, dtype and device, and need the same gradients. None depends on another, and
     with all groups joined at once the graph still has no cycle (see `batches` in the source). Products whose results
     are summed into one parameter's gradient form a "tree", which is one product of their concatenated operands.
+    Products are not joined if the copies of their operands need as many launches as joining saves; `refused` has them.
 
     Groups of the forward consist of the operations that a capture recorded (`ts.capture`).
 

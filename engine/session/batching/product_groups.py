@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
+
 from ....inspector.drawing.annotations import Outline, letters
 from ....inspector.files import write_file
 from ....inspector.graph.graph import Fold, Graph, Task
@@ -111,6 +113,11 @@ class Group:
         return len(self.tasks)
 
     @property
+    def gains(self) -> bool:
+        """Whether fewer kernels are launched as a group, including copies."""
+        return self.launches_after < self.launches_before
+
+    @property
     def label(self) -> str:
         """A short description, `16 × addmm → bmm` or `50 × addmm summed → one mm`."""
         count, function = f"{len(self.tasks):,} ×", self.product.function
@@ -136,6 +143,39 @@ class Refused:
     tasks: tuple[int, ...]
     why: str
     direction: Direction = "backward"
+
+
+def without_gain(groups: Iterable[Group]) -> Iterator[Refused]:
+    """Yield the products of the groups that save no launch."""
+    useless = [group for group in groups if not group.gains]
+    if useless:
+        before, after = sum(each.launches_before for each in useless), sum(each.launches_after for each in useless)
+        copied = size_text(sum(each.stacked_bytes for each in useless))
+        why = f"joining saves no launch: {before:,} launches become {after:,}, for {copied} of copies"
+        yield Refused(tuple(task for each in useless for task in each.tasks), why, useless[0].direction)
+
+
+def unequal_shapes(products: Sequence[Product]) -> str:
+    """Return the reason why products of different shapes are not joined, and whether grouped_mm could run them.
+
+    Each of its groups has two sizes in common with the others, whichever they are.
+    """
+    shapes = f"different shapes: {joined(list(dict.fromkeys(map(str, products))))}"
+    if any(len(each.left.shape) != 2 or each.result.dtype == torch.float64 for each in products):
+        return shapes
+    sizes = {
+        "rows": [each.left.shape[0] for each in products],
+        "inner sizes": [each.left.shape[1] for each in products],
+        "columns": [each.right.shape[1] for each in products],
+    }
+    differing = [name for name, found in sizes.items() if len(set(found)) > 1]
+    if len(differing) > 1:
+        names = joined(differing)
+        return f"{shapes}; padded until only one of {names} differs, torch.nn.functional.grouped_mm could run them"
+    (name,) = differing
+    values = joined([f"{size:,}" for size in sizes[name]], most=8)
+    values = f"{name} {values}" if name == "inner sizes" else f"{values} {name}"
+    return f"different shapes, of {values}; torch.nn.functional.grouped_mm could run them"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,6 +289,11 @@ class Groups(ShownAsFindings):
         if len(self.products) < 2:
             count = "One task" if self.products else "No task"
             yield f"{count} of this graph multiplies matrices of known shapes, so there is nothing to join."
+            if hidden := sum("DifferentiableGraph" in task.name for task in self.graph.tasks):
+                yield (
+                    f"{counted(hidden, 'task')} of TorchScript may multiply without showing it; call the module from "
+                    "before torch.jit.script or torch.jit.trace."
+                )
             return
         yield self.summary("backward")
         if trees := [group for group in self.backward if group.kind == "tree"]:

@@ -57,6 +57,38 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, dict[str, float]]
     return set_times
 
 
+class Scriptable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(perceptron() for _ in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: list[Tensor] = []
+        for member in self.members:
+            outputs.append(member(x))
+        return torch.stack(outputs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("model_is_passed", [False, True])
+@pytest.mark.parametrize("way", ["trace", "script"])
+def test_a_module_of_torchscript_is_named_with_what_to_call_instead(
+    way: str, model_is_passed: bool, snapshot: Snapshots
+) -> None:
+    model = Scriptable()
+    compiled = torch.jit.trace(model, batch()) if way == "trace" else torch.jit.script(model)
+    (item,) = ts.advise(loss_of(compiled), model if model_is_passed else None)
+    assert item.verdict == "refused" and "Scriptable" in item.title
+    says(item.facts[0], "TorchScript", "torch.jit.trace", "torch.jit.script", "make_loss")
+    if way == "trace":  # after two runs a scripted graph is one task, of which nothing can be seen
+        says(item.facts[0], "20 of 20 products")
+        if not model_is_passed:
+            snapshot("advise", item)
+    else:
+        says(ts.find_batches(loss_of(compiled)()), "TorchScript", "torch.jit.script")
+    assert ts.advise(loss_of(model)).items[0].title.startswith("10 × members.*"), "from before, the members are found"
+
+
 def test_the_ensemble_of_the_thread_both_ways_with_what_they_gain(timed: Any, snapshot: Snapshots) -> None:
     timed(12, {"vmap": 8, "bmm": 3})
     model, make_loss = workload("ensemble").build()

@@ -222,7 +222,7 @@ def _unlike() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[object, ...]]] = {
-    "different shapes": (_of_widths, ("0.weight", "8×6", "16×6")),
+    "different shapes": (_of_widths, ("0.weight", "8×6", "16×6", "torch.nn.functional.grouped_mm")),
     "unlike": (_unlike, ()),
     "one by one": (lambda: OneByOne(perceptron), ()),
     "called twice": (lambda: Twice(perceptron), (2,)),

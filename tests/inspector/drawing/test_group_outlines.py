@@ -34,16 +34,16 @@ def test_names_go_on_after_the_alphabet() -> None:
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
 def test_each_member_has_its_groups_outline_and_name(theme: GraphTheme) -> None:
-    found = groups_of("ensemble", members=4, batch=4, width=8)
+    found = groups_of("ensemble", members=5, batch=4, width=8)
     picture = found.to_svg(fold="none", theme=theme)
     for number, (group, outline) in enumerate(zip(found.backward, found.outlines(), strict=True)):
         around = [each for each in classed(picture, "ts-outline") if f"ts-hue{number}" in each.get("class", "")]
-        assert len(around) == len(group) == 4
+        assert len(around) == len(group) == 5
         tags = [each.findtext(f"{SVG}text") for each in classed(picture, "ts-tag")]
-        assert tags.count(outline.name) == 4 + 1  # and the legend
+        assert tags.count(outline.name) == 5 + 1  # and the legend
         assert f">{outline.title}</text>" in picture
     assert not classed(picture, "ts-dashed")
-    assert len(classed(found.to_svg("forward", fold="none"), "ts-dashed")) == 16 + 16 + 4
+    assert len(classed(found.to_svg("forward", fold="none"), "ts-dashed")) == 20 + 20 + 4
     assert "$" not in picture
 
 

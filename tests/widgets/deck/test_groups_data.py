@@ -182,7 +182,7 @@ def test_what_ran_as_one_is_outlined_as_it_runs(page: Page, snapshot: Snapshots)
     says(page.document["groups"]["said"]["ran"], "launches")
     snapshot("deck", ran[0]["title"])
     snapshot("deck", page.document["groups"]["said"]["ran"])
-    assert len(page.document["groups"]["found"]) == 12
+    assert len(page.document["groups"]["found"]) == 8, "those of the forward would save no launch"
 
 
 def test_what_could_not_run_as_one_is_said_with_the_reason(page: Page, snapshot: Snapshots) -> None:

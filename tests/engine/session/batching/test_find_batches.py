@@ -264,11 +264,27 @@ def packed(number: int) -> Tensor:
 REFUSED: dict[str, tuple[Callable[[], Tensor], tuple[object, ...]]] = {
     "rows": (
         lambda: stacked(lambda n: torch.randn(7 * n + 1, 3) @ weight(3, 2)),
-        (1, 8, 15, 22, "torch.nn.functional.grouped_mm"),
+        ("rows", 1, 8, 15, 22, "torch.nn.functional.grouped_mm"),
+    ),
+    "inner": (
+        lambda: stacked(lambda n: torch.randn(2, 3 + n % 2) @ weight(3 + n % 2, 2)),
+        ("inner sizes", 3, 4, "torch.nn.functional.grouped_mm"),
+    ),
+    "columns": (
+        lambda: stacked(lambda n: torch.randn(2, 3) @ weight(3, 4 + n)),
+        ("columns", 4, 5, 6, 7, "torch.nn.functional.grouped_mm"),
     ),
     "shapes": (
-        lambda: stacked(lambda n: torch.randn(2, 3 + n % 2) @ weight(3 + n % 2, 2)),
-        ("mm 2×3 @ 3×2", "mm 2×4 @ 4×2"),
+        lambda: stacked(lambda n: torch.randn(2, 3 + n) @ weight(3 + n, 4 + n)),
+        ("mm 2×3 @ 3×4", "mm 2×4 @ 4×5", "inner sizes", "columns", "torch.nn.functional.grouped_mm"),
+    ),
+    "double": (
+        lambda: stacked(lambda n: torch.randn(7 * n + 1, 3).double() @ weight(3, 2).double()),
+        ("mm 1×3 @ 3×2", "mm 8×3 @ 3×2"),
+    ),
+    "no gain": (
+        lambda: stacked(lambda n: torch.nn.functional.linear(torch.randn(2, 3), weight(3, 3)), 3),
+        ("3 launches become 3", "144 B"),
     ),
     "few": (
         lambda: stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3),
@@ -292,7 +308,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], tuple[object, ...]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_joined_is_said_with_the_reason(name: str, snapshot: Snapshots) -> None:
     make, facts = REFUSED[name]
-    found = ts.find_batches(make())
+    found = ts.find_batches(make(), ts.types.GroupRules(min_fusion_size=3) if name == "no gain" else None)
     assert not found.backward
     (refused,) = found.refused
     says(refused.why, *facts)
@@ -300,6 +316,38 @@ def test_what_is_not_joined_is_said_with_the_reason(name: str, snapshot: Snapsho
     says(said, f"{len(refused.tasks)} × mm")
     snapshot("find_batches", said)
     assert len(refused.tasks) == len(found.products)
+
+
+def test_grouped_mm_runs_products_of_which_one_size_differs() -> None:
+    sizes, grouped_mm = (16, 32, 64, 8), torch.nn.functional.grouped_mm
+    ends = torch.tensor(sizes).cumsum(0, dtype=torch.int32)
+    for rows, inner, columns in ((sizes, 8, 12), (4, sizes, 12), (4, 8, sizes)):
+        shapes = zip(
+            *(each if isinstance(each, tuple) else (each,) * 4 for each in (rows, inner, columns)), strict=True
+        )
+        pairs = [(torch.randn(m, k, requires_grad=True), weight(k, n)) for m, k, n in shapes]
+        products = [left @ right for left, right in pairs]
+        (refused,) = ts.find_batches(torch.stack([each.sum() for each in products]).sum()).refused
+        says(refused.why, 16, 32, 64, 8, "torch.nn.functional.grouped_mm")
+        left, right = zip(*pairs, strict=True)
+        made = grouped_mm(
+            torch.cat(left, 1) if inner is sizes else torch.cat(left) if rows is sizes else torch.stack(left),
+            torch.cat(right) if inner is sizes else torch.cat(right, 1) if columns is sizes else torch.stack(right),
+            offs=ends,
+        )
+        one_by_one = torch.stack(products) if inner is sizes else torch.cat(products, 1 if columns is sizes else 0)
+        assert torch.allclose(made, one_by_one, atol=1e-4)
+
+
+def test_four_members_with_inputs_of_their_own_are_not_joined_in_the_forward() -> None:
+    members = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)) for _ in range(4)]
+    with ts.capture():
+        loss = torch.stack([member(torch.randn(2, 8)) for member in members]).sum()
+    found = ts.find_batches(loss)
+    assert found.backward and not found.forward
+    (refused,) = [each for each in found.refused if each.direction == "forward"]
+    assert len(refused.tasks) == 8
+    says(refused.why, "8 launches become 8", "copies")
 
 
 def test_what_is_refused_in_modules_is_said_to_be_there() -> None:
@@ -318,7 +366,7 @@ def test_products_that_lie_by_themselves_are_said_to(snapshot: Snapshots) -> Non
 
 
 def test_a_threshold_that_is_changed_joins_what_was_refused(snapshot: Snapshots) -> None:
-    loss = stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3)
+    loss = stacked(lambda n: weight(2, 3) @ weight(3, 2), 3)
     assert len(ts.find_batches(loss, ts.types.GroupRules(min_fusion_size=3)).backward) == 1
     with raises(TypeError, "rules", "ts.types.GroupRules", 4) as no_rules:
         ts.find_batches(torch.ones(2, requires_grad=True).sum(), rules=4)  # type: ignore[arg-type]
