@@ -52,7 +52,7 @@ def _add_orders(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="one of `tapescope workloads`, or a function that returns the loss (the nine workloads of the PR)",
+        help="one of `tapescope workloads`, or a function that returns the loss (the ten workloads of the PR)",
     )
     orders.add_argument(
         "--policies", "--policy", nargs="+", action="extend", metavar="NAME", help="orders to run (bfs dfs heap)"

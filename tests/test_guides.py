@@ -323,6 +323,12 @@ trainer = SimpleNamespace(fit=fit)
 """
 
 
+def first_backwards() -> list[str]:
+    """The cells of the table in which the page on PR #4746 says what its block computes."""
+    page = (DOCS / "explanation/pr4746.md").read_text(encoding="utf-8")
+    return re.findall("Sin|Cos", page.partition("| the first of the two backwards")[2].partition("\n\n")[0])
+
+
 @dataclass(frozen=True)
 class Page:
     """What a page takes for granted.
@@ -349,6 +355,11 @@ class Page:
 PAGES = {
     "README": Page("from torch import nn\n", {3: PARTS}, shows_decks=True),
     "install": Page("", shows_decks=True),
+    "explanation/pr4746": Page(
+        "import torch\n\nimport tapescope as ts\n",
+        after=f"assert list(ran_first.values()) == {first_backwards()}\n",
+        quick=True,
+    ),
     "guides/accelerate": Page(SMALL + GPT2 + ACCELERATE, after="assert len(steps) == 3"),
     "guides/accumulation": Page(blocks={1: HIPS}),
     "guides/batching": Page(ENSEMBLE),

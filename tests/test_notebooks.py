@@ -27,6 +27,9 @@ CLAIMS = {
 bfs, heap = (prediction.timelines[policy].peak_bytes for policy in ("bfs", "heap"))
 assert bfs > 15 * heap and prediction.timelines["dfs"].peak_bytes == heap
 assert max(lots) < bfs / 2 and min(lots) > 2 * heap
+assert [list(first[policy].values()) for policy in ("bfs", "dfs", "heap")] == [
+    ["Sin", "Cos", "Sin"], ["Cos", "Sin", "Cos"], ["Cos", "Cos", "Sin"]
+]
 spans = {row.policy: row.makespan_ns for row in makespans.rows}
 assert min(spans["dfs"], spans["heap"]) > 1.1 * max(spans["bfs"], spans["critical_path"])
 assert makespans["heap"].graph.tasks[makespans["heap"].starved.blocker].name == "ToCopyBackward0"

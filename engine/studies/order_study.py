@@ -25,6 +25,7 @@ WORKLOADS_STUDIED = (
     "seq2seq",
     "sequence_labeler",
     "lstm_lm",
+    "lstm_cell",
     "mlstm",
     "cyclegan",
     "linear50",

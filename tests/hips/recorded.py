@@ -1,8 +1,8 @@
 """A pytest plugin: each gradient that a test computes with autograd is computed from a tape, too, and compared.
 
-`-p recorded` replaces autograd's `make_vjp`, from which `grad`, `jacobian`, `hessian` and the others are made. Under dfs,
-autograd's own order, a tape's gradient must have the same bits; under bfs and heap, which sum in other orders, it must be
-close. A test fails if a gradient differs or tapescope raises. The environment's RECORDED_RESULTS names a file for counts.
+`-p recorded` replaces autograd's `make_vjp`, from which `grad`, `jacobian`, `hessian` and the others are made. Under
+dfs, autograd's own order, a tape's gradient must have the same bits; under bfs and heap, which sum in other orders, it
+must be close. A test fails if a gradient differs or tapescope raises. RECORDED_RESULTS names a file for the counts.
 """
 
 from __future__ import annotations

@@ -98,3 +98,32 @@ def test_heap_is_pytorch_to_the_bit_and_hook_by_hook(seed: int) -> None:
         )
         assert log == expected_log
         assert_equal(found, expected, bitwise=True)
+
+
+def sum_of(created: list[str], added: list[str]) -> Tensor:
+    x = torch.ones(4, requires_grad=True)
+    made = {name: getattr(torch, name)(x) for name in created}
+    return (made[added[0]] + made[added[1]]).sum()
+
+
+@pytest.mark.parametrize(
+    ("created", "added", "first"),
+    [
+        (["sin", "cos"], ["sin", "cos"], {"bfs": "Sin", "dfs": "Cos", "heap": "Cos"}),
+        (["sin", "cos"], ["cos", "sin"], {"bfs": "Cos", "dfs": "Sin", "heap": "Cos"}),
+        (["cos", "sin"], ["sin", "cos"], {"bfs": "Sin", "dfs": "Cos", "heap": "Sin"}),
+    ],
+)
+def test_bfs_and_dfs_follow_the_operands_and_heap_the_order_of_creation(
+    created: list[str], added: list[str], first: dict[str, str]
+) -> None:
+    for policy, name in first.items():
+        for engine in ("native", "direct"):
+            run = ts.backward(sum_of(created, added), policy=policy, engine=engine)
+            assert run.graph.tasks[run.order[2]].short_name == name
+    loss, ran = sum_of(created, added), []
+    add = loss.grad_fn.next_functions[0][0]
+    for node, _ in add.next_functions:
+        node.register_prehook(lambda gradients, node=node: ran.append(node.name()))
+    loss.backward()
+    assert ran[0] == f"{first['heap']}Backward0", "PyTorch's own engine"
