@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import tapescope as ts
+from tapescope.engine.studies.order_study import WORKLOADS_STUDIED
 
 from .public_names import NAMESPACES, PUBLIC_NAMES
 
@@ -70,6 +72,44 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     )
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def shown_by() -> list[tuple[str, str]]:
+    """The items of the four sources, and where the page says that each is shown."""
+    page = (DOCS / "explanation/sources.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| (.+?) \| (.+) \|$", page.partition("## Where each item is shown")[2], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("item", "places"),
+    [(item, places) for item, places in shown_by() if item != "item" and not places.startswith("not shown yet")],
+)
+def test_the_places_that_show_an_item_of_the_sources_exist(item: str, places: str) -> None:
+    named = re.findall("`([^`]+)`( \\(needs CUDA)?", places)
+    assert named
+    for place, needs_cuda in named:
+        if place.startswith("make "):
+            target, _, only = place.removeprefix("make ").partition(" ONLY=")
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE), place
+            listed = (ROOT / "tests/benchmarks/__main__.py").read_text(encoding="utf-8")
+            assert not only or f'    "{only}": _rows(' in listed, place
+        elif place.startswith("notebooks/"):
+            path, _, code = place.partition(": ")
+            cells = json.loads((ROOT / path).read_text(encoding="utf-8"))["cells"]
+            assert any(code in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"), place
+        else:
+            path, _, name = place.partition("::")
+            module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            (test,) = [each for each in module.body if isinstance(each, ast.FunctionDef) and each.name == name]
+            wants_cuda = any("mark.gpu" in ast.unparse(each) for each in test.decorator_list)
+            assert wants_cuda == bool(needs_cuda), f"{place} is marked gpu, and its row has to say so"
+
+
+def test_the_page_on_the_pr_has_a_row_for_each_workload_of_the_study() -> None:
+    page = (DOCS / "explanation/pr4746.md").read_text(encoding="utf-8")
+    table = page.partition("longest queue (BFS, DFS, HEAP) |\n")[2].partition("\n\n")[0]
+    assert len(table.splitlines()) - 1 == len(WORKLOADS_STUDIED) and "LSTMCell" in table
+    assert "lstm_cell" in WORKLOADS_STUDIED
 
 
 def test_the_guide_to_orders_has_every_policy() -> None:

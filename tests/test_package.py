@@ -191,4 +191,4 @@ def test_the_notebook_extra_names_all_that_a_tour_needs() -> None:
     of_ipykernel = {"IPython"}
     imported -= {*sys.stdlib_module_names, "tapescope", "torch", *of_ipykernel}
     assert {"pandas", "plotly"} <= imported <= set(extras["notebook"])
-    assert {"numpy", *extras["hips"], *extras["figures"]} <= set(extras["notebook"])
+    assert {"numpy", *extras["hips"], *extras["figures"], *extras["graphviz"]} <= set(extras["notebook"])
