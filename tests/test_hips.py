@@ -61,7 +61,7 @@ def test_a_gradient_of_other_bits_fails_its_test(tmp_path: Path) -> None:
     assert len(failed) == 2
     says(failed[0], "test_raises")
     says(failed[1], "test_last_bit")
-    says(done.stdout, "3 passed", "1 no tape: does not depend on", "3 gradients compared", "to the bit")
+    says(done.stdout, "3 passed", "1 no tape", "3 gradients compared", "to the bit")
 
 
 @pytest.mark.slow

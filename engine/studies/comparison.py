@@ -15,7 +15,6 @@ from ...inspector.graph.phrases import joined, task_name
 from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import counted, nth, size_text
-from ..execution.accumulation_rule import PYTORCHS
 from ..memory.baseline import Baseline
 from ..memory.device_choice import chosen_device
 from ..memory.estimates import estimate_sentence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import torch
 
-    from ..recording.run import Engine
     from ..training.step import TrainingStep
 
 RECOMPUTED = ", recomputed"
@@ -145,13 +143,6 @@ class Comparison(ShownAsTable):
         there, outside = self.step.beside_backward
         timeline = self[policy].timeline
         return max(outside, there + max(timeline.peak_bytes, timeline.forward_peak_bytes or 0))
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that ran all rows: "direct" for tapes and if a row has another rule than PyTorch's, else
-        "native"."""
-        other_rules = any(row.timeline.accumulation != PYTORCHS for row in self.rows)
-        return "direct" if self.graph.is_tape or other_rules else "native"
 
     @property
     def before(self) -> Baseline:

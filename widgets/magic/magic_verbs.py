@@ -204,7 +204,8 @@ def _compare(line: MagicLine) -> Any:
         raise UsageError(f"{empty} needs a value: {', '.join(RULES[empty])}")
     policies = [policy_of(line.shell, word) for word in words.pop("")] or list(TABS)
     with _usage():
-        return _deck().compare(policies, **{option[2:]: rules for option, rules in words.items()})
+        rules: dict[str, Any] = {option[2:]: values for option, values in words.items()}
+        return _deck().compare(policies, **rules)
 
 
 def _advise(line: MagicLine) -> Advice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from ...engine.execution.accumulation_rule import PYTORCHS
 from ...engine.recording.peak_report import PeakReport
 from ...engine.studies.comparison import Comparison, Row
 from ...inspector.text.sizes_and_counts import size_text
@@ -48,7 +49,9 @@ def page_html(comparison: Comparison, title: str) -> str:
 
 def _subtitle(comparison: Comparison) -> str:
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
-    engine = "PyTorch's engine" if comparison.engine == "native" else "tapescope's direct engine"
+    # With one rule other than PyTorch's, ts.compare runs all rows on the direct engine.
+    other_rule = any(row.timeline.accumulation != PYTORCHS for row in comparison.rows)
+    engine = "tapescope's direct engine" if comparison.graph.is_tape or other_rule else "PyTorch's engine"
     measured = f"{len(comparison.graph):,} tasks on {devices}, measured on {engine}."
     return f"{measured} {comparison.before.sentence()}".rstrip()
 

@@ -482,7 +482,7 @@ def test_compare_takes_rules(fresh: Kernel) -> None:
     fresh.run("%tapescope loss")
     fresh.run("found = %tapescope compare bfs --accumulate inplace list --release=never")
     assert fresh.value("list(found.timelines)") == "['bfs, never released', 'bfs, list, never released']"
-    assert fresh.value("len({each.peak_bytes for each in found.rows})") == "2", "a list of them holds more"
+    assert fresh.value("len({each.peak_bytes for each in found.rows})") == "2", "the list holds more"
     assert_refused(fresh.run("%tapescope compare bfs --accumulate all"), "'all'", "'list'")
     assert_refused(fresh.run("%tapescope compare --release"), "--release", "eager", "never")
     assert_refused(fresh.run("%tapescope compare --sum list"), "--sum", "--accumulate")
