@@ -113,7 +113,7 @@ class Looking(DeckTraits):
         Args:
             policies: the policies, one or several.
             accumulate, release: rules as in `ts.backward`, one or several of each. Every policy is predicted under
-                every rule; the rows have names such as "heap, list". None: the deck's own rule.
+                every rule; the rows have names such as "heap, list". None: the deck's own rule, which is not named.
 
         Raises:
             ValueError: the memory was not predicted, see `predict_memory`; a policy decides while the backward runs; or

@@ -34,7 +34,7 @@ class Prediction(ShownAsTable):
     """The predicted memory of a graph under several policies. `ts.compare` measures it with new forwards.
 
     Attributes:
-        timelines: the simulated memory by policy, with the accumulation rule if it is not PyTorch's ("heap, list").
+        timelines: the simulated memory by policy, with the rule of accumulation if rules are compared ("heap, list").
     """
 
     timelines: Mapping[str, Timeline]
@@ -219,7 +219,7 @@ class Foresight:
         others = {name: timeline for name, (_, timeline) in list(self._simulated.items()) if timeline is not None}
         return {mine: self.own} | {name: each for name, each in others.items() if name != mine}
 
-    def compare(self, policies: Collection[Policy | Choice], rules: Collection[Accumulation]) -> Prediction:
+    def compare(self, policies: Collection[Policy | Choice], rules: list[Accumulation]) -> Prediction:
         """Predict the memory of the whole backward under each policy and each rule.
 
         Raises:
@@ -235,7 +235,7 @@ class Foresight:
                 )
             order, name = self._order(policy), policy_name(policy)
             for rule in rules:
-                found[rule.of(name)] = self._simulate(order, self._footprints, rule)
+                found[name if rules == [self.rule] else rule.of(name)] = self._simulate(order, self._footprints, rule)
         return Prediction(found)
 
     def compare_branches(self, session: Stepper) -> BranchComparison:

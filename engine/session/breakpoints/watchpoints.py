@@ -257,12 +257,9 @@ def _widening(output: Output, on_tape: bool) -> str:
     dtype, takes = dtype_name(output.raw.dtype), output.takes
     if takes is not None and not takes.any_dtype and real_dtype(takes.dtype) != real_dtype(output.raw.dtype):
         expected = dtype_name(takes.dtype)
-        # HIPS autograd hands a gradient on as the formula returned it.
-        return (
-            f"a gradient of {dtype} for a value of {expected}"
-            if on_tape
-            else (f"a gradient of {dtype}, which PyTorch casts to {expected}")
-        )
+        if on_tape:  # HIPS autograd passes a gradient on as the formula returned it
+            return f"a gradient of {dtype} for a value of {expected}"
+        return f"a gradient of {dtype}, which PyTorch casts to {expected}"
     came = " and ".join(sorted({dtype_name(meta.dtype) for meta in output.task.inputs}))
     return f"a gradient of {dtype} from inputs of {came}"
 
