@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -77,7 +77,7 @@ def mark_result(result: object, operation: Operation) -> None:
 
 def mark_new(node: Node, operation: Operation, created_ns: int) -> None:
     """Mark a node that torch has just created; a nested capture marks it again."""
-    notes = notes_on(node)
+    notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
     notes[_MARK] = operation
     notes[_CREATED] = created_ns
 

@@ -26,7 +26,6 @@ def devices_document(rows: Sequence[Gantt]) -> Document:
     content["tasks"]["device"] = [content["devices"].index(first.device_of[task.id]) for task in first.graph.tasks]
     content["queues"] = "per device"
     content["is_simulated"] = True
-    content["phases"] = [{"name": "backward", "elapsed_ns": first.makespan_ns}]
     for row in rows:
         policy = POLICIES.get(row.policy) or Policy(row.policy, "as simulated", key=lambda task, arrival: (arrival,))
         note = f"{_NOT_PREDICTED} {ESTIMATED}" if row.estimated else _NOT_PREDICTED

@@ -74,7 +74,7 @@ export interface DeckDocument {
   groups?: Groups | null;
   /** Schedules, the session's own policy first; the others are simulated. */
   schedules: Schedule[];
-  /** True if nothing has run: the first schedule is a simulation, too. */
+  /** True if the first schedule is a simulation like the others, so that no task has run. */
   is_simulated?: boolean;
   /** Number of tasks of the first schedule that have run. */
   position: number;

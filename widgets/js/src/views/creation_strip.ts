@@ -18,10 +18,10 @@ const HEIGHT = 34;
 const BASE = 20;
 /** Space at both ends of the axis. */
 const MARGIN = 2;
-/** Heights of ticks, the least important state first. */
-const HEIGHTS = { waiting: 9, done: 9, ready: 14, running: 18, selected: 18 };
-type Look = keyof typeof HEIGHTS;
-const LOOKS = Object.keys(HEIGHTS) as Look[];
+/** Looks of ticks, the least important first, and their heights. */
+const LOOKS = { waiting: 1, done: 2, ready: 3, running: 4 };
+const SELECTED = 5;
+const HEIGHTS = [0, 9, 9, 14, 18, 18];
 /** Share of the tasks that PageUp and PageDown pass. */
 const PAGE = 0.1;
 
@@ -94,25 +94,28 @@ function bindStrip(stage: Stage, canvas: HTMLElement, creation: Creation): void 
   });
 }
 
-function drawStrip(context: CanvasRenderingContext2D, { store, colours }: Stage, { tasks, times, end }: Creation, width: number): void {
+function drawStrip(context: CanvasRenderingContext2D, { store, colours }: Stage, creation: Creation, width: number): void {
+  const { tasks, times, index, end } = creation;
   const { replay, state: { t, selected, hoveredTask, byCreation } } = store;
   const across = width - 2 * MARGIN;
-  // Ticks of one look in the same half of a pixel are one line. More important looks are drawn over others.
-  const lines: Record<Look, Set<number>> = { waiting: new Set(), done: new Set(), ready: new Set(), running: new Set(), selected: new Set() };
-  tasks.forEach((task, at) => {
-    const look = task === selected || task === hoveredTask ? "selected" : replay.state(task, t);
-    lines[look].add(Math.round((2 * across * times[at]) / end) / 2);
-  });
-  const inks = { waiting: colours.line2, done: colours["done-ink"], ready: colours.accent, running: colours.accent, selected: colours.ink };
+  const halfAt = (at: number) => Math.round((2 * across * times[at]) / end);
+  // Ticks in the same half of a pixel are one line, which shows the most important state.
+  const looks = new Uint8Array(2 * across + 1);
+  for (let at = 0; at < tasks.length; at++) {
+    const half = halfAt(at);
+    looks[half] = Math.max(looks[half], LOOKS[replay.state(tasks[at], t)]);
+  }
+  for (const task of [selected, hoveredTask]) if (index[task ?? -1] >= 0) looks[halfAt(index[task!])] = SELECTED;
+  const inks = ["", colours.line2, colours["done-ink"], colours.accent, colours.accent, colours.ink];
   context.fillStyle = colours.line;
   context.fillRect(MARGIN, BASE, across, 1);
-  for (const look of LOOKS) {
-    const height = HEIGHTS[look];
-    const wide = height > HEIGHTS.ready ? 2 : 1;
-    for (const x of lines[look]) {
-      const shade = height === HEIGHTS.waiting ? creationStep({ byCreation }, x / across) : -1;
+  for (let look = 1; look <= SELECTED; look++) {
+    const [height, wide] = [HEIGHTS[look], look < LOOKS.running ? 1 : 2];
+    for (let half = 0; half < looks.length; half++) {
+      if (looks[half] !== look) continue;
+      const shade = look < LOOKS.ready ? creationStep({ byCreation }, half / 2 / across) : -1;
       context.fillStyle = shade < 0 ? inks[look] : creationShade(colours, shade, 1);
-      context.fillRect(MARGIN + x - wide / 2, BASE - height, wide, height);
+      context.fillRect(MARGIN + (half - wide) / 2, BASE - height, wide, height);
     }
   }
   context.font = smallType(400);
