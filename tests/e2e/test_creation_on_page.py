@@ -50,7 +50,7 @@ def opened(page: Page, path: Path) -> ShownDeck:
 
 
 def strip_of(deck: ShownDeck) -> Locator:
-    return deck.root.get_by_role("slider", name="creation times of the tasks")
+    return deck.root.get_by_role("slider", name="creation times")
 
 
 def by_creation(run: ts.Run) -> list[tuple[int, int]]:
@@ -75,8 +75,10 @@ def test_the_strip_selects_by_click_and_by_keys_in_the_order_of_creation(
     strip = strip_of(deck)
     box = strip.bounding_box()
     assert box is not None
-    strip.click(position={"x": box["width"] - 2, "y": 8})
-    expect(deck.inspector).to_have_attribute("data-task", str(created[-1][1]))
+    last = [task for ns, task in created if ns == created[-1][0]]
+    for task in (*last, last[0]):  # tasks of one operation may have one time
+        strip.click(position={"x": box["width"] - 2, "y": 8})
+        expect(deck.inspector).to_have_attribute("data-task", str(task))
     strip.click(position={"x": 2, "y": 8})
     expect(deck.inspector).to_have_attribute("data-task", str(created[0][1]))
     t = deck.data("t")
@@ -117,7 +119,7 @@ def picture(deck: ShownDeck) -> str:
 def test_the_graph_is_coloured_by_creation_and_back(page: Page, with_times: Path, scheme: str) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     deck = opened(page, with_times)
-    button, plain = deck.root.get_by_role("button", name="colour by creation time"), picture(deck)
+    button, plain = deck.root.get_by_role("button", name="colour by creation"), picture(deck)
     button.click()
     expect(button).to_have_attribute("aria-pressed", "true")
     coloured = picture(deck)
@@ -132,7 +134,7 @@ def test_a_graph_without_times_says_so_and_shows_no_strip(page: Page, without_ti
     deck = opened(page, without_times)
     expect(strip_of(deck)).to_have_count(0)
     says(deck.inspector.inner_text(), "created #")
-    button = deck.root.get_by_role("button", name="colour by creation time")
+    button = deck.root.get_by_role("button", name="colour by creation")
     expect(button).to_have_attribute("aria-disabled", "true")
     says(button.get_attribute("title"), "ts.capture()")
     deck.key("n")

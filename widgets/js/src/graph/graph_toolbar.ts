@@ -49,7 +49,7 @@ export class Strip {
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
-    this.created = button("colour by creation time", creationOf(store.graph) ? CREATED : NOT_CREATED, icon("created"), () => store.colourByCreation());
+    this.created = button("colour by creation", creationOf(store.graph) ? CREATED : NOT_CREATED, icon("created"), () => store.colourByCreation());
     this.created.setAttribute("aria-disabled", String(!creationOf(store.graph)));
     const tools = el("div", { class: "tools" }, this.groups, this.created, out, closer, this.follow, shut, open, this.fit, exportMenu(actions));
     this.element = el("div", { class: "key" }, legend(this.planned), this.signs, this.reach, tools);

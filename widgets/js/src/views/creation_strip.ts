@@ -29,7 +29,7 @@ const PAGE = 0.1;
 export function makeCreationStrip(stage: Stage, redraw: () => void): View & { element: HTMLElement } {
   const { store } = stage;
   const creation = creationOf(store.graph);
-  const canvas = el("canvas", { role: "slider", tabindex: "0", "aria-label": "creation times of the tasks", "aria-valuemin": "1" });
+  const canvas = el("canvas", { role: "slider", tabindex: "0", "aria-label": "creation times", "aria-valuemin": "1" });
   const element = el("div", { class: "created" }, canvas);
   element.hidden = !creation;
   if (!creation) return { element, update: () => false, dispose() {} };
@@ -80,7 +80,12 @@ function bindStrip(stage: Stage, canvas: HTMLElement, creation: Creation): void 
     store.update({ hoveredTask: null });
     stage.tip(null);
   });
-  canvas.addEventListener("click", (event) => store.update({ selected: pointed(event) }));
+  canvas.addEventListener("click", (event) => {
+    const task = pointed(event);
+    // Clicking again selects the next task of those with the same time.
+    const next = tasks[(index[store.state.selected ?? -1] ?? NaN) + 1];
+    store.update({ selected: times[index[next]] === times[index[task]] && next > task ? next : task });
+  });
   canvas.addEventListener("keydown", (event) => {
     const page = Math.ceil(tasks.length * PAGE);
     const moves: Record<string, number> = {
