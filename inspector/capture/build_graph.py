@@ -277,7 +277,7 @@ def _build(
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
-    created_ns = creation_times(operations)
+    created_ns = creation_times(operations, numbers)
     calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD

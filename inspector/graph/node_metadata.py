@@ -140,14 +140,14 @@ def made_during(facts: Facts, node: Node) -> bool:
     return operation is not None and operation.facts.thread == facts.thread and number_of(node) >= facts.first
 
 
-def creation_times(operations: Mapping[Node, Operation]) -> dict[Node, int]:
-    """Map the nodes of recorded operations, except leaves' nodes, to `Task.created_ns`."""
+def creation_times(operations: Mapping[Node, Operation], numbers: Mapping[Node, int]) -> dict[Node, int]:
+    """Map the nodes of recorded operations, except leaves' nodes, to `Task.created_ns`, given all sequence numbers."""
     if not operations:
         return {}
     times = {
         node: notes_on(node).get(_CREATED, operation.created_ns)
         for node, operation in operations.items()
-        if number_of(node) != UNNUMBERED
+        if numbers[node] != UNNUMBERED
     }
     # torch's report of a node comes before the record of its operation, whose start is unknown then.
     start = min(min(each.began_ns for each in set(operations.values())), min(times.values(), default=sys.maxsize))
