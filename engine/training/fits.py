@@ -477,8 +477,8 @@ def fits(
             nested tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
         Exception: errors of the program.
 
-    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, 16 for a
-    complex one.
+    Known limitations: Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a
+    checkpoint recomputes them, or where the loss does not depend on the result.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

@@ -23,11 +23,14 @@ from ...inspector.graph.phrases import joined, operation_title
 from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
-from ...inspector.torch_private.engine import current_node
+from ...inspector.torch_private.engine import current_node, in_backward
 from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, not_for_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_private.operators import Operator, leaves_of
 from ...inspector.torch_private.random_states import watching_states_taken
+from ...inspector.torch_private.saved_variables import saved_slots
+from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
+from ...inspector.torch_private.tensors import is_fake
 from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.estimates import Estimate
@@ -79,6 +82,9 @@ class Workspaces:
     nbytes: Sequence[int | None]
 
 
+_NUMBERS = int, float, complex
+
+
 class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     """Fake operations under which a program trains. Storages of all devices are noted.
 
@@ -98,7 +104,8 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
-        self._states: set[int] = set()  # storages of random states: on the CPU wherever the model is
+        self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
+        self._after_numbers: dict[int, int] = {}  # by sequence number of an operation's node: the next event
 
     def is_noted(self, device: torch.device) -> bool:
         return True
@@ -106,7 +113,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
         """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
         grain = _GRAIN.get(memory.type, 1)
-        left_out = set() if memory == _CPU else self._states
+        left_out = set() if memory == _CPU else self._on_cpu
         return [
             -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
             for number, nbytes in enumerate(self.nbytes)
@@ -115,7 +122,24 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def note_state(self, state: Tensor) -> None:
         """Notes a state of a random generator, which a checkpoint keeps: no fake is made of it."""
         self._note(state)
-        self._states.add(self.number(state))
+        self._on_cpu.add(self.number(state))
+
+    def note_saved_numbers(self, loss: Tensor) -> None:
+        """Note the Python numbers that nodes of this forward saved as tensors: `x * 2` saves 8 bytes.
+
+        Modes see the number, not its tensor, which is real. It is allocated before its operation runs, whose workspace
+        has it until then.
+        """
+        roots = [] if loss.grad_fn is None else [loss.grad_fn]
+        for number, node in youngest_first(roots) if self._after_numbers else ():
+            if (event := self._after_numbers.get(number)) is None:
+                continue
+            for slot in saved_slots(node):
+                if slot.tensor.dim() == 0 and not is_fake(slot.tensor) and self.number(slot.tensor) < 0:
+                    self._note(slot.tensor)
+                    self._on_cpu.add(self.number(slot.tensor))
+                    self.events.insert(event, self.events.pop())  # places of older nodes do not move
+        self._after_numbers.clear()
 
     def _note(self, tensor: Tensor) -> None:
         first = len(self.nbytes)
@@ -136,6 +160,8 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         for each in leaves_of(result):
             if isinstance(each, Tensor):
                 expect_built(each.device)
+        if torch.is_grad_enabled() and not in_backward() and any(isinstance(each, _NUMBERS) for each in args):
+            self._after_numbers[sequence_nr() - 1] = len(self.events)
         return result
 
     def kernel_run(
@@ -342,6 +368,7 @@ class _Trained:
             first = len(fakes.nbytes)
             self._loss = self._recipe.loss_of(self._model, batch)  # as in a loop, the one before is alive until then
             _expect_loss(self._loss)
+            fakes.note_saved_numbers(self._loss)
             self._kinds.update((each, ACTIVATIONS) for each in fakes.alive() if each >= first)
             self._enter(BACKWARD)
             self._loss.backward()  # type: ignore[no-untyped-call]

@@ -116,13 +116,13 @@ export function foldRuns(children: readonly Child[], shapes: Int32Array, joined:
   return folded;
 }
 
-/** The runs of equal members among siblings. The starts that are asked about must not decrease. */
+/** The runs of equal members among siblings. Ask for starts in ascending order. */
 class Runs {
   /** Number of tasks before each child. */
   private readonly tasksBefore: Int32Array;
   /**
-   * By period, the first place known where the child one period later has another shape. Comparing each child once per
-   * period, instead of once per start, makes 100,000 tasks take a fraction of a second.
+   * By period, the first known place with another shape than one period later. Remembering it compares each child once
+   * per period, not once per start.
    */
   private readonly differs = new Int32Array(LONGEST_LOOSE_PERIOD + 1);
 
