@@ -19,9 +19,12 @@ from torch import Tensor, nn
 
 from ..engine.api.backward import backward
 from ..engine.api.profile import profile
+from ..engine.planning.policies import find_policy
 from ..engine.planning.simulate import schedule
 from ..engine.schedule.dependencies import queue_lengths
+from ..engine.schedule.policy import is_dynamic
 from ..engine.session.direct_session import Stepper
+from ..engine.studies.makespan import makespan
 from ..engine.studies.ready_workload import Size, Workload
 from ..inspector.capture.build_graph import read_graph
 from ..inspector.capture.capture import capture
@@ -67,6 +70,7 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     _print_first_tasks(results, drawn, console)
     path = drawn.save_svg(folder / f"{workload.name}.svg")
     page = profile(make_loss, model=model).save_html(folder / f"{workload.name}.html")
+    devices = _save_devices(workload, policies, drawn, make_loss, folder)
     right = all(_agrees(result, expected) and _in_order(result, drawn) for result in results)
     tell(
         lambda: {
@@ -77,13 +81,29 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
             "right": right,
             "picture": path,
             "page": page,
+            "devices_page": devices,
             "pytorch_ns": elapsed_ns,
             "results": [_json_content(result, drawn, expected) for result in results],
         }
     )
     console.print(f"\nPicture of the graph: {path}", soft_wrap=True, markup=False)
     console.print(f"Page that plays the backward and its memory: {page}", soft_wrap=True, markup=False)
+    if devices is not None:
+        console.print(f"Page that plays it on simulated devices: {devices}", soft_wrap=True, markup=False)
     return right
+
+
+def _save_devices(
+    workload: Workload, policies: Sequence[str], drawn: Graph, make_loss: MakeLoss, folder: Path
+) -> Path | None:
+    """Save a page with a ready queue per device for a workload that is meant for several; else return None."""
+    named = [each for each in policies if not is_dynamic(find_policy(each))]
+    if not workload.device_of or not named:
+        return None
+    apart = workload.device_of if len(drawn.devices) == 1 else None
+    run = backward(make_loss(), trace="off")
+    simulated = makespan(drawn, policies=named, durations=run, device_of=apart)
+    return simulated.save_html(folder / f"{workload.name}_devices.html")
 
 
 def _json_content(result: Result, drawn: Graph, expected: Gradients) -> dict[str, object]:

@@ -23,7 +23,18 @@ ENVELOPE = ("tapescope", "schema", "exit_code", "error")
 """Keys of every object: tapescope's version, the schema with its version, the exit code, and the error or null."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
-    "demo/1": ("workload", "size", "tasks", "edges", "right", "picture", "page", "pytorch_ns", "results"),
+    "demo/1": (
+        "workload",
+        "size",
+        "tasks",
+        "edges",
+        "right",
+        "picture",
+        "page",
+        "devices_page",
+        "pytorch_ns",
+        "results",
+    ),
     "compare/1": ("title", "tasks", "policies", "sentences", "highest", "peak", "page"),
     "advise/1": ("title", "sentences", "peak_bytes", "forward_peak_bytes", "items"),
     "fits/1": (

@@ -307,7 +307,19 @@ def test_dir_shows_what_a_user_may_use() -> None:
         pass
     named = {name for name in dir(training) if not name.startswith("_")}
     assert named == {
-        *("black_box", "every", "findings", "memory", "modules", "norms", "notes", "page", "save_html", "start"),
+        *(
+            "baselines",
+            "black_box",
+            "every",
+            "findings",
+            "memory",
+            "modules",
+            "norms",
+            "notes",
+            "page",
+            "save_html",
+            "start",
+        ),
         *("step", "steps", "stop", "table", "to_pandas", "write_to"),
     }
     MODEL.zero_grad()

@@ -14,9 +14,9 @@ from ...inspector.graph.forward_allocations import ForwardAllocations
 from ...inspector.graph.graph import Graph
 from ...inspector.text.sizes_and_counts import size_text
 from ...inspector.torch_private.distributed import bucketed
-from ...inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
+from ...inspector.torch_private.optimizer_steps import parameters_of
 from ...inspector.torch_private.thread_state import unobserved
-from .census import StorageCensus, state_tensors
+from .census import StorageCensus, optimizers_of, state_tensors
 from .lifetimes import BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 
 OLDER_THAN_RECORDING = (
@@ -108,8 +108,7 @@ def census_before(graph: Graph, allocations: ForwardAllocations) -> StorageCensu
         leaves = [leaf for task, leaf in graph.leaves.items() if task not in allocations.leaves]
         model = [*leaves, *(each for seen in facts for each in seen.model_tensors())]
         parameters: dict[int, Tensor] = {id(each): each for each in model if isinstance(each, Parameter)}
-        known = parameters.keys() | set(map(id, leaves))
-        optimizers = [each for each in optimizers_alive() if not known.isdisjoint(map(id, parameters_of(each)))]
+        optimizers = optimizers_of([*parameters.values(), *leaves])
         parameters |= {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
         reduced = bucketed(graph.leaves)
         views = {id(graph.leaves[task]) for task, kind in reduced.items() if kind == "view"}

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from ...inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
 from ...inspector.torch_private.tensors import is_fake, storage_of, strided_parts
 
 Place = tuple[torch.device, int]
@@ -61,6 +62,12 @@ def storages_of(tensors: Iterable[Tensor | None]) -> dict[Place, int]:
             if (storage := storage_of(part)) is not None:
                 found[part.device, storage.address] = storage.nbytes
     return found
+
+
+def optimizers_of(tensors: Iterable[Tensor]) -> list[Optimizer]:
+    """Return the optimizers that hold any of these tensors as a parameter."""
+    known = set(map(id, tensors))
+    return [each for each in optimizers_alive() if not known.isdisjoint(map(id, parameters_of(each)))]
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -271,16 +271,18 @@ class ForwardStorages:
                     continue
                 maker = tensors[number].grad_fn
                 made_by = None if maker is None else ids.get(maker)
-                if (
-                    made_by is None
-                    and address_below(tensors[number]) not in self._allocations.addresses
-                    and not (owned_alone(tensors, number, 1) and storage_owned_alone(tensors[number]))
-                ):
+                if made_by is None and not self._was_made(tensors, number):
                     self._constants[storage.address] = storage.nbytes
                     continue  # from before the forward, as far as is known
                 known.add(storage.address)
                 made = self._maker(made_by, {task.id})
                 yield made_by, StartStorage(storage.nbytes, (), True, made), tensors[number]
+
+    def _was_made(self, on_ctx: list[Tensor], number: int) -> bool:
+        """Return whether the forward made a tensor on a ctx: a capture saw it, or nothing else holds it."""
+        if address_below(on_ctx[number]) in self._allocations.addresses:
+            return True
+        return owned_alone(on_ctx, number, 1) and storage_owned_alone(on_ctx[number])
 
     def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None, Tensor]]:
         """Yield the forward's results that are held although no node saved them, with the task that created each, and
@@ -304,7 +306,7 @@ class ForwardStorages:
 
     def _beside_graph(self, known: set[int]) -> list[tuple[StartStorage, Tensor]]:
         """Return results of this forward that the graph does not lead to, such as an auxiliary output, and the tensors
-        that their nodes saved.
+        that their nodes saved or that custom Functions put on their ctx.
 
         Args:
             known: the addresses of storages to leave out.
@@ -327,6 +329,10 @@ class ForwardStorages:
             for tensor, is_made, is_held in zip(tensors, made, held, strict=True)
             if is_made or not is_held or address_below(tensor) in allocated
         ]
+        on_ctx = [each for node in beside for value in attributes_of(node).values() for each in tensors_of(value)]
+        on_ctx = [each for each in on_ctx if storage_of(each) is not None]
+        was_made = [self._was_made(on_ctx, number) for number in range(len(on_ctx))]
+        kept += [tensor for tensor, is_made in zip(on_ctx, was_made, strict=True) if is_made or tensor.grad_fn in inner]
         kept += [tensor for tensor in self._hooks.others() if node_of(tensor) in beside]
         if any(hides_saved(node) or is_packed(node) for node in beside):
             self._limit(BESIDE, self._graph.roots[0].task)

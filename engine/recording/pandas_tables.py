@@ -1,4 +1,4 @@
-"""Runs as pandas tables with one row per task, and the start and end of each task."""
+"""Runs and graphs as pandas tables with one row per task, and the start and end of each task."""
 
 from __future__ import annotations
 
@@ -126,6 +126,13 @@ def run_frame(run: Run, device: torch.device | str | None = None) -> Any:
     return frame_of(columns, _INTEGERS)
 
 
+def graph_frame(graph: Graph) -> Any:
+    """Return the table of `Graph.to_pandas`."""
+    columns = _of_graph(graph, range(len(graph)))
+    del columns["place"]
+    return frame_of(columns, _INTEGERS)
+
+
 def _of_graph(graph: Graph, order: Sequence[int]) -> Columns:
     """Return the columns that are known without running the tasks."""
     tasks = [graph.tasks[task] for task in order]
@@ -143,6 +150,7 @@ def _of_graph(graph: Graph, order: Sequence[int]) -> Columns:
         "function": [None if source is None else source.function for source in sources],
         "sequence_nr": [_number(task) for task in tasks],
         "device": [str(task.device) for task in tasks],
+        "created_s": [nan if task.created_ns is None else task.created_ns / _SECOND for task in tasks],
     }
 
 

@@ -148,7 +148,7 @@ class Run:
 
     @property
     def longest_queue(self) -> int:
-        """The largest number of tasks ready at one moment."""
+        """The largest number of tasks ready at one moment, including the one that was chosen then."""
         return max(self.queue_lengths, default=0)
 
     @property

@@ -207,10 +207,11 @@ class Trace:
         """Return a pandas.DataFrame with one row per task, in the order in which they started.
 
         Columns of the task: `place`, `task` (its id), `name`, `parameter`, `module`, `operation`, `file`, `line`,
-        `function`, `sequence_nr` (none for leaves), `device`. Columns of the run: `policy`, `by_hand`, `thread`,
-        `ready` (the number of ready tasks, including itself), `started_s` and `ended_s` in seconds since the first one
-        started. With statistics: `input_norm` and `output_norm`, the norms over all input gradients and all outputs,
-        and `output_nan` and `output_inf`, the numbers of such elements in the outputs; missing if they cannot be read.
+        `function`, `sequence_nr` (none for leaves), `device`, `created_s` (the seconds from the start of the forward to
+        the creation of its node, see `Task.created_ns`). Columns of the run: `policy`, `by_hand`, `thread`, `ready`
+        (the number of ready tasks, including itself), `started_s` and `ended_s` in seconds since the first one started.
+        With statistics: `input_norm` and `output_norm`, the norms over all input gradients and all outputs, and
+        `output_nan` and `output_inf`, the numbers of such elements in the outputs; missing if they cannot be read.
         `Run.to_pandas` also has memory.
 
         Raises:

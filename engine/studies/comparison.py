@@ -44,7 +44,7 @@ class Row:
         timeline: the measured memory.
         times_ns: nanoseconds of each backward without recording, on new forwards, alternating with the other policies.
             Times at the same index are of the same round.
-        longest_queue: the largest number of tasks ready at once.
+        longest_queue: the largest number of tasks ready at once, as `Run.longest_queue` counts them.
         predicted: the memory simulated in this order from the run of the policy `calibrated_by`; None without another
             run or a prediction. Under a plan, or if there is no other run, it is the plan's prediction.
         planned_levels: the prediction of a loaded plan, which has only the highest level of each task, in bytes.

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.paths_and_repeats import longest_ways
-from ...inspector.renderers import GraphTheme, drawn, text_of
+from ...inspector.renderers import GraphTheme, drawn, saved, text_of
+from ...inspector.text.durations import time_text
 from ...inspector.text.report import ShownAsFindings, findings_rich, findings_text, row_called
 from ...inspector.text.sizes_and_counts import counted, share_text
 from ..schedule.device_queues import devices_in_order
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 _HARDLY = 0.01  # share of the makespan that counts as negligible
 _ALIKE = 1.005  # a smaller ratio is printed as 1.00
-_TIME_UNITS = ((1e3, 1.0, "ns"), (1e6, 1e3, "µs"), (1e9, 1e6, "ms"), (float("inf"), 1e9, "s"))
 
 ESTIMATED = (
     "The times of the tasks are guesses by the bytes of their gradients. durations=run of a ts.backward(..., "
@@ -278,6 +279,18 @@ class Gantt:
         """A bar for each task, a row for each device, over time. Needs plotly."""
         return drawn("devices over time as a figure", [self], theme)
 
+    def deck(self) -> Any:
+        """Return a widget that plays the schedule in a notebook, task by task, with a ready queue per device.
+
+        Raises:
+            ModuleNotFoundError: `anywidget` is not installed.
+        """
+        return drawn("devices over time as a deck", [self])
+
+    def save_html(self, path: str | Path) -> Path:
+        """Save the same as one page that plays without a kernel or a network."""
+        return saved("devices over time as a page", [self], path)
+
 
 _RIGHT = ("tasks", "busy", "idle")
 
@@ -384,18 +397,13 @@ class MakespanReport(ShownAsFindings):
         """The policies below each other, over one axis of time. Needs plotly."""
         return drawn("devices over time as a figure", self.rows, theme, self.lower_bound_ns)
 
+    def deck(self) -> Any:
+        """Return a widget that plays the schedules in a notebook, a tab for each policy; see `Gantt.deck`."""
+        return drawn("devices over time as a deck", self.rows)
 
-def time_unit(elapsed_ns: float) -> tuple[float, str]:
-    """Return the unit for printing a time: its length in nanoseconds and its name."""
-    return next((scale, unit) for below, scale, unit in _TIME_UNITS if elapsed_ns < 0.9995 * below)
-
-
-def time_text(elapsed_ns: float) -> str:
-    """`812 ns`, `9.87 µs`, `8.10 ms`, `1.24 s`: three digits."""
-    scale, unit = time_unit(elapsed_ns)
-    value = elapsed_ns / scale
-    digits = 0 if unit == "ns" else 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{digits}f} {unit}"
+    def save_html(self, path: str | Path) -> Path:
+        """Save the same as one page that plays without a kernel or a network."""
+        return saved("devices over time as a page", self.rows, path)
 
 
 def _ratio(one: float, other: float) -> float:

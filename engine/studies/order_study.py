@@ -36,9 +36,6 @@ WORKLOADS_STUDIED = (
 ORDERS_STUDIED = ("bfs", "dfs", "heap")
 """The orders that the PR compared. PyTorch adopted HEAP, the last one, and still uses it."""
 
-_APART = {"two_devices": {"far": "cuda:0"}}
-"""For each workload, the modules that the simulation places on a separate device if there is only one."""
-
 _ON_SECOND = {"two_devices": "near"}
 """For each workload, the module that runs on a second accelerator, or on the CPU if there is none."""
 
@@ -118,7 +115,7 @@ def _studied(
     policies = list(orders.values())
     comparison = compare(make_loss, policies, repetitions=repetitions, queues="per device", progress=progress)
     drawn = comparison.graph
-    apart = None if len(drawn.devices) > 1 else _APART.get(each.name)
+    apart = None if len(drawn.devices) > 1 else each.device_of or None
     planned = [_as_planned(policy, comparison) for policy in policies if not is_dynamic(policy)]
     if not planned or (apart is None and len(drawn.devices) < 2):
         return StudiedWorkload(each, sized, comparison)

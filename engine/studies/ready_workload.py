@@ -46,6 +46,8 @@ class Workload:
         gradient: the hand-written gradient; None if there is none.
         program: the same program for NumPy arrays and HIPS autograd; None if there is none.
         blocks: the classes of modules that users would put under torch.utils.checkpoint; empty if no module repeats.
+        device_of: the modules that a simulation of several devices moves to another one, for `ts.makespan` on a machine
+            with one device; empty if the workload is meant for a single device.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Workload:
     gradient: Callable[..., ByHand] | None = field(default=None, repr=False)
     program: Callable[..., Program] | None = field(default=None, repr=False)
     blocks: tuple[type[nn.Module], ...] = ()
+    device_of: Mapping[str, str] = field(default_factory=dict)
 
     def build(
         self,

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ...inspector.files import write_file
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.durations import time_text
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import size_text
 from ...inspector.text.text_columns import lines_of
 from ..api.environment import Machine
 from ..api.time_backwards import Spread
 from .comparison import Comparison
-from .gantt import MakespanReport, time_text
+from .gantt import MakespanReport
 from .ready_workload import Size, Workload
 
 if TYPE_CHECKING:

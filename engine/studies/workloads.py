@@ -427,6 +427,7 @@ WORKLOADS: dict[str, Workload] = {
             _two_devices,
             small={"width": 256, "batch": 128, "far_layers": 12, "near_layers": 12},
             full={"width": 1024, "batch": 1024, "far_layers": 200, "near_layers": 6},
+            device_of={"far": "cuda:0"},
         ),
         Workload(
             "mlp_norm",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ...inspector.renderers import GraphTheme, drawn
+from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.progress import Tell, telling
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import (
@@ -220,7 +221,8 @@ _LARGEST_TRIED = 2**20
 
 @dataclass(frozen=True, repr=False)
 class Fit(ShownAsTable):
-    """The result of `ts.fits`: whether a training step fits into memory. It prints, and displays itself, as a table.
+    """The result of `ts.fits`: whether a training step fits into memory. It prints as a table, and displays itself in a
+    notebook with its memory over the step.
 
     Attributes:
         memory: the available bytes.
@@ -254,9 +256,7 @@ class Fit(ShownAsTable):
     @property
     def peak_bytes(self) -> int:
         """The peak of a steady step: parameters, buffers, optimizer state, gradients, the batch, and all tensors that
-        forward,
-        backward and optimizer create.
-        """
+        forward, backward and optimizer create."""
         return self.highest.nbytes
 
     @property
@@ -301,6 +301,14 @@ class Fit(ShownAsTable):
         """Draw the memory over a steady step by category, with its phases. Needs plotly."""
         return drawn("step as a figure", self, theme)
 
+    def lifetimes_figure(self, theme: GraphTheme = "auto") -> go.Figure:
+        """Draw one bar per block of memory, the largest by bytes × time first. Needs plotly."""
+        return drawn("lifetimes of a step as a figure", self, theme)
+
+    def save_html(self, path: str | Path, title: str = "Memory of a training step") -> Path:
+        """Write one page with the table, the memory over the step and the lifetimes, which works offline."""
+        return saved_page("fit as a page", path, self, title)
+
     @property
     def cells(self) -> list[list[str]]:
         return cells_of(self.phases)
@@ -312,7 +320,7 @@ class Fit(ShownAsTable):
         )
 
     words = ("",)
-    html = "phases as HTML"
+    html = "fit as HTML"
 
     @property
     def sentences(self) -> list[str]:
@@ -477,8 +485,8 @@ def fits(
             nested tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
         Exception: errors of the program.
 
-    Known limitations: Python numbers that the graph keeps as tensors (`x * 2`) are not counted, 8 bytes each, 16 for a
-    complex one.
+    Known limitations: Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a
+    checkpoint recomputes them, or where the loss does not depend on the result.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

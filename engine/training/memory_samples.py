@@ -17,8 +17,8 @@ from ...inspector.torch_private.optimizer_steps import optimizers_alive, paramet
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
-from ..memory.census import Place, state_tensors, storages_of
-from ..memory.lifetimes import ACTIVATIONS, BATCH, EARLIER, GRADIENTS, PARAMETERS, STATE
+from ..memory.census import Place, StorageCensus, optimizers_of, state_tensors, storages_of
+from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
@@ -32,6 +32,10 @@ HELD = PARAMETERS, STATE, GRADIENTS, BATCH, ACTIVATIONS, EARLIER
 """The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients at the end of a backward,
 saved tensors of the step's largest graph at the start of its backward (the batch and activations), and memory held from
 earlier steps: graphs, and tensors without a graph."""
+
+BASELINE = PARAMETERS, BUFFERS, STATE, GRADIENTS, BATCH
+"""The columns of `Training.baselines`: what existed as the first forward of the step began. Gradients are those of the
+last step that zero_grad() left. The batch are the inputs of that forward, and tensors of the loop that it saved."""
 
 _PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
 _SELDOM = 10  # memory is sampled once in this many samples of weights
@@ -50,8 +54,10 @@ class HeldMemory(LoopPart):
         self._is_looking = False
         self._row = [0.0] * len(HELD)
         self._given: set[Place] = set()  # storages of the inputs of this step's forwards
+        self._before: StorageCensus | None = None  # of this step's baseline, from its first forward on
         self._states: dict[int, int] = {}  # state bytes of the optimizers that stepped in this step, by id
         self._is_power = False
+        self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
         self._known: dict[str, Holder] = {}  # by what holders have alike the first one
 
@@ -69,10 +75,16 @@ class HeldMemory(LoopPart):
             self._row[_BATCH] = self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
             self._states.clear()
             self._given.clear()
+            self._before, self._is_before_backward = None, True
 
     def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
-        if self._is_looking:
-            self._given.update(storages_of(each for each in tensors_of(given) if each.grad_fn is None))
+        if not self._is_looking:
+            return
+        inputs = [each for each in tensors_of(given) if each.grad_fn is None]
+        self._given.update(storages_of(inputs))
+        if self._before is None:
+            self._before = self._census()
+            self._before.add(BATCH, inputs)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_looking:
@@ -87,6 +99,9 @@ class HeldMemory(LoopPart):
         batch = self._given | storages_of(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
         batch -= storages_of(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
         activations = sum(nbytes for place, nbytes in found.items() if place not in batch)
+        if self._before is not None and self._is_before_backward:
+            self._before.add(BATCH, (each for each in saved if batch.intersection(storages_of([each]))))
+        self._is_before_backward = False
         self._row[_PARAMETERS] = float(sum(parameters.values()))
         if sum(found.values()) > self._row[_BATCH] + self._row[_ACTIVATIONS]:
             self._row[_BATCH], self._row[_ACTIVATIONS] = float(sum(found.values()) - activations), float(activations)
@@ -107,9 +122,25 @@ class HeldMemory(LoopPart):
         if self._is_looking or earlier != self._row[_EARLIER]:
             self._row[_EARLIER] = earlier
             self._training.memory.add([number], torch.tensor([self._row], dtype=torch.float32, device="cpu"))
+        if self._is_looking and self._before is not None:
+            parts = self._before.parts()
+            row = torch.tensor([[parts.get(kind, 0) for kind in BASELINE]], dtype=torch.float64, device="cpu")
+            self._training.baselines.add([number], row)
         self._is_looking = self._is_power = False
         if growth is not None:
             self._training.update(growth)
+
+    def _census(self) -> StorageCensus:
+        """Count the memory of the models and their optimizers."""
+        watched, census = self._training.watched, StorageCensus()
+        parameters: list[Tensor] = [each for _, each in watched.parameters()]
+        optimizers = optimizers_of(parameters)
+        parameters += [each for optimizer in optimizers for each in parameters_of(optimizer)]
+        census.add(PARAMETERS, parameters)
+        census.add(BUFFERS, (each for _, module in watched.modules() for each in module.buffers(recurse=False)))
+        census.add(STATE, (each for optimizer in optimizers for each in state_tensors(optimizer)))
+        census.add(GRADIENTS, (each.grad for each in parameters))
+        return census
 
     def _look_at_tensors(self, number: int) -> Finding | None:
         """Sum the tensors of earlier steps, and return a finding if they grow steadily."""

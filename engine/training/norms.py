@@ -139,22 +139,24 @@ class StepTable:
     Args:
         most: the most numbers that it may hold.
         absent: the value for a missing number.
+        dtype: the dtype of the numbers.
 
     Attributes:
         count: the number of rows.
     """
 
-    def __init__(self, most: int, absent: float = ABSENT) -> None:
+    def __init__(self, most: int, absent: float = ABSENT, dtype: torch.dtype = torch.float32) -> None:
         self._most = most
+        self._dtype = dtype
         self._absent = absent
         self.count = 0
-        self._values = torch.empty(0, 0, dtype=torch.float32, device="cpu")
+        self._values = torch.empty(0, 0, dtype=dtype, device="cpu")
         self._firsts = torch.empty(0, dtype=torch.int64, device="cpu")
         self._lasts = torch.empty(0, dtype=torch.int64, device="cpu")
 
     @property
     def values(self) -> Tensor:
-        """The numbers, float32 of shape (rows, numbers)."""
+        """The numbers, of shape (rows, numbers)."""
         return self._values[: self.count]
 
     @property
@@ -189,7 +191,7 @@ class StepTable:
             start += more
 
     def _resize(self, rows: int, numbers: int) -> None:
-        values = torch.full((rows, numbers), self._absent, dtype=torch.float32, device="cpu")
+        values = torch.full((rows, numbers), self._absent, dtype=self._dtype, device="cpu")
         values[: self.count, : self._values.shape[1]] = self.values
         firsts, lasts = (torch.zeros(rows, dtype=torch.int64, device="cpu") for _ in range(2))
         firsts[: self.count], lasts[: self.count] = self.firsts, self.lasts
@@ -206,7 +208,7 @@ class StepTable:
         _, places, counts = torch.unique_consecutive(groups, return_inverse=True, return_counts=True)
         ends = counts.cumsum(0)
         pooled = ends.numel()
-        values = torch.full((pooled, self._values.shape[1]), self._absent, dtype=torch.float32, device="cpu")
+        values = torch.full((pooled, self._values.shape[1]), self._absent, dtype=self._dtype, device="cpu")
         values.scatter_reduce_(0, places[:, None].expand(-1, values.shape[1]), self._values[:older], "amax")
         firsts, lasts = self._firsts[ends - counts], self._lasts[ends - 1]
         kept = self.count - older

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +23,14 @@ from ...inspector.graph.phrases import joined, operation_title
 from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
-from ...inspector.torch_private.engine import current_node
+from ...inspector.torch_private.engine import current_node, in_backward
 from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, not_for_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_private.operators import Operator, leaves_of
 from ...inspector.torch_private.random_states import watching_states_taken
+from ...inspector.torch_private.saved_variables import saved_slots
+from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
+from ...inspector.torch_private.tensors import is_fake
 from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.estimates import Estimate
@@ -79,6 +82,9 @@ class Workspaces:
     nbytes: Sequence[int | None]
 
 
+_NUMBERS = int, float, complex
+
+
 class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     """Fake operations under which a program trains. Storages of all devices are noted.
 
@@ -88,6 +94,8 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
 
     Attributes:
         workspaces: what each kernel takes, as in `Workspaces`.
+        names: by storage, the operation that allocated it, with its module: `mm in layers.0`.
+        modules: the path of each module, by its id.
     """
 
     grad = True
@@ -95,10 +103,15 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def __init__(self, learned: Sequence[Workspaces] = (), size: int | None = None) -> None:
         super().__init__(_CPU)
         self.workspaces: list[int | None] = []
+        self.names: list[str] = []
+        self.modules: dict[int, str] = {}
+        self._calls: list[str] = []  # paths of the modules under way, outermost first
+        self._path_of: dict[int, str] = {}  # by sequence number of an operation's node: its module
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
-        self._states: set[int] = set()  # storages of random states: on the CPU wherever the model is
+        self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
+        self._after_numbers: dict[int, int] = {}  # by sequence number of an operation's node: the next event
 
     def is_noted(self, device: torch.device) -> bool:
         return True
@@ -106,16 +119,43 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
         """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
         grain = _GRAIN.get(memory.type, 1)
-        left_out = set() if memory == _CPU else self._states
+        left_out = set() if memory == _CPU else self._on_cpu
         return [
             -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
             for number, nbytes in enumerate(self.nbytes)
         ]
 
+    def module_begins(self, module: nn.Module, given: object) -> None:
+        """Enter a module, whose operations are named after it. Refuse wrappers."""
+        refuse_wrapper(module)
+        self._calls.append(self.modules.get(id(module), ""))
+
+    def module_ends(self, module: nn.Module, given: object, result: object) -> None:
+        self._calls.pop()
+
     def note_state(self, state: Tensor) -> None:
         """Notes a state of a random generator, which a checkpoint keeps: no fake is made of it."""
         self._note(state)
-        self._states.add(self.number(state))
+        self._name_new("state of a random generator")
+        self._on_cpu.add(self.number(state))
+
+    def note_saved_numbers(self, loss: Tensor) -> None:
+        """Note the Python numbers that nodes of this forward saved as tensors: `x * 2` saves 8 bytes.
+
+        Modes see the number, not its tensor, which is real. It is allocated before its operation runs, whose workspace
+        has it until then.
+        """
+        roots = [] if loss.grad_fn is None else [loss.grad_fn]
+        for number, node in youngest_first(roots) if self._after_numbers else ():
+            if (event := self._after_numbers.get(number)) is None:
+                continue
+            for slot in saved_slots(node):
+                if slot.tensor.dim() == 0 and not is_fake(slot.tensor) and self.number(slot.tensor) < 0:
+                    self._note(slot.tensor)
+                    self._name_new("Python number")
+                    self._on_cpu.add(self.number(slot.tensor))
+                    self.events.insert(event, self.events.pop())  # places of older nodes do not move
+        self._after_numbers.clear()
 
     def _note(self, tensor: Tensor) -> None:
         first = len(self.nbytes)
@@ -123,10 +163,18 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if tensor.device != _CPU:
             self._elsewhere.update((number, tensor.device) for number in range(first, len(self.nbytes)))
 
+    def _name_new(self, operation: str) -> None:
+        """Name the storages that were allocated since the last call after an operation and its module."""
+        if new := len(self.nbytes) - len(self.names):
+            node = current_node()
+            path = self._path_of.get(number_of(node), "") if node is not None else (self._calls or [""])[-1]
+            self.names += [f"{operation} in {path}" if path else operation] * new
+
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten.lift_fresh.default:  # a number of torch.tensor(0.0): fakes know some of them
             result = operator(*args)
             self._note(result)
+            self._name_new("tensor")
             return result
         try:
             result = super().__torch_dispatch__(operator, types, args, kwargs)
@@ -136,6 +184,13 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         for each in leaves_of(result):
             if isinstance(each, Tensor):
                 expect_built(each.device)
+        self._name_new(name_of(operator) if isinstance(operator, Operator) else str(operator))
+        if torch.is_grad_enabled() and not in_backward():
+            number = sequence_nr() - 1
+            if self._calls:
+                self._path_of[number] = self._calls[-1]
+            if any(isinstance(each, _NUMBERS) for each in args):
+                self._after_numbers[number] = len(self.events)
         return result
 
     def kernel_run(
@@ -243,7 +298,8 @@ def fake_step(
     fakes = FakeTraining(learned, recipe.size)
     counter = FlopCounterMode(display=False) if count else None
     states = watching_states_taken(fakes.note_state)
-    with as_found(recipe), fakes, states, counter or nullcontext(), watching_modules(refuse_wrapper):
+    modules = watching_modules(fakes.module_begins, fakes.module_ends)
+    with as_found(recipe), fakes, states, counter or nullcontext(), modules:
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())
@@ -287,6 +343,7 @@ class _Trained:
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
         model = model_on_fakes(recipe, fakes)
+        fakes.modules = {id(module): path for path, module in model.named_modules()}
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters:
             raise ValueError(
@@ -323,14 +380,18 @@ class _Trained:
                 fakes.workspaces.clear()
                 self._starts.clear()
                 self._step(batches)
-        self._name(BATCH, tree_leaves(batches))
-        self._name(BUFFERS, self._model.buffers())
-        self._name(PARAMETERS, self._model.parameters())
-        self._name(STATE, tree_leaves(list(self._optimizer.state.values())))
+        self._name(BATCH, (("batch", each) for each in tree_leaves(batches)))
+        self._name(BUFFERS, self._model.named_buffers())
+        self._name(PARAMETERS, self._model.named_parameters())
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        for parameter, state in self._optimizer.state.items():
+            of, parts = names.get(parameter, "other parameters"), state.items() if isinstance(state, Mapping) else ()
+            self._name(STATE, (("state", each) for each in tree_leaves(state)))
+            self._name(STATE, ((f"{key} of {of}", each) for key, part in parts for each in tree_leaves(part)))
         device = next((each.device for each in self._model.parameters()), _CPU)
         memory = self._recipe.device or device
         sizes = fakes.sizes_on(device, memory)
-        timeline = predicted_step(str(memory), fakes.events, sizes, self._starts, self._kinds)
+        timeline = predicted_step(str(memory), fakes.events, sizes, self._starts, self._kinds, fakes.names)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
         return FakeStep(timeline, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
 
@@ -342,21 +403,24 @@ class _Trained:
             first = len(fakes.nbytes)
             self._loss = self._recipe.loss_of(self._model, batch)  # as in a loop, the one before is alive until then
             _expect_loss(self._loss)
+            fakes.note_saved_numbers(self._loss)
             self._kinds.update((each, ACTIVATIONS) for each in fakes.alive() if each >= first)
             self._enter(BACKWARD)
             self._loss.backward()  # type: ignore[no-untyped-call]
             _expect_gradients(self._model)
-        self._name(GRADIENTS, (each.grad for each in self._model.parameters()))
+        self._name(GRADIENTS, ((f"{name}.grad", each.grad) for name, each in self._model.named_parameters()))
         self._enter(OPTIMIZER)
         self._optimizer.step()
 
     def _enter(self, phase: str) -> None:
         self._starts.append((phase, len(self._fakes.events)))
 
-    def _name(self, kind: str, values: Iterable[object]) -> None:
-        """The storages of these tensors are of this category."""
-        numbers = (self._fakes.number(each) for each in values if isinstance(each, Tensor))
-        self._kinds.update((number, kind) for number in numbers if number >= 0)
+    def _name(self, kind: str, values: Iterable[tuple[str, object]]) -> None:
+        """Give the storages of these tensors their category and their names."""
+        for name, value in values:
+            if isinstance(value, Tensor) and (number := self._fakes.number(value)) >= 0:
+                self._kinds[number] = kind
+                self._fakes.names[number] = name
 
 
 def _expect_own(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:

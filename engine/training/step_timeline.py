@@ -78,6 +78,7 @@ class StepTimeline(Lifetimes):
         event_ns: the time of each event, in nanoseconds since the step began. Empty if predicted.
         phases: the phases in order; one may occur several times.
         elapsed_ns: the duration of the step; 0 if predicted.
+        names: the name of each block, such as `0.weight`, or the operation that allocates it. Empty if measured.
     """
 
     device: str
@@ -88,6 +89,7 @@ class StepTimeline(Lifetimes):
     event_ns: array[int]
     phases: tuple[Phase, ...]
     elapsed_ns: int
+    names: Sequence[str] = ()
 
     def __repr__(self) -> str:
         basis = "measured" if self.elapsed_ns else "predicted"
@@ -162,6 +164,7 @@ def predicted_step(
     nbytes: Sequence[int],
     starts: Sequence[tuple[str, int]],
     kinds: Mapping[int, str],
+    names: Sequence[str],
 ) -> StepTimeline:
     """Return the last of the steps that were run on fake tensors.
 
@@ -171,6 +174,7 @@ def predicted_step(
         nbytes: the bytes of each storage; 0 on another device.
         starts: the phases of the step in order, each with the index of its first event.
         kinds: the category of each storage; "temporaries" if missing.
+        names: the name of each storage.
     """
     first = starts[0][1]
     alive: dict[int, None] = {}
@@ -204,4 +208,5 @@ def predicted_step(
         array("q"),
         tuple(Phase(name, counted[start - first], 0) for name, start in starts),
         0,
+        [names[number] for number in shown],
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...inspector.files import json_object, load_file
 from .findings import Finding, FindingKind, numbered
-from .memory_samples import HELD
+from .memory_samples import BASELINE, HELD
 from .training_result import Training
 
 FORMAT = "tapescope.training"
@@ -48,6 +48,8 @@ class TrainingDocument:
         losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
         looks: int64 of (looks, 2): the same of the rows of memory.
         memory: float32 of (looks, 6): bytes held, see `memory_samples.HELD`.
+        baseline_steps: int64 of (baselines, 2): the same of the rows of `baselines`.
+        baselines: float64 of (baselines, 5): bytes from before the step, see `memory_samples.BASELINE`.
         skipped: bool of (rows,): whether a gradient scaler left a step out.
         kept: by step the folder of the black box that keeps it.
         black_box: whether there was one.
@@ -69,6 +71,8 @@ class TrainingDocument:
     learning_rates: Tensor
     looks: Tensor
     memory: Tensor
+    baseline_steps: Tensor
+    baselines: Tensor
     skipped: Tensor
     kept: tuple[tuple[int, str], ...]
     black_box: bool
@@ -89,6 +93,8 @@ class TrainingDocument:
                 "rows": self.rows.flatten().tolist(),
                 "samples": self.samples.flatten().tolist(),
                 "looks": self.looks.flatten().tolist(),
+                "baseline_steps": self.baseline_steps.flatten().tolist(),
+                "baselines": self.baselines.flatten().long().tolist(),
                 **{name: _packed(getattr(self, name)) for name in _ARRAYS},
                 "skipped": self.skipped.nonzero().flatten().tolist(),
                 "kept": self.kept,
@@ -144,6 +150,8 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         training.memory.values
         if training.memory.count
         else torch.empty(0, len(HELD), dtype=torch.float32, device="cpu"),
+        torch.stack((training.baselines.firsts, training.baselines.lasts), 1),
+        training.baselines.values.reshape(-1, len(BASELINE)),
         _pooled(skipped[:, None].float(), size)[:, 0] > 0,
         tuple(kept_steps(training).items()),
         training.black_box is not None,
@@ -206,6 +214,7 @@ def read_document(text: str) -> TrainingDocument:
     if len(modules) > _MOST_MODULES:
         raise ValueError(f"it has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
     rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
+    befores = _spans(found.get("baseline_steps", []))  # none in older pages
     counts = {
         "rows": rows.shape[0],
         "samples": samples.shape[0],
@@ -237,6 +246,8 @@ def read_document(text: str) -> TrainingDocument:
         rows,
         samples=samples,
         looks=looks,
+        baseline_steps=befores,
+        baselines=_bytes(found.get("baselines", []), befores.shape[0]),
         skipped=skipped,
         kept=tuple((int(step), str(folder)) for step, folder in found["kept"]),
         black_box=bool(found["black_box"]),
@@ -263,6 +274,13 @@ def _spans(given: list[int]) -> Tensor:
     if len(given) % 2 or not all(type(each) is int for each in given):
         raise ValueError("its rows of steps are not pairs of whole numbers")
     return torch.tensor(given, dtype=torch.int64, device="cpu").reshape(-1, 2)
+
+
+def _bytes(given: list[int], rows: int) -> Tensor:
+    """float64 of (rows, 5)."""
+    if len(given) != rows * len(BASELINE) or not all(type(each) is int for each in given):
+        raise ValueError(f"its baselines are not {rows:,} rows of {len(BASELINE)} whole numbers")
+    return torch.tensor(given, dtype=torch.float64, device="cpu").reshape(rows, len(BASELINE))
 
 
 def _packed(values: Tensor) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import torch
+
 from ...inspector.capture.interrupt_safe_stack import Opened
 from ...inspector.graph.source_lines import warn
 from ...inspector.renderers import drawn, saved_page, text_of
@@ -104,6 +106,7 @@ class Training(ShownAsFindings):
         is_written: whether a logger gets each step.
         norms: gradient, weight and update norms, losses and learning rates of each step.
         memory: memory by category in some steps, see `memory_samples.HELD`.
+        baselines: the memory that existed before these steps, by category, to the byte; see `memory_samples.BASELINE`.
         earlier_bytes, earlier_storages: bytes and places of storages that graphs of earlier steps keep, as far as
             searched.
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
@@ -132,6 +135,7 @@ class Training(ShownAsFindings):
         self.found_inf = False
         self.norms = Norms()
         self.memory = StepTable(_MOST_MEMORY)
+        self.baselines = StepTable(_MOST_MEMORY, dtype=torch.float64)  # float32 is exact to 16 MiB only
         self.earlier_bytes = 0
         self.earlier_storages: frozenset[Place] = frozenset()
         self.taken_norms: TakenNorms | None = None

@@ -14,7 +14,7 @@ from ..graph.capture_records import CallRecord, Facts, Operation
 from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, TensorMeta
 from ..graph.kinds import Kind, kind_of
 from ..graph.live_nodes import LiveNodes
-from ..graph.node_metadata import operations_of
+from ..graph.node_metadata import creation_times, operations_of
 from ..hips.tape import HipsTape, refuse_parts
 from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
 from ..torch_private.nodes import InputMetadata, input_metadata_of_each, leaf_of, notes_on
@@ -277,6 +277,7 @@ def _build(
     kinds, numbers = _kinds(names_of), numbers_of(found)
     ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
+    created_ns = creation_times(operations, numbers)
     calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
     leaf_name = through_sharding(_leaf_namer(names, operations))
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
@@ -289,7 +290,12 @@ def _build(
         parameter = leaf_name(leaf_of(node)) if kind is named else None
         call = None if operation is None else calls.id_of(operation.call)
         inputs = _metas(node, taken[node], metas)
-        tasks.append(TaskDraft(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation))
+        tasks.append(
+            TaskDraft(
+                *(task_id, names_of[node], kind, numbers[node], inputs, parameter, call, operation),
+                created_ns.get(node),
+            )
+        )
         for output, (child, number) in enumerate(found[node]):
             if child is not None:
                 edges.append(EdgeDraft(task_id, output, ids[child], number))

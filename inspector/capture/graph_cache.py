@@ -38,6 +38,7 @@ class TaskDraft:
         parameter: str | None,
         call: int | None,
         operation: Operation | StoredOperation | None,
+        created_ns: int | None,
     ) -> None:
         self.id = id
         self.name = name
@@ -47,6 +48,7 @@ class TaskDraft:
         self.parameter = parameter
         self.call = call
         self.operation = operation
+        self.created_ns = created_ns
 
 
 class EdgeDraft:
@@ -132,7 +134,7 @@ class Sight:
             return None
         like, nodes, numbers = known.graph, self._nodes, self._numbers
         tasks = [
-            TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None)
+            TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None, None)
             for task, place in zip(like.tasks, known.places, strict=True)
         ]
         graph = Graph(

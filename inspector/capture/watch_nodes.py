@@ -223,6 +223,7 @@ class _NodeWatcher:
 
     def made(self, node: Node) -> None:
         """Mark a node. Only the function that torch calls may call this. It is most of a capture's cost."""
+        created_ns = perf_counter_ns()
         record, operation = self._record, self._newest
         # A backward on an accelerator runs in another thread, while this one waits for it.
         frame = _getframe(2) if get_ident() == self._thread else sys._current_frames().get(self._thread)
@@ -256,7 +257,7 @@ class _NodeWatcher:
             found = (each for _, _, each, _ in input_metadata(node) if each.type == record.accelerator)
             if (device := next(found, None)) is not None:
                 operation.stream = torch.accelerator.current_stream(device)
-        mark_new(node, operation)
+        mark_new(node, operation, created_ns)
         if record.new_nodes is not None:
             record.new_nodes.append(node)
 

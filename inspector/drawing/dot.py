@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..graph.graph import Graph, Task
 from ..graph.kinds import Kind, short_name
+from ..text.durations import created_text
 from .svg_style import LIGHT
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
 
 def _node(task: Task) -> str:
     label = task.parameter if task.kind is Kind.ACCUMULATE_GRAD and task.parameter else short_name(task.name)
-    attributes = {"label": label, "tooltip": task.name, **_LOOK[task.kind]}
+    tooltip = task.name if task.created_ns is None else f"{task.name}, {created_text(task.created_ns)}"
+    attributes = {"label": label, "tooltip": tooltip, **_LOOK[task.kind]}
     listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
     return f"\tt{task.id} [{listed}]\n"
 

@@ -9,6 +9,7 @@ from typing import get_args
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import KIND_TITLES, Kind
 from ..renderers import GraphTheme
+from ..text.durations import created_text
 from ..text.sizes_and_counts import counted
 from .annotations import SIGN_SHAPES, SIGN_TITLES, Around, Outline, Sign, Signs
 from .fit_to_size import first_view
@@ -305,7 +306,7 @@ def _name(graph: Graph, task: int) -> str:
 
 
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
-    """Return full name, parameter or module, sequence number, input shapes and source line, escaped."""
+    """Return full name, parameter or module, sequence number, creation, input shapes and source line, escaped."""
     task = graph.tasks[number]
     lines = [task.name]
     module = graph.module(task)
@@ -316,6 +317,8 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
         lines.append(f"{module} ({graph.calls[task.call].class_name})")
     if not task.is_leaf:
         lines.append(f"sequence number {task.sequence_nr}")
+    if task.created_ns is not None:
+        lines.append(created_text(task.created_ns))
     if task.inputs:
         lines.append("in: " + ", ".join(map(str, task.inputs[:8])) + (", …" if len(task.inputs) > 8 else ""))
     if with_source and task.operation is not None and task.source is not None:

@@ -18,9 +18,10 @@ def graph_to_json(graph: Graph) -> str:
     - `format`, `version`: "tapescope.graph" and 1. Readers should refuse higher versions.
     - `tasks`: in order of their ids. `id`; `name`; `kind` (see `Kind`); `rank`: the place in order of creation,
       equal to the id; `sequence_nr`: a string, since an AccumulateGrad has 2**64 - 1, which JavaScript's numbers cannot
-      represent; `inputs`: `shape` (null for a nested tensor), `dtype`, `device` and `nbytes` of each input gradient;
-      `parameter`: the name of an AccumulateGrad's leaf, or null; `call`: the id of the innermost module call, or null;
-      `operation`: the name of the forward operation, or null.
+      represent; `created_ns`: as in `Task`, or null; missing in older files; `inputs`: `shape` (null for a nested
+      tensor), `dtype`, `device` and `nbytes` of each input gradient; `parameter`: the name of an AccumulateGrad's leaf,
+      or null; `call`: the id of the innermost module call, or null; `operation`: the name of the forward operation, or
+      null.
     - `edges`: `[task, output, next task, input]` each, sorted.
     - `roots`: `[task, input]` each.
     - `calls`: the module calls, parents first. `id`, `path`, `class`, `parent` (an id, or null), `index` (counts the
@@ -47,6 +48,7 @@ def _task(task: Task) -> dict[str, Any]:
         "kind": task.kind.value,
         "rank": task.id,
         "sequence_nr": str(task.sequence_nr),
+        "created_ns": task.created_ns,
         "inputs": [_meta(meta) for meta in task.inputs],
         "parameter": task.parameter,
         "call": task.call,

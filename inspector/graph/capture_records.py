@@ -54,8 +54,8 @@ class Operation:
     Attributes:
         function: the called function; a class for a custom Function or a module; a name if only that is known.
         inputs: its arguments, if the capture kept them.
-        began_ns, created_ns: the times of the call and of its return, by `time.perf_counter_ns`. Both are the time of
-            the return if the call itself was not recorded.
+        began_ns, created_ns: the times of the call and of its return, by `time.perf_counter_ns`. Without a record of
+            the call itself, they are the times at which torch reported its first and its last node.
         stream: the accelerator's stream on which it ran, and on which the backwards of its nodes run.
     """
 

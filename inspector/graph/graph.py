@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -134,6 +134,14 @@ class Task:
         parameter: the name of an AccumulateGrad's leaf; None if the leaf has no name, and for all other tasks.
         call: the id of the innermost module call in which the node was made; None if no capture saw one.
         operation: the forward operation that made the node, which several tasks may share; None if no capture saw it.
+        created_ns: nanoseconds from the start of the forward to the creation of the node, by `time.perf_counter_ns`.
+            The forward starts with the call of the first operation that made a task of this graph. From torch 2.14 on,
+            it is the time at which torch reports the node to a creation hook: after the operation's kernel, and before
+            the operation returns. The start is then the first such report, unless the capture recorded every call.
+            Before torch 2.14, it is the time at which the operation returned, which all nodes that it made share.
+            Recording an operation adds some microseconds to the forward. On an accelerator, the kernel may still be
+            running at that time. None for AccumulateGrad, which belongs to its leaf, and if no capture saw the
+            operation.
     """
 
     id: int
@@ -144,6 +152,7 @@ class Task:
     parameter: str | None = None
     call: int | None = None
     operation: Operation | StoredOperation | None = None
+    created_ns: int | None = field(default=None, compare=False)  # another root may lead to an earlier operation
 
     @property
     def is_leaf(self) -> bool:
@@ -389,6 +398,19 @@ class Graph:
     def to_graphviz(self) -> graphviz.Digraph:
         """Return the graph as a `graphviz.Digraph` with modules as clusters. Needs the `graphviz` package."""
         return drawn("graph for Graphviz", self)
+
+    @ending_where_called
+    def to_pandas(self) -> Any:
+        """Return the tasks as a pandas.DataFrame, one row per task in order of creation.
+
+        The columns are `task`, `name`, `parameter`, `module`, `operation`, `file`, `line`, `function`, `sequence_nr`,
+        `device` and `created_s`: the seconds from the start of the forward to the creation of the node, see
+        `Task.created_ns`. Without a capture of the forward, the module, operation, source line and time are missing.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        return drawn("graph as a table", self)
 
     def _repr_svg_(self) -> str | None:
         return text_of("graph as SVG", self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -62,9 +62,9 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     """Write a graph as the entries of a JSON object:
 
     - By task: `name`, an index into `names`; `kind`, into `kinds` (see `Kind`); `sequence_nr`, a string where
-      JavaScript has no such integer; `inputs`, into `input_lists`, whose entries are indices into `metas`: [shape or
-      null for a nested tensor, dtype, device], and "any dtype" where the gradient is not cast; `call`, into `calls`, or
-      -1; `operation`, or -1.
+      JavaScript has no such integer; `created_ns`, as in `Task`, or -1, missing if unknown for all tasks; `inputs`,
+      into `input_lists`, whose entries are indices into `metas`: [shape or null for a nested tensor, dtype, device],
+      and "any dtype" where the gradient is not cast; `call`, into `calls`, or -1; `operation`, or -1.
     - `parameters`: [task, name] for each AccumulateGrad whose leaf has a name.
     - By operation: `operation_name`, an index into `operation_names`; `operation_source`, into `sources`, or -1.
       `sources`: [file, line, function, the line's text or null].
@@ -81,6 +81,8 @@ def write_graph(writer: ColumnWriter, graph: Graph) -> None:
     writer.column("kinds", (kind.value for kind in kinds))
     numbers = (task.sequence_nr for task in tasks)
     writer.column("sequence_nr", (number if number < _EXACT else str(number) for number in numbers))
+    if any(task.created_ns is not None for task in tasks):
+        writer.column("created_ns", (-1 if task.created_ns is None else task.created_ns for task in tasks))
     writer.column("inputs", (input_lists.number(tuple(map(metas.number, task.inputs))) for task in tasks))
     writer.column("input_lists", input_lists)
     writer.column("metas", map(meta_fields, metas))
@@ -240,6 +242,9 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
     if count > _MOST_TASKS:
         raise section.wrong("name", f"is of {count:,} tasks, where {_MOST_TASKS:,} are the most that is read")
     parameters = _parameters(section, count)
+    times: Sequence[int] = [-1] * count
+    if "created_ns" in section:
+        times = section.integers("created_ns", 2**63, low=-1, length=count, code="q")
     columns = zip(
         name,
         section.integers("kind", len(kinds), length=count),
@@ -247,6 +252,7 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
         section.integers("inputs", len(input_lists), length=count),
         section.integers("call", calls, low=-1, length=count),
         section.integers("operation", len(operations), low=-1, length=count),
+        times,
         strict=True,
     )
     return tuple(
@@ -259,8 +265,9 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
             parameters.get(number),
             None if call < 0 else call,
             None if operation < 0 else operations[operation],
+            None if created_ns < 0 else created_ns,
         )
-        for number, (name, kind, sequence_nr, inputs, call, operation) in enumerate(columns)
+        for number, (name, kind, sequence_nr, inputs, call, operation, created_ns) in enumerate(columns)
     )
 
 

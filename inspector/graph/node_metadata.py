@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -16,6 +17,7 @@ from ..torch_private.thread_state import functorch_is_active
 from .capture_records import Facts, Operation
 
 _MARK = "tapescope"  # key of a node's Operation in its metadata
+_CREATED = "tapescope: created"  # key of the time at which torch reported the node
 _HOOKS = "tapescope: hooks"  # key of the calls that registered hooks of its tensors
 HOOKING = ("register_hook", "retain_grad")
 """The functions that register a hook on a tensor that is not a leaf."""
@@ -73,9 +75,11 @@ def mark_result(result: object, operation: Operation) -> None:
         mark(nodes_of(result), operation)
 
 
-def mark_new(node: Node, operation: Operation) -> None:
+def mark_new(node: Node, operation: Operation, created_ns: int) -> None:
     """Mark a node that torch has just created; a nested capture marks it again."""
-    node.metadata[_MARK] = operation  # type: ignore[index]
+    notes: dict[str, Any] = node.metadata  # type: ignore[assignment]
+    notes[_MARK] = operation
+    notes[_CREATED] = created_ns
 
 
 def mark_again(nodes: Iterable[Node], operation: Operation) -> None:
@@ -134,6 +138,20 @@ def made_during(facts: Facts, node: Node) -> bool:
     """Return whether the node was made in the capture that wrote `facts`, or in a capture nested with it."""
     operation = notes_on(node).get(_MARK)
     return operation is not None and operation.facts.thread == facts.thread and number_of(node) >= facts.first
+
+
+def creation_times(operations: Mapping[Node, Operation], numbers: Mapping[Node, int]) -> dict[Node, int]:
+    """Map the nodes of recorded operations, except leaves' nodes, to `Task.created_ns`, given all sequence numbers."""
+    if not operations:
+        return {}
+    times = {
+        node: notes_on(node).get(_CREATED, operation.created_ns)
+        for node, operation in operations.items()
+        if numbers[node] != UNNUMBERED
+    }
+    # torch's report of a node comes before the record of its operation, whose start is unknown then.
+    start = min(min(each.began_ns for each in set(operations.values())), min(times.values(), default=sys.maxsize))
+    return {node: ns - start for node, ns in times.items()}
 
 
 def operations_of(

@@ -17,6 +17,7 @@ from tapescope.tests.says import Snapshots
 from tapescope.widgets.deck.page_data import Document, schedule_content
 
 from .posed import PosedDeck
+from .shown import ShownDeck
 from .tab import Tab
 
 pytestmark = pytest.mark.e2e
@@ -186,3 +187,25 @@ def test_of_three_devices_the_one_that_runs_is_brought_into_view(page: Page, tmp
     assert panel.evaluate("panel => panel.scrollTop > 0 && document.scrollingElement.scrollTop === 0")
     expect(panel.locator(".head .sub")).to_have_text("0 ready")
     expect(far).to_have_class("queue-of runs")
+
+
+def test_simulated_devices_play_task_by_task_with_a_queue_each(page: Page, tmp_path: Path) -> None:
+    program = workload("two_devices")
+    with ts.capture():
+        loss = program.build(near_layers=4, far_layers=3)[1]()
+    report = ts.makespan(loss, policies=["heap", "bfs"], device_of=program.device_of)
+    page.goto(report.save_html(tmp_path / "devices.html").as_uri())
+    deck = ShownDeck(page)
+    assert [tab.get_attribute("data-policy") for tab in deck.tabs.all()] == ["heap", "bfs"]
+    for policy in ("heap", "bfs"):
+        deck.show_policy(policy)
+        deck.key("Home")
+        found = report[policy]
+        for t, task in enumerate(found.order[:8]):
+            deck.expect(t=t, running=task)
+            running = deck.root.locator(f".queue [data-device='{found.device_of[task]}']")
+            expect(running).to_have_class(re.compile(r"\bruns\b"))
+            expect(running.locator(".now:not(.still)")).to_contain_text(re.compile("simulated"))
+            deck.key("ArrowRight")
+    busy = round(100 * report["bfs"].busy["cuda:0"])
+    expect(deck.root.locator("[data-busy='cuda:0']")).to_have_text(f"busy {busy} %")

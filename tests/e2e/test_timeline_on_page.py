@@ -103,7 +103,7 @@ def test_phases_and_devices_are_text_and_the_page_opens_at_the_backwards_first_t
     expect(deck.root.locator("[data-phase=forward]")).to_have_text(re.compile(r"^forward [\d.]+ (µs|ms|s)$"))
     expect(deck.root.locator("[data-phase=backward]")).to_have_text(re.compile(r"^backward [\d.]+ (µs|ms|s)$"))
     expect(deck.root.locator("[data-phase]")).to_have_count(2)  # no optimizer was recorded
-    longest = played.run.longest_queue - 1
+    longest = played.run.longest_queue
     expect(deck.root.locator("[data-device=cpu]")).to_have_text(f"cpuqueue, longest {longest}")
     expect(deck.root.locator("[data-busy=cpu]")).to_have_text(re.compile(r"^busy \d+ %$"))
     found = widths(deck)

@@ -248,6 +248,22 @@ def complex_numbers() -> Program:
 
 
 @program
+def multiplied_by_numbers() -> Program:
+    """The graph keeps each number as a tensor, a complex one of 16 bytes, until the backward has read it."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.filter = nn.Linear(64, 64), nn.Parameter(torch.randn(33, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.fft.rfft(self.inner(x) * 2 * 0.5 / 3) * self.filter
+            return torch.fft.irfft(z * 2 * 2j * 0.5 / 3)
+
+    return trained(Scaled)
+
+
+@program
 def views_between_real_and_complex() -> Program:
     """Views of views: a complex one of a real one, and a real one of a conjugated one."""
 
@@ -496,6 +512,32 @@ def auxiliary_output_kept() -> Program:
 
     parameters = [each for module in (body, head, auxiliary) for each in module.parameters()]
     return Program(make_loss, usual_step(sgd(parameters), make_loss), parameters, batch=batch, has_older=True)
+
+
+@program
+def auxiliary_context_kept() -> Program:
+    """As `auxiliary_output_kept`, with a custom Function that puts a tensor on its ctx."""
+    body, head, batch = mlp(), nn.Linear(32, 8), cache(batch_of(64, 64))
+    kept: list[Tensor] = []
+
+    def make_loss() -> Tensor:
+        hidden = body(batch())
+        kept.append(KeepsExponential.apply(hidden))
+        return head(hidden).square().mean()
+
+    parameters = [each for module in (body, head) for each in module.parameters()]
+    return Program(make_loss, usual_step(sgd(parameters), make_loss), parameters, batch=batch, has_older=True)
+
+
+class KeepsExponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = x.exp()
+        return x + ctx.kept
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (ctx.kept + 1)
 
 
 @program

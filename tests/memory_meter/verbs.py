@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.memory.baseline import constants_sentence
+from tapescope.engine.memory.baseline import OLDER_THAN_RECORDING, constants_sentence
 from tapescope.engine.memory.estimates import estimate_sentence
 
 from .meter import Meter
@@ -209,7 +209,7 @@ def flag_of(step: ts.types.TrainingStep, program: Program) -> str:
     """The line on what is older than the recording, which each step has; it excuses programs that have such."""
     if not program.has_older:
         return ""
-    return " ".join(each for each in step.sentences if "Not counted" in each)
+    return " ".join(each for each in step.sentences if each == OLDER_THAN_RECORDING)
 
 
 def of_fits(build: Builder) -> Iterator[Figure]:
@@ -235,7 +235,7 @@ VERBS: dict[str, Callable[[Builder], Iterator[Figure]]] = {
 }
 
 _DIRECTIONS = (
-    (re.compile(r"may be higher\.|at least what is said"), lambda figure: figure.said <= figure.held),
+    (re.compile(r"may be higher\.|at least this much"), lambda figure: figure.said <= figure.held),
     (re.compile(r"may be lower\."), lambda figure: figure.said >= figure.held),
     (re.compile(r"may be higher or lower\."), lambda figure: True),
 )

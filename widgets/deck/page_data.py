@@ -235,6 +235,7 @@ class Document:
             "parameter": [text(task.parameter) for task in tasks],
             "device": [devices[task.device] for task in tasks],
             "takes": self._takes(graph),
+            **_creation(graph),
         }
 
     def _line(self, source: Source | None) -> int:
@@ -314,6 +315,12 @@ class Document:
         if gradient is None:
             return None
         return {"meta": self.meta(gradient.meta), **_numbers(gradient.statistics)}
+
+
+def _creation(graph: Graph) -> Json:
+    """Return the column of creation times, NONE for tasks without one; no column if no time is known."""
+    found = [NONE if task.created_ns is None else task.created_ns for task in graph.tasks]
+    return {"created": found} if max(found) > NONE else {}
 
 
 def packed(content: Mapping[str, Any]) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...engine.studies.gantt import Bar, Gantt, Idle, time_text, time_unit
+from ...engine.studies.gantt import Bar, Gantt, Idle
 from ...inspector.renderers import GraphTheme
+from ...inspector.text.durations import time_text, time_unit
 from ...inspector.text.sizes_and_counts import counted
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, cut, escaped, wrapped

@@ -6,7 +6,7 @@ Each `*_drawing` function returns a figure as plain data, which notebooks and HT
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.lifetimes import Category
@@ -236,17 +236,23 @@ def _lifetimes_layout(
 ) -> dict[str, Any]:
     rest = len(timeline) - len(storages)
     axis = "milliseconds since the start of the backward" if clock else "task, in the order in which they ran"
-    layout = _layout(colours, _TOP + _BOTTOM + _ROW * max(len(storages), 1))
-    layout |= {"barmode": "overlay", "hovermode": "closest", "bargap": 0}
-    layout["margin"] = {"l": 222, "r": 84, "t": _TOP, "b": _BOTTOM}
+    layout = bars_layout([words.name(each) for each in storages], [each.nbytes for each in storages], colours)
     layout["xaxis"] |= {
         "range": [0, end or 1],
         "title": _axis_title(axis + (f" · +{rest:,} more storages" if rest else "")),
     }
+    return layout
+
+
+def bars_layout(names: Sequence[str], sizes: Sequence[int], colours: Colours) -> dict[str, Any]:
+    """Return the layout of a figure with a bar for each storage, its name to the left and its size to the right."""
+    layout = _layout(colours, _TOP + _BOTTOM + _ROW * max(len(names), 1))
+    layout |= {"barmode": "overlay", "hovermode": "closest", "bargap": 0}
+    layout["margin"] = {"l": 222, "r": 84, "t": _TOP, "b": _BOTTOM}
     layout["yaxis"] |= {
-        "range": [len(storages) - 0.5, -0.5],
-        "tickvals": list(range(len(storages))),
-        "ticktext": [escaped(cut(words.name(storage), _LABEL)) for storage in storages],
+        "range": [len(names) - 0.5, -0.5],
+        "tickvals": list(range(len(names))),
+        "ticktext": [escaped(cut(name, _LABEL)) for name in names],
         "showgrid": False,
         "fixedrange": True,
     }
@@ -258,11 +264,11 @@ def _lifetimes_layout(
             "xanchor": "left",
             "xshift": 12,
             "y": row,
-            "text": size_text(storage.nbytes),
+            "text": size_text(nbytes),
             "showarrow": False,
             "font": {"size": 11, "color": colours["ink2"]},
         }
-        for row, storage in enumerate(storages)
+        for row, nbytes in enumerate(sizes)
     ]
     return layout
 

@@ -608,6 +608,21 @@ def test_what_custom_functions_keep_on_their_context() -> None:
     assert (found.peak_bytes, found.end_bytes) == (run.peak_bytes, run.timeline.end_bytes)
 
 
+def test_what_custom_functions_outside_the_graph_keep_on_their_context() -> None:
+    leaf, constant, kept = weight(32, 32), torch.randn(32, 32), []
+
+    def make_loss() -> Tensor:
+        leaf.grad = None
+        hidden = leaf * leaf
+        kept[:] = [KeepsOnContext.apply(hidden, constant)]  # an auxiliary output, which the loss does not reach
+        return (hidden * hidden).sum()
+
+    run = ts.profile(make_loss)
+    assert run.timeline is not None
+    loss = make_loss()
+    assert simulate(ts.graph(loss)).start_bytes == run.timeline.start_bytes == 4 * 4096 + 4 + 4
+
+
 def test_what_torch_can_not_do_without_values_is_an_estimate_and_no_red_lines(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

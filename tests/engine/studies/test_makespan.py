@@ -21,9 +21,10 @@ from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.schedule.dependencies import dependencies
 from tapescope.engine.schedule.policy import Policy
-from tapescope.engine.studies.gantt import Gantt, time_text
+from tapescope.engine.studies.gantt import Gantt
 from tapescope.engine.studies.makespan import makespan, task_times
 from tapescope.engine.studies.workloads import WORKLOADS
+from tapescope.inspector.text.durations import time_text
 from tapescope.tests.says import Snapshots, raises, says
 
 from ..backward_programs import random_program

@@ -95,6 +95,27 @@ def test_its_figure_has_the_levels_of_each_kind_and_the_phases() -> None:
     assert all(len(each.x) == len(fit.timeline.events) + 2 for each in figure.data)
 
 
+class Scaled(nn.Module):
+    """Multiplies real and complex tensors by Python numbers, which the graph keeps as tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(self.inner(x) * 2 * 0.5 / 3) * 2 * 2j * 0.5)
+
+
+def test_numbers_that_the_graph_keeps_count() -> None:
+    def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model(batch[0]).sum()
+
+    fit = ts.fits(Scaled, pairs, OPTIMIZERS["sgd"], "1GiB", loss_of)
+    assert {each.phase: each.nbytes for each in fit.phases} == measured(Scaled, pairs, OPTIMIZERS["sgd"], loss_of)
+    kept = [fit.timeline.nbytes[number] for number, kind in enumerate(fit.timeline.kinds) if kind == "activations"]
+    assert (kept.count(8), kept.count(16)) == (5, 1)
+
+
 def test_nothing_is_allocated_and_the_generators_are_as_they_were() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()

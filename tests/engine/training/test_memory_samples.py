@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.training.memory_samples import HELD
+from tapescope.engine.training.memory_samples import BASELINE, HELD
 from tapescope.tests.says import says
 
 pytestmark = pytest.mark.filterwarnings("ignore:ts.training")
@@ -67,6 +67,44 @@ def test_the_batch_is_not_among_the_activations_and_what_the_forward_makes_is(by
     held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
     mask = product = 4 * 3 * 8
     assert (held["batch"], held["activations"]) == (batch.nbytes + target.nbytes, mask + product + 4 * 3)
+
+
+@pytest.mark.parametrize("clears_late", [False, True])
+def test_a_baseline_is_to_the_byte_what_a_recording_of_the_steps_has(clears_late: bool) -> None:
+    model = nn.Sequential(
+        nn.Linear(64, 2048), nn.BatchNorm1d(2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Linear(2048, 10)
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    with ts.training(model, optimizer) as training, ts.record_steps(steps=3) as recorded:
+        for _ in range(4):
+            images, labels = torch.randn(128, 64), torch.randint(10, (128,))
+            out = model(images)
+            if clears_late:  # the gradients of the last step exist while the forward runs
+                optimizer.zero_grad()
+            nn.functional.cross_entropy(out, labels).backward()
+            optimizer.step()
+            if not clears_late:
+                optimizer.zero_grad()
+    assert training.baselines.firsts.tolist() == [1, 2]
+    for step, row in zip((1, 2), training.baselines.values.tolist(), strict=True):
+        parts = recorded[step].timeline.baseline.parts
+        assert dict(zip(BASELINE, row, strict=True)) == {kind: parts.get(kind, 0) for kind in BASELINE}
+        assert row[BASELINE.index("optimizer state")] > 2**24, "more than float32 counts to the byte"
+        assert (row[BASELINE.index("gradients")] > 0) == clears_late
+
+
+def test_a_baseline_has_what_a_profile_of_the_same_forward_has() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer, batch = torch.optim.Adam(model.parameters()), torch.ones(3, 4)
+    with ts.training(model, optimizer) as training:
+        for _ in range(2):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert training.baselines.firsts.tolist() == [1]
+    profile = ts.profile(lambda: model(batch).sum())
+    assert profile.timeline is not None
+    before = dict(zip(BASELINE, training.baselines.values[0].tolist(), strict=True))
+    assert before == profile.timeline.baseline.parts and before["gradients"] == before["parameters"]
 
 
 def test_what_earlier_steps_keep_is_in_it_where_leaks_are_looked_for() -> None:

@@ -118,6 +118,12 @@ def test_a_document_of_version_1_has_no_batch(trained: Training) -> None:
     assert torch.equal(older.memory[:, kept], document.memory[:, kept])
 
 
+def test_a_document_from_before_baselines_has_none(trained: Training) -> None:
+    text = document_of(trained).to_json()
+    older = {name: value for name, value in json.loads(text).items() if not name.startswith("baseline")}
+    assert document_of(trained).baselines.any() and read_document(json.dumps(older)).baselines.shape == (0, 5)
+
+
 def test_what_is_no_document_or_does_not_fit_together_is_refused(
     trained: Training, tmp_path: Path, snapshot: Snapshots
 ) -> None:
@@ -134,6 +140,7 @@ def test_what_is_no_document_or_does_not_fit_together_is_refused(
         (damaged(text, findings=[{}]), ("missing",)),
         (damaged(text, rows=[0]), ("rows",)),
         (damaged(text, kept=None), ("another type",)),
+        (damaged(text, baselines=[1.5]), ("baselines", "whole numbers")),
     )
     said = []
     for given, facts in cases:

@@ -2,6 +2,7 @@
 
 import { type AxisKind, WHOLE, type Zoom } from "./model/axis.ts";
 import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
+import { creationOf } from "./model/creation.ts";
 import { find } from "./model/find.ts";
 import { DeckGraph } from "./model/graph.ts";
 import { type Decades, decadesOf, joined } from "./model/histogram.ts";
@@ -65,6 +66,8 @@ export interface State {
    * "follow": the camera keeps the running task in view; "fit": the whole graph is in view; "free": the user moved it.
    */
   camera: "follow" | "fit" | "free";
+  /** True if the graph colours tasks by the time of their creation. */
+  byCreation: boolean;
   /** Direction of the outlined groups. */
   groups: Direction | "off";
   /** Index in `Outlines.all` of the selected group; null if none. */
@@ -198,6 +201,7 @@ export class Store {
       open: new Set(),
       layers: new Map(),
       camera: "follow",
+      byCreation: false,
       groups: "off",
       group: null,
       hoveredGroup: null,
@@ -293,9 +297,9 @@ export class Store {
     return this.isLive && (status === "failed" || status === "closed") ? front : this.replay.length;
   }
 
-  /** True if the shown order is the simulation of another policy, of which nothing has run. */
+  /** True if the shown order is a simulation, usually of another policy, of which nothing has run. */
   get isSimulated(): boolean {
-    return this.state.tab !== 0 && !this.branch;
+    return (this.state.tab !== 0 || this.document.is_simulated === true) && !this.branch;
   }
 
   /** Reason why the moment at the position is not what runs or has run; null if it is. */
@@ -501,6 +505,11 @@ export class Store {
   /** Select a group, or deselect it. */
   pickGroup({ index, direction }: Outline): void {
     this.update({ groups: direction, group: this.state.group === index ? null : index });
+  }
+
+  /** Colour tasks by the time of their creation, or by their state alone. */
+  colourByCreation(): void {
+    if (creationOf(this.graph)) this.update({ byCreation: !this.state.byCreation });
   }
 
   /** True if groups are known or the kernel can search for them. */

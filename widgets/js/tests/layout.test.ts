@@ -229,6 +229,15 @@ test("a graph without modules opens as runs of tasks, and what is open stays bou
   assert(followed.tasks.length <= 220);
 });
 
+test("many tasks with a rarely called module are split into runs of tasks", () => {
+  const count = 600;
+  const callOf = Array.from({ length: count }, (_, task) => (task % 300 < 3 ? Math.floor(task / 300) : NONE));
+  const calls = [0, 1].map(() => ({ path: "block", className: "Block", parent: NONE }));
+  const tree = makeTree(graphOf({ ...withoutRepeats(count), calls, callOf })); // once it never returned
+  assert.equal(tree.boxes.filter(({ title }) => title.startsWith("block")).length, 2);
+  for (const box of tree.boxes) assert(box.children.length <= 120);
+});
+
 test("of very many tasks in no module equal ones in a row are drawn once, from where the forward goes back", () => {
   const steps = 1500;
   const document = documentOf({

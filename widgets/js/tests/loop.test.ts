@@ -3,8 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bins, running, scaleOf } from "../src/loop/curves.ts";
-import { ABSENT, floats, NO_SCALAR, rowAt, said, type Finding, type Loop } from "../src/loop/loop_data.ts";
+import { ABSENT, floats, NO_SCALAR, readLoop, rowAt, said, type Finding, type Loop } from "../src/loop/loop_data.ts";
 import { frameOf, stepTicks } from "../src/loop/draw_loop.ts";
+import { baselineOf, sum } from "../src/loop/draw_memory.ts";
 import { shell } from "../src/loop/side_panel.ts";
 import { State } from "../src/loop/state.ts";
 import { columnsOf, decades, fittingDepth, folded, outliers, pooled, shownRow } from "../src/loop/heat_map.ts";
@@ -26,6 +27,8 @@ function loop(steps: number, change: (gradients: Float32Array) => void = () => {
     samples: [0, 0, 10, 10],
     looks: [1, 1, 2, 2],
     memory: new Float32Array(10).fill(1024),
+    baseline_steps: [1, 1, 2, 2],
+    baselines: [1, 2, 3, 4, 5, 2 ** 40 + 1, 0, 0, 0, 0],
     gradients,
     weights: new Float32Array(2 * MODULES.length).fill(4),
     updates: new Float32Array(2 * MODULES.length).fill(1),
@@ -52,6 +55,14 @@ test("numbers out of base64 are those that went in", () => {
 test("a step's row is the one that it is in, or the last before it", () => {
   const spans = [0, 3, 4, 4, 7, 9];
   assert.deepEqual([-1, 0, 3, 4, 6, 7, 99].map((step) => rowAt(spans, step)), [-1, 0, 0, 1, 1, 2, 2]);
+});
+
+test("the bytes from before a step are exact, and older pages have none", () => {
+  assert.deepEqual(baselineOf(loop(3), 1), [2 ** 40 + 1, 0, 0, 0, 0]);
+  assert.equal(sum(baselineOf(loop(3), 0)), 15);
+  const arrays = { gradients: "", weights: "", updates: "", losses: "", learning_rates: "", memory: "" };
+  const { baselines, baseline_steps } = readLoop(JSON.stringify({ version: 2, kept: [], ...arrays }), "");
+  assert.deepEqual([baselines, baseline_steps], [[], []]);
 });
 
 test("a column shows the largest number of its steps, and NaN before all", () => {

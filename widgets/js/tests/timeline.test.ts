@@ -195,8 +195,8 @@ test("each device has its tasks, the length of its own queue, and how busy it is
   const replay = new Replay(new DeckGraph(document), document.schedules[0]);
   const [cpu, cuda] = lanesOf(replay, timesOf(document, replay));
   assert.deepEqual([[...cpu.places], [...cuda.places]], [[0, 1, 2], [3]]);
-  assert.deepEqual([[...cpu.queue], [...cuda.queue]], [[0, 0, 0, 0, 0], [0, 0, 1, 0, 0]]);
-  assert.deepEqual([cpu.longest, cuda.longest], [0, 1]);
+  assert.deepEqual([[...cpu.queue], [...cuda.queue]], [[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]]);
+  assert.deepEqual([cpu.longest, cuda.longest], [1, 1]);
   assert.deepEqual([cpu.busy, cuda.busy], [0.3, 0.1]);
   assert.deepEqual([cpu.idle, cuda.idle], [[{ from: 30, to: 100 }], [{ from: 0, to: 90 }]]);
   assert.equal(lanesOf(replay, null)[0].busy, null);

@@ -73,6 +73,7 @@ function sameButTimeAndPointer(before: Facts, after: Facts): boolean {
     before.unreal === after.unreal &&
     before.matches === after.matches &&
     before.fades === after.fades &&
+    before.byCreation === after.byCreation &&
     before.reach === after.reach &&
     before.grouping === after.grouping &&
     before.breakpoints === after.breakpoints

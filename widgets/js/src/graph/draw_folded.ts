@@ -6,6 +6,7 @@ import type { ShownState } from "../model/replay.ts";
 import { count, grouped } from "../format.ts";
 import type { Colours } from "../view_types.ts";
 import type { BoxCount } from "./box_counts.ts";
+import { creationOfCards, creationStep, inked, shaded } from "./creation_shade.ts";
 import { drawCardsBehind, fitted } from "./draw_box.ts";
 import { captionInk, drawRing, farPaint, LABEL, labelInk, paintOf, SMALLEST_TEXT } from "./draw_task.ts";
 import { cardOpacity, countOf, type Facts } from "./frame_state.ts";
@@ -33,8 +34,10 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
   }
   const isFar = LABEL * scale < SMALLEST_TEXT;
   if (placed.box.layers) drawCardsBehind(pen, colours, rect, RADIUS);
-  if (!isQuiet || look === "running" || isFar) {
-    pen.rounded(rect, RADIUS, isFar ? farPaint(colours, look, scale) : paintOf(colours, look));
+  const { first, last } = creationOfCards(facts.scene);
+  const step = creationStep(facts, (first[index] + last[index]) / 2);
+  if (!isQuiet || look === "running" || isFar || step >= 0) {
+    pen.rounded(rect, RADIUS, shaded(colours, step, isFar ? farPaint(colours, look, scale) : paintOf(colours, look), isFar ? 1 : undefined));
   }
   if (facts.hovered !== null && facts.scene.cardAround(facts.hovered) === placed) {
     pen.rounded(rect, RADIUS, { stroke: colours.ink, width: 1.2 });
@@ -46,7 +49,8 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
     const room = rect.width - TEXT - 6;
     const label = (task: number) => fitted(pen, rowLabel(colours, facts, placed, task, look), room);
     const [named, usual] = [label(counted.running), label(-1)];
-    pen.text(rect.x + TEXT, rect.y + rect.height / 2, named.length < usual.length ? usual : named);
+    const spans = named.length < usual.length ? usual : named;
+    pen.text(rect.x + TEXT, rect.y + rect.height / 2, inked(colours, spans, step, look));
     if (!isQuiet) drawProgress(pen, colours, rect, counted, look);
   }
   const breakpoint = facts.cardBreakpoints.get(placed);

@@ -1,8 +1,10 @@
 /** Drawing of tasks, pills and stubs. States differ in fill, outline and glyph. */
 
 import type { Rect } from "../layout/layout_types.ts";
+import { createdAt } from "../model/creation.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Colours } from "../view_types.ts";
+import { creationStep, inked, shaded } from "./creation_shade.ts";
 import { breakpointOf, type Facts, opacityOf, shareOf, stateOf } from "./frame_state.ts";
 import { drawBreakpoint, drawGlyph, drawStubArrow } from "./glyphs.ts";
 import { grown } from "./spatial_index.ts";
@@ -49,7 +51,8 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   // If only a plan or a simulation runs the task, or if it failed, it is drawn as ready, as in the queue.
   const isPlan = state === "running" && facts.unreal !== null;
   const look = isPlan ? "ready" : state;
-  const { dash, ...paint } = paintOf(colours, look);
+  const step = creationStep(facts, createdAt(facts.scene.graph, spot.task));
+  const { dash, ...paint } = shaded(colours, step, paintOf(colours, look));
   pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // dashes around a chip would be unreadable
   if (spot.tasks.includes(facts.hovered ?? -1)) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
   const middle = rect.y + rect.height / 2;
@@ -62,7 +65,7 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
     drawGlyph(pen, colours, state, rect.x + rect.width / 2, middle, next ? size * 1.4 : size, { share, ink });
   } else {
     drawGlyph(pen, colours, state, rect.x + 11, middle, 3.8, { share, place, ink });
-    pen.text(rect.x + 20, middle, label(colours, spot, look));
+    pen.text(rect.x + 20, middle, inked(colours, label(colours, spot, look), step, look));
   }
   const breakpoint = breakpointOf(facts, spot);
   if (breakpoint !== undefined) {
@@ -124,6 +127,8 @@ export function drawRing(
 
 interface Alike {
   state: ShownState;
+  /** Step of the creation time, or -1. */
+  step: number;
   alpha: number;
   radius: number;
   rects: Rect[];
@@ -149,14 +154,15 @@ export function drawFar(
     const alpha = opacityOf(facts, spot.task) * (spot.kind === "stub" || state === "planned" ? 0.5 : 1);
     const rect = rectOf(index);
     const radius = scale < ROUNDED_FROM ? 0 : radiusOf(spot, rect);
-    const group = groups.find((each) => each.state === state && each.alpha === alpha && each.radius === radius);
+    const step = spot.kind === "stub" ? -1 : creationStep(facts, createdAt(facts.scene.graph, spot.task));
+    const group = groups.find((each) => each.state === state && each.step === step && each.alpha === alpha && each.radius === radius);
     if (group) group.rects.push(rect);
-    else groups.push({ state, alpha, radius, rects: [rect] });
+    else groups.push({ state, step, alpha, radius, rects: [rect] });
   }
   groups.sort((one, other) => FAR_ORDER.indexOf(one.state) - FAR_ORDER.indexOf(other.state));
-  for (const { state, alpha, radius, rects } of groups) {
+  for (const { state, step, alpha, radius, rects } of groups) {
     pen.alpha = alpha;
-    pen.rects(rects, radius, farPaint(colours, state, scale));
+    pen.rects(rects, radius, shaded(colours, step, farPaint(colours, state, scale), 1));
   }
   pen.alpha = 1;
   drawFarMarks(pen, colours, facts, rectOf, seen, scale);

@@ -41,6 +41,8 @@ export interface Facts {
   /** Tasks and closed boxes with a breakpoint; the value is true if it is enabled. */
   breakpoints: Marks;
   cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
+  /** True if tasks are coloured by the time of their creation. */
+  byCreation: boolean;
   /** Search matches, also after the search field has lost the focus. */
   matches: Uint8Array | null;
   /** True if other tasks are faded, which is the case while the search field has the focus. */
@@ -90,6 +92,7 @@ export class FactFinder {
     return {
       scene, version: scene.version, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
       fades: matches !== null && state.searching,
+      byCreation: state.byCreation,
       cardBreakpoints: this.cardBreakpoints,
       marks: recomputeMarks(replay),
       cardMarks: this.cardMarks,

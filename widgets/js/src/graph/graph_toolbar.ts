@@ -1,6 +1,7 @@
 /** The strip below the graph: the legend of its signs, and the buttons for the camera and the export. */
 
 import { el, svg } from "../dom.ts";
+import { creationOf } from "../model/creation.ts";
 import { recomputeMarks, signsOf } from "../model/recompute.ts";
 import type { ShownState } from "../model/replay.ts";
 import type { Store } from "../store.ts";
@@ -19,6 +20,8 @@ export interface StripActions {
 
 const ZOOM_STEP = 1.4;
 const GROUPS = "Products that could run as one (M)";
+const CREATED = "Colour tasks by the time of their creation in the forward: earlier is lighter (N)";
+const NOT_CREATED = "The times of creation are unknown: no ts.capture() recorded the forward";
 const NO_GROUPS = "Groups of products are unknown: nobody searched for them while their factors were in memory";
 
 export class Strip {
@@ -26,6 +29,7 @@ export class Strip {
   private readonly follow: HTMLButtonElement;
   private readonly fit: HTMLButtonElement;
   private readonly groups: HTMLButtonElement;
+  private readonly created: HTMLButtonElement;
   private readonly planned = sample("planned");
   private readonly reach = el("span", { class: "reach", hidden: "hidden" });
   /** Legend of the recompute signs; empty without recomputation. */
@@ -45,7 +49,9 @@ export class Strip {
     const out = button("zoom out", "Zoom out", sign("M4 8h8"), () => actions.zoom(1 / ZOOM_STEP));
     const closer = button("zoom in", "Zoom in", sign("M4 8h8M8 4v8"), () => actions.zoom(ZOOM_STEP));
     this.groups = button("groups", "", icon("groups"), () => store.canGroup && store.showGroups());
-    const tools = el("div", { class: "tools" }, this.groups, out, closer, this.follow, shut, open, this.fit, exportMenu(actions));
+    this.created = button("colour by creation", creationOf(store.graph) ? CREATED : NOT_CREATED, icon("created"), () => store.colourByCreation());
+    this.created.setAttribute("aria-disabled", String(!creationOf(store.graph)));
+    const tools = el("div", { class: "tools" }, this.groups, this.created, out, closer, this.follow, shut, open, this.fit, exportMenu(actions));
     this.element = el("div", { class: "key" }, legend(this.planned), this.signs, this.reach, tools);
   }
 
@@ -62,6 +68,7 @@ export class Strip {
     const { camera } = this.store.state;
     this.follow.setAttribute("aria-pressed", String(camera === "follow"));
     this.fit.setAttribute("aria-pressed", String(camera === "fit"));
+    this.created.setAttribute("aria-pressed", String(this.store.state.byCreation));
     const { canGroup } = this.store;
     this.groups.setAttribute("aria-pressed", String(this.store.state.groups !== "off"));
     this.groups.setAttribute("aria-disabled", String(!canGroup));

@@ -1,6 +1,7 @@
 /** Texts about tasks and boxes for tooltips and the list for screen readers. */
 
 import type { PlacedBox, PlacedStub } from "../layout/layout_types.ts";
+import { createdAt, createdWords, creationRange } from "../model/creation.ts";
 import { markSays } from "../model/recompute.ts";
 import type { Outline } from "../model/outlines.ts";
 import type { Unreal } from "../model/task_timing_words.ts";
@@ -8,6 +9,7 @@ import type { Store } from "../store.ts";
 import { count, grouped, size } from "../format.ts";
 import { pathOf, titleOf } from "./draw_box.ts";
 import { layerState } from "./draw_layers.ts";
+import { creationOfCards } from "./creation_shade.ts";
 import { cardText } from "./draw_folded.ts";
 import { type WireState, wireState } from "./draw_wires.ts";
 import { type Facts, shareOf, stateOf } from "./frame_state.ts";
@@ -37,10 +39,11 @@ export function tipOfSpot(store: Store, facts: Facts, spot: Spot): string {
   const place = graph.leaf[task] ? graph.name(task) : cut(graph.module(task)) || cut(graph.document.title);
   const said = [place, stateInWords(facts, spot), `${size(graph.bufferBytes[task])} in`];
   const line = graph.line(task);
+  const created = createdAt(graph, task) < 0 ? [] : [createdWords(graph, task)];
   const groups = groupsOf(facts, task).map(({ name, title }) => `group ${name}: ${title}`);
   const mark = facts.marks.get(task);
   const marks = markSays(mark ? [mark] : []);
-  return [names.join("\n"), said.join(" · "), ...(line ? [line] : []), ...marks, ...groups].join("\n");
+  return [names.join("\n"), said.join(" · "), ...(line ? [line] : []), ...created, ...marks, ...groups].join("\n");
 }
 
 export function tipOfBox(facts: Facts, placed: PlacedBox): string {
@@ -50,6 +53,8 @@ export function tipOfBox(facts: Facts, placed: PlacedBox): string {
   const index = facts.scene.boxes.get(box.id) as number;
   const said = closed ? cardText(facts, index) : count(box.size, "task");
   const marks = markSays(facts.cardMarks.get(index) ?? []);
+  const { first, last } = creationOfCards(facts.scene);
+  if (closed && first[index] >= 0) marks.unshift(creationRange(facts.scene.graph, first[index], last[index]));
   return [`${closed ? "unfold" : "fold"} ${name}${kind}`, said, ...marks, ...hiddenMembers(facts, placed)].join("\n");
 }
 

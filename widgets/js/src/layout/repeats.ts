@@ -97,15 +97,15 @@ export function foldRuns(children: readonly Child[], shapes: Int32Array, joined:
     if (typeof children[place] !== "number") next = place;
     partFrom[place] = next;
   }
-  const run = { children, shape, joined };
+  const runs = new Runs(children, shape, joined);
   const folded: Child[] = [];
   for (let start = 0; start < children.length; ) {
     const first = lineOf ? start : partFrom[start];
-    let [period, times] = longestRun(run, start, first, lineOf ? LONGEST_LOOSE_PERIOD : LONGEST_PERIOD);
+    let [period, times] = runs.longest(start, first, lineOf ? LONGEST_LOOSE_PERIOD : LONGEST_PERIOD);
     if (times === 1) folded.push(children[start++]);
     else {
       for (let skip = lineOf ? goesBack(children, start, period, lineOf) : 0; skip; skip--) folded.push(children[start++]);
-      times = timesOf(run, start, period);
+      times = runs.times(start, period);
       const members = Array.from({ length: times }, (_, member) => {
         return children.slice(start + member * period, start + (member + 1) * period);
       });
@@ -116,35 +116,77 @@ export function foldRuns(children: readonly Child[], shapes: Int32Array, joined:
   return folded;
 }
 
-interface Run {
-  children: readonly Child[];
-  shape: readonly number[];
-  joined: Joined;
-}
+/** The runs of equal members among siblings. Ask for starts in ascending order. */
+class Runs {
+  /** Number of tasks before each child. */
+  private readonly tasksBefore: Int32Array;
+  /**
+   * By period, the first known place with another shape than one period later. Remembering it compares each child once
+   * per period, not once per start.
+   */
+  private readonly differs = new Int32Array(LONGEST_LOOSE_PERIOD + 1);
 
-/**
- * Return the period and the number of members of the longest run that starts at `start`; [1, 1] if none is worth
- * folding.
- */
-function longestRun(run: Run, start: number, first: number, longest: number): [period: number, times: number] {
-  const { children, shape } = run;
-  let best: [number, number] = [1, 1];
-  const most = Math.min(longest, Math.floor((children.length - start) / 2));
-  for (let period = first - start + 1; period <= most; period++) {
-    if (shape[start + period] !== shape[start]) continue;
-    if (start + best[0] * best[1] + period > children.length) break; // no longer run is possible
-    const times = timesOf(run, start, period);
-    let tasks = 0;
-    for (const child of children.slice(start, start + period)) tasks += typeof child === "number" ? 1 : child.tasks.length;
-    if ((times - 1) * tasks >= LEAST_HIDDEN && period * times > best[0] * best[1]) best = [period, times];
+  constructor(
+    private readonly children: readonly Child[],
+    private readonly shape: readonly number[],
+    private readonly joined: Joined,
+  ) {
+    this.tasksBefore = new Int32Array(children.length + 1);
+    children.forEach((child, place) => {
+      this.tasksBefore[place + 1] = this.tasksBefore[place] + (typeof child === "number" ? 1 : child.tasks.length);
+    });
   }
-  return best;
-}
 
-function timesOf(run: Run, start: number, period: number): number {
-  let times = 1;
-  while (areEqual(run, start, start + period * times, period)) times++;
-  return times;
+  /**
+   * Return the period and the number of members of the longest run that starts at `start`; [1, 1] if none is worth
+   * folding.
+   */
+  longest(start: number, first: number, longestPeriod: number): [period: number, times: number] {
+    const { children, shape, tasksBefore } = this;
+    let best: [number, number] = [1, 1];
+    const most = Math.min(longestPeriod, Math.floor((children.length - start) / 2));
+    for (let period = first - start + 1; period <= most; period++) {
+      if (shape[start + period] !== shape[start]) continue;
+      if (start + best[0] * best[1] + period > children.length) break; // no longer run is possible
+      const times = this.times(start, period);
+      const tasks = tasksBefore[start + period] - tasksBefore[start];
+      if ((times - 1) * tasks >= LEAST_HIDDEN && period * times > best[0] * best[1]) best = [period, times];
+    }
+    return best;
+  }
+
+  /** Return the number of equal members from `start` on: 1 if the next one differs. */
+  times(start: number, period: number): number {
+    const { shape, differs } = this;
+    let end = Math.max(differs[period], start);
+    while (end + period < shape.length && shape[end] === shape[end + period]) end++;
+    differs[period] = end;
+    const most = 1 + Math.floor((end - start) / period);
+    let times = 1;
+    while (times < most && this.haveEqualEdges(start, start + period * times, period)) times++;
+    return times;
+  }
+
+  /** Return whether the members starting at `one` and `other`, of equal shapes, have equal inner edges. */
+  private haveEqualEdges(one: number, other: number, period: number): boolean {
+    if (period === 1) return true;
+    const { children, joined } = this;
+    const apart = firstTask(children[other]) - firstTask(children[one]);
+    for (let place = 0; place < period; place++) {
+      if (firstTask(children[other + place]) - firstTask(children[one + place]) !== apart) return false;
+      const [edges, others] = [joined(one + place), joined(other + place)];
+      for (let a = 0, b = 0; ; a++, b++) {
+        while (a < edges.length && (edges[a][0] < one || edges[a][0] >= one + period)) a++;
+        while (b < others.length && (others[b][0] < other || others[b][0] >= other + period)) b++;
+        if (a >= edges.length || b >= others.length) {
+          if (a < edges.length || b < others.length) return false;
+          break;
+        }
+        if (edges[a][0] - one !== others[b][0] - other || edges[a][1] !== others[b][1]) return false;
+      }
+    }
+    return true;
+  }
 }
 
 /**
@@ -158,24 +200,6 @@ function goesBack(children: readonly Child[], start: number, period: number, lin
     return isBack ? [place] : [];
   });
   return back.length === 1 && start + (back[0] + 2 * period) <= children.length ? back[0] : 0;
-}
-
-/** Return whether the siblings starting at `one` and `other` have equal shapes and equal inner edges. */
-function areEqual({ children, shape, joined }: Run, one: number, other: number, period: number): boolean {
-  if (other + period > children.length) return false;
-  for (let place = 0; place < period; place++) if (shape[one + place] !== shape[other + place]) return false;
-  if (period === 1) return true;
-  const firstOf = (place: number) => firstTask(children[place]);
-  const inner = (place: number, start: number) =>
-    joined(place)
-      .filter(([target]) => target >= start && target < start + period)
-      .map(([target, ends]) => `${target - start} ${ends}`)
-      .join();
-  for (let place = 0; place < period; place++) {
-    if (firstOf(one + place) - firstOf(one) !== firstOf(other + place) - firstOf(other)) return false;
-    if (inner(one + place, one) !== inner(other + place, other)) return false;
-  }
-  return true;
 }
 
 /** Return the part for a run. It draws the member created last, which a backward reaches first. */

@@ -30,7 +30,7 @@ function cuts(children: readonly Child[]): number[] {
     const lead = starts[0] > length / 4; // much comes before the first call and becomes its own run
     const perCall = (children.length - starts[0]) / starts.length;
     let calls = roundNumber(length / perCall);
-    while (starts.length / calls > MOST_RUNS) calls *= 10;
+    while (calls && starts.length / calls > MOST_RUNS) calls *= 10; // 0: a call is longer than a run
     if (calls >= 1 && starts.length > calls) {
       const found = starts.filter((_, call) => call % calls === 0);
       if (lead) found.unshift(0);

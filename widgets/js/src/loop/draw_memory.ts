@@ -2,7 +2,7 @@
 
 import { hatch } from "../canvas.ts";
 import { grouped, size } from "../format.ts";
-import { HELD, rowAt, type Loop } from "./loop_data.ts";
+import { BASELINE, HELD, rowAt, type Loop } from "./loop_data.ts";
 import { write } from "./loop_canvas.ts";
 import type { Drawing } from "./drawing.ts";
 
@@ -25,7 +25,12 @@ function bytesOf(loop: Loop, row: number): number[] {
   return [...loop.memory.subarray(HELD.length * row, HELD.length * (row + 1))];
 }
 
-const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
+/** Return the bytes that existed before a step, in the order of BASELINE. */
+export function baselineOf(loop: Loop, row: number): number[] {
+  return loop.baselines.slice(BASELINE.length * row, BASELINE.length * (row + 1));
+}
+
+export const sum = (values: readonly number[]): number => values.reduce((all, each) => all + each, 0);
 
 /** Return at most two round sizes below the highest one. */
 export function sizeTicks(most: number): number[] {
@@ -39,7 +44,8 @@ export function drawMemory({ pen, c, state, frame, x }: Drawing): void {
   const looks = loop.looks.length / 2;
   if (!tall) return;
   const [top, low] = [frame.memoryTop + HEAD, frame.rulerTop - 8];
-  const most = Math.max(1, ...Array.from({ length: looks }, (_, row) => sum(bytesOf(loop, row))));
+  const befores = Array.from({ length: loop.baseline_steps.length / 2 }, (_, row) => sum(baselineOf(loop, row)));
+  const most = Math.max(1, ...befores, ...Array.from({ length: looks }, (_, row) => sum(bytesOf(loop, row))));
   const y = (bytes: number) => low - (low - top) * (bytes / most);
   const right = frame.width - frame.right;
   pen.fillStyle = c.line;
@@ -75,6 +81,18 @@ export function drawMemory({ pen, c, state, frame, x }: Drawing): void {
   pen.strokeStyle = c.ink;
   pen.lineWidth = 1.2;
   pen.stroke();
+  pen.beginPath();
+  befores.forEach((bytes, row) => {
+    const { baseline_steps: steps } = loop;
+    pen.lineTo(x(row ? steps[2 * row] : 0), y(bytes));
+    pen.lineTo(x(row + 1 < befores.length ? steps[2 * row + 2] : state.end), y(bytes));
+  });
+  pen.setLineDash([4, 3]);
+  for (const [colour, width] of [[c.panel, 3], [c.ink, 1.2]] as const) {
+    pen.strokeStyle = colour; // a light edge, so that the dashes are seen on each colour
+    pen.lineWidth = width;
+    pen.stroke();
+  }
   pen.restore();
   legend({ pen, c, state, frame, x });
 }
@@ -90,7 +108,8 @@ function legend({ pen, c, state, frame }: Drawing): void {
   write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
-  const said = `at step ${grouped(seen)}; without the workspace of operators`;
+  const dashed = loop.baselines.length ? "; dashed: before the step" : "";
+  const said = `at step ${grouped(seen)}; without the workspace of operators${dashed}`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
   const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
   [...HELD].reverse().forEach(([colour, name], at) => {

@@ -18,6 +18,9 @@ export const HELD = [
   ["bad", "earlier steps"],
 ] as const;
 
+/** Categories of the memory that existed before a step. */
+export const BASELINE = ["parameters", "buffers", "optimizer state", "gradients", "batch"] as const;
+
 export interface Finding {
   kind: string;
   step: number;
@@ -47,6 +50,10 @@ export interface Loop {
   looks: number[];
   /** Bytes, `HELD.length` numbers per row. */
   memory: Float32Array;
+  /** First and last step of each row of `baselines`, alternating. */
+  baseline_steps: number[];
+  /** Bytes that existed before the step, `BASELINE.length` numbers per row. */
+  baselines: number[];
   gradients: Float32Array;
   weights: Float32Array;
   updates: Float32Array;
@@ -71,6 +78,8 @@ export function readLoop(text: string, title: string): Loop {
   const found = JSON.parse(text);
   if (found.version !== 2) throw new Error(`this page shows version 2 of a training, not ${found.version}`);
   return {
+    baseline_steps: [], // older pages have none
+    baselines: [],
     ...found,
     title,
     gradients: floats(found.gradients),

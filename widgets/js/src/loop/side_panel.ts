@@ -2,7 +2,8 @@
 
 import { el, svg } from "../dom.ts";
 import { grouped, size } from "../format.ts";
-import { ABSENT, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./loop_data.ts";
+import { ABSENT, BASELINE, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./loop_data.ts";
+import { baselineOf, sum } from "./draw_memory.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./heat_map.ts";
 
@@ -108,6 +109,19 @@ export function showCell(host: HTMLElement, state: State): void {
   });
   if (at >= 0 && loop.skipped.has(at)) row(host, "update", "none: the gradient scaler skipped the step");
   host.append(spark(numbers, line.modules, state));
+  baseline(host, state);
+}
+
+/** Show the memory that existed before the step, or before the last one in which it was counted. */
+function baseline(host: HTMLElement, { loop, step }: State): void {
+  const at = rowAt(loop.baseline_steps, step);
+  if (at < 0) return;
+  const [first, last] = loop.baseline_steps.slice(2 * at, 2 * at + 2);
+  const bytes = baselineOf(loop, at);
+  const exact = (count: number) => `${size(count)} (${grouped(count)} B)`;
+  host.append(el("h3", {}, `Memory before step ${grouped(first)}${last > first ? ` to ${grouped(last)}, the most` : ""}`));
+  BASELINE.forEach((kind, place) => row(host, kind, exact(bytes[place])));
+  row(host, "in all", exact(sum(bytes)));
 }
 
 /** Return the row that contains a step, or -1. */

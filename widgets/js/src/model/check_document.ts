@@ -80,6 +80,8 @@ function checkAll(document: DeckDocument): void {
   for (const [name, columns] of Object.entries(TABLES)) {
     checkTable(name, document[name as keyof typeof TABLES], columns, counts);
   }
+  const { name, created } = tasks;
+  if (created) checkTable("tasks", { name, created }, { name: "text", created: "number?" }, counts);
   const { task, made_by } = document.saved;
   if (made_by) checkTable("saved", { task, made_by }, { task: "task", made_by: "text?" }, counts);
   if (calls.parent.some((parent, call) => parent >= call)) throw damaged("a module call precedes its parent");

@@ -1,6 +1,7 @@
 /** Activity of a device during a backward: its tasks, and the length of its ready queue at each position. */
 
-import { NEVER, type Replay } from "./replay.ts";
+import { placesOf } from "./queues.ts";
+import type { Replay } from "./replay.ts";
 import type { Times } from "./task_times.ts";
 
 export interface Lane {
@@ -9,7 +10,7 @@ export interface Lane {
   name: string;
   /** Places of its tasks. */
   places: Int32Array;
-  /** Number of its ready tasks at each position, without the running one. */
+  /** Number of its ready tasks at each position, including the one that runs there, as `Run.queue_lengths` counts them. */
   queue: Int32Array;
   /** Maximum length of its queue. */
   longest: number;
@@ -27,31 +28,14 @@ export interface Lane {
 export const LEAST_IDLE = 0.03;
 
 export function lanesOf(replay: Replay, times: Times | null): Lane[] {
-  const { devices, tasks } = replay.graph.document;
-  const { order } = replay.schedule;
-  return devices.flatMap((name, device) => {
-    const isOnly = devices.length === 1;
-    const places = Int32Array.from(order.keys()).filter((place) => isOnly || tasks.device[order[place]] === device);
+  return replay.graph.document.devices.flatMap((name, device) => {
+    const { places, counts: queue } = placesOf(replay, device);
     if (!places.length) return [];
-    const queue = waiting(replay, places);
     const longest = queue.reduce((most, length) => Math.max(most, length), 0);
     const levels = replay.schedule.lane_levels?.find((each) => each.device === device)?.levels ?? [];
     const peak = levels.reduce((most, level) => Math.max(most, level), 0);
     return [{ device, name, places, queue, longest, levels, peak, ...clocked(places, times) }];
   });
-}
-
-function waiting(replay: Replay, places: Int32Array): Int32Array {
-  const { order } = replay.schedule;
-  const queue = new Int32Array(replay.length + 1);
-  for (const place of places) {
-    const ready = replay.readyAt[order[place]];
-    if (ready === NEVER) continue;
-    queue[Math.min(ready, place)]++;
-    queue[place]--;
-  }
-  for (let at = 1; at < queue.length; at++) queue[at] += queue[at - 1];
-  return queue;
 }
 
 function clocked(places: Int32Array, times: Times | null): Pick<Lane, "busy" | "idle"> {

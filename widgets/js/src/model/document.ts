@@ -45,6 +45,8 @@ export interface DeckDocument {
     device: number[];
     /** Index into `forms`. */
     takes: number[];
+    /** Nanoseconds from the forward's start to the node's creation, or NONE; missing if unknown for all tasks. */
+    created?: number[];
   };
   /** Edges, sorted by task and output. */
   edges: { task: number[]; output: number[]; next: number[]; input: number[] };
@@ -72,6 +74,8 @@ export interface DeckDocument {
   groups?: Groups | null;
   /** Schedules, the session's own policy first; the others are simulated. */
   schedules: Schedule[];
+  /** True if the first schedule is a simulation like the others, so that no task has run. */
+  is_simulated?: boolean;
   /** Number of tasks of the first schedule that have run. */
   position: number;
   /** Number of updates sent by the live session so far; 0 if missing. */

@@ -76,7 +76,7 @@ export function deviceBusy(replay: Replay, device: number, t: number, times: Tim
 }
 
 /** Return the places of a device's tasks, and the number of ready tasks at each position including the running one. */
-function placesOf(replay: Replay, device: number): { places: Int32Array; counts: Int32Array } {
+export function placesOf(replay: Replay, device: number): { places: Int32Array; counts: Int32Array } {
   let found = known.get(replay);
   if (!found) known.set(replay, (found = new Map()));
   let mine = found.get(device);

@@ -20,6 +20,7 @@ const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ["F", "fit"],
   ["G", "follow"],
   ["M", "groups"],
+  ["N", "colour by creation time"],
   ["P", "to the memory peak"],
   ["Y", "memory scale"],
   ["C", "axis: tasks, clock"],

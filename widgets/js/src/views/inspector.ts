@@ -2,12 +2,14 @@
 
 import { el } from "../dom.ts";
 import { hasMoved, type Store } from "../store.ts";
-import type { MakeView } from "../view_types.ts";
+import type { MakeView, View } from "../view_types.ts";
 import { replayTimes } from "../model/recompute.ts";
 import { readyBefore } from "../model/input_buffer_bytes.ts";
+import { createdWords } from "../model/creation.ts";
 import { NEVER } from "../model/replay.ts";
 import { when } from "../model/task_timing_words.ts";
 import { nanoseconds, nth } from "../format.ts";
+import { makeCreationStrip } from "./creation_strip.ts";
 import { makeEdits } from "./edits.ts";
 import { glyph, icon } from "./icons.ts";
 import { checkSection } from "./inspector_check.ts";
@@ -46,8 +48,9 @@ export const makeInspector: MakeView = (stage, parent) => {
   const check = el("button", { class: "sm", "data-act": "check" }, "check");
   const acts = el("div", { class: "acts" }, breakpoint, runTo, check);
   const edits = makeEdits(store);
+  const created = makeCreationStrip(stage, () => stage.redraw(shown));
   const title = el("div", { class: "ttl" }, sign, name.element);
-  const top = el("div", { class: "top" }, title, place.element, facts, acts, edits.element);
+  const top = el("div", { class: "top" }, title, place.element, facts, acts, edits.element, created.element);
   const body = el("div");
   const view = el("section", { class: "insp", "aria-label": "task", tabindex: "0" }, top, body);
   parent.append(view);
@@ -96,7 +99,18 @@ export const makeInspector: MakeView = (stage, parent) => {
     ask(task);
   });
   followLinks(body, store);
-  return { ...slow, dispose: () => view.remove() };
+  const shown: View = {
+    update: (changed) => [created.update(changed), slow.update(changed)].some(Boolean),
+    draw(now) {
+      created.draw?.(now);
+      return slow.draw!(now);
+    },
+    dispose() {
+      created.dispose();
+      view.remove();
+    },
+  };
+  return shown;
 };
 
 /**
@@ -126,7 +140,7 @@ function showTop(store: Store, task: number, { sign, name, place, facts }: Top):
   else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
   const kind = graph.text(graph.document.tasks.kind[task]);
   const parts: Node[] = [strong(...when(replay, task, state.t, store.ran, store.unreal))];
-  parts.push(el("span", { class: "q", title: CREATED }, `created #${task}`));
+  parts.push(el("span", { class: "q", title: CREATED }, createdWords(graph, task)));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const hooks = store.record(task)?.hooks;
   if (hooks && stands !== "waiting") parts.push(strong("hooks: ", hooks.join(", ")));

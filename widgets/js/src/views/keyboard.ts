@@ -34,6 +34,7 @@ const ACTIONS: Record<string, Action> = {
   f: ({ store }) => store.update({ camera: "fit" }),
   g: ({ store }) => store.update({ camera: "follow" }),
   m: ({ store }) => store.canGroup && store.showGroups(),
+  n: ({ store }) => store.colourByCreation(),
   p: goToPeak,
   y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
   t: ({ store }) => nextTheme(store),
