@@ -21,7 +21,7 @@ const MARGIN = 2;
 /** Looks of ticks, the least important first, and their heights. */
 const LOOKS = { waiting: 1, done: 2, ready: 3, running: 4 };
 const SELECTED = 5;
-const HEIGHTS = [0, 9, 9, 14, 18, 18];
+const HEIGHTS = [0, 6, 9, 13, 16, 20];
 /** Share of the tasks that PageUp and PageDown pass. */
 const PAGE = 0.1;
 
