@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_args
 
+from ..engine.execution.backward_arguments import GraphRule
 from .command_arguments import Commands, ProgressLine, place_for, refuse, script_raised
 from .json_output import tell
 
@@ -78,7 +79,8 @@ def _add_accumulation(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="a workload with a hand-written gradient, or a function that returns the loss (rnn fan_out needless)",
+        help="a workload with a hand-written gradient, or a function that returns the loss (rnn fan_out elementwise "
+        "needless)",
     )
     accumulation.add_argument("--size", choices=("small", "full"), help="size of built-in workloads (small)")
     accumulation.add_argument(
@@ -88,8 +90,17 @@ def _add_accumulation(benches: Commands) -> None:
         action="extend",
         help="dtype of built-in workloads (float32)",
     )
+    accumulation.add_argument(
+        "--graph",
+        choices=get_args(GraphRule),
+        nargs="+",
+        action="extend",
+        help="when nodes free their saved tensors: freed, as they run; kept, when the backward has ended (freed kept)",
+    )
     accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="number of timed repetitions (3)")
-    accumulation.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
+    accumulation.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a page with tables and figures, over steps and over time"
+    )
     accumulation.set_defaults(command=_bench_accumulation)
 
 
@@ -177,8 +188,14 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
         size: Size = options.size or "small"
         for each in _programs(options, STUDIED, ("size", "dtype"), scripts):
             for name in ["float32"] if isinstance(each, OwnProgram) else dict.fromkeys(options.dtype or ["float32"]):
-                dtype = getattr(torch, name)
-                yield accumulation_study(each, size=size, dtype=dtype, repetitions=options.repetitions, progress=tell)
+                yield accumulation_study(
+                    each,
+                    size=size,
+                    dtype=getattr(torch, name),
+                    graph=list(dict.fromkeys(options.graph or get_args(GraphRule))),
+                    repetitions=options.repetitions,
+                    progress=tell,
+                )
 
     return _bench_one_by_one(studies, save_studies, options, console)
 

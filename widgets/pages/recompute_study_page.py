@@ -64,7 +64,7 @@ _WORDS = {
 
 def page_html(studies: Sequence[RecomputeStudy], title: str) -> str:
     """Return the page."""
-    return studies_page(title, studies, study_html, study_drawing, _WORDS)
+    return studies_page(title, studies, study_html, {"": study_drawing}, _WORDS)
 
 
 def study_html(study: RecomputeStudy) -> str:
