@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -37,6 +37,7 @@ def add_bench(commands: Commands) -> None:
     _add_orders(benches)
     _add_accumulation(benches)
     _add_recompute(benches)
+    _add_batching(benches)
 
 
 def _add_orders(benches: Commands) -> None:
@@ -109,7 +110,7 @@ def _add_recompute(benches: Commands) -> None:
         "recompute",
         help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.recompute",
         examples=(
-            "tapescope bench recompute gpt2 --no-compile",
+            "tapescope bench recompute gpt2 --compile",
             "tapescope bench recompute train.py:make_loss",
         ),
     )
@@ -131,9 +132,25 @@ def _add_recompute(benches: Commands) -> None:
     recompute.add_argument(
         "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (default: 5)"
     )
-    recompute.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
+    recompute.add_argument("--compile", action="store_true", help="include torch.compile, which takes minutes")
     recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
     recompute.set_defaults(command=_bench_recompute)
+
+
+def _add_batching(benches: Commands) -> None:
+    batching = benches.add_parser(
+        "batching",
+        help="products of an ensemble that eager, TorchScript, torch.compile and tapescope join: PyTorch #18157",
+        examples=("tapescope bench batching", "tapescope bench batching --members 4 10 32 --no-compile"),
+    )
+    batching.add_argument(
+        "--members", type=int, nargs="+", action="extend", metavar="K", help="numbers of members (4 10)"
+    )
+    batching.add_argument(
+        "--repetitions", type=int, default=12, metavar="N", help="timed steps of each way (default: 12)"
+    )
+    batching.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    batching.set_defaults(command=_bench_batching)
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
@@ -184,7 +201,9 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
     from ..engine.studies.ready_workload import OwnProgram
 
-    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[AccumulationStudy]:
+    def studies(
+        tell: Callable[[str], object], so_far: Callable[[AccumulationStudy], object] | None, scripts: ExitStack
+    ) -> Iterator[AccumulationStudy]:
         size: Size = options.size or "small"
         for each in _programs(options, STUDIED, ("size", "dtype"), scripts):
             for name in ["float32"] if isinstance(each, OwnProgram) else dict.fromkeys(options.dtype or ["float32"]):
@@ -195,6 +214,7 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
                     graph=list(dict.fromkeys(options.graph or get_args(GraphRule))),
                     repetitions=options.repetitions,
                     progress=tell,
+                    so_far=so_far,
                 )
 
     return _bench_one_by_one(studies, save_studies, options, console)
@@ -202,8 +222,11 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.recompute_study import STUDIED, recompute_study, save_studies
+    from ..inspector.text.progress import silent
 
-    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[RecomputeStudy]:
+    def studies(
+        tell: Callable[[str], object], so_far: Callable[[RecomputeStudy], object] | None, scripts: ExitStack
+    ) -> Iterator[RecomputeStudy]:
         for each in _programs(options, STUDIED, ("size", "device"), scripts):
             yield recompute_study(
                 each,
@@ -211,23 +234,56 @@ def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
                 device=options.device or "cpu",
                 repetitions=options.repetitions,
                 seconds=options.seconds,
-                compiled=not options.no_compile,
+                compiled=options.compile,
                 progress=tell,
+                so_far=so_far or silent,
             )
 
     return _bench_one_by_one(studies, save_studies, options, console)
 
 
+def _bench_batching(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.batching_study import MEMBERS_STUDIED, batching_study
+
+    with ProgressLine() as line:
+        try:
+            members = list(dict.fromkeys(options.members or MEMBERS_STUDIED))
+            study = batching_study(
+                members, compiled=not options.no_compile, repetitions=options.repetitions, progress=line.show
+            )
+        except ValueError as error:
+            line.clear()
+            return refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            print("tapescope: interrupted before the first ensemble was measured", file=sys.stderr)
+            return 130
+    tell(
+        lambda: {
+            "rows": study.records(),
+            "refused": {row.name: dict(row.refused) for row in study.rows if row.refused},
+            "sentences": study.sentences,
+            "machine": str(study.machine),
+            "interrupted": study.interrupted,
+        }
+    )
+    console.print(study.table)
+    for sentence in (*study.sentences, f"Measured on {study.machine}."):
+        console.print(f"\n{sentence}", markup=False)
+    return 130 if study.interrupted else 0
+
+
 def _bench_one_by_one(
-    measured: Callable[[Callable[[str], object], ExitStack], Iterator[_Study]],
+    measured: Callable[[Callable[[str], object], Callable[[_Study], object] | None, ExitStack], Iterator[_Study]],
     save: Callable[[Sequence[_Study], Path], Path],
     options: argparse.Namespace,
     console: Console,
 ) -> int:
-    """Print each study when it is finished, then write the page of all studies. Return the exit code.
+    """Print each study when it is finished. Write the page whenever there is more to show. Return the exit code.
 
     Args:
-        measured: yields the studies. Its arguments are a progress callback, and a stack that closes scripts at the end.
+        measured: yields the studies. Its arguments are a progress callback, a callback for a study that is not finished
+            yet (None without a page), and a stack that closes scripts at the end.
         save: writes the page.
         options: the command's options.
         console: the console.
@@ -236,13 +292,21 @@ def _bench_one_by_one(
 
     studies: list[_Study] = []
     interrupted = False
+
+    def page_so_far(study: _Study) -> None:
+        with suppress(OSError):  # reported when the page is written at the end
+            save([*studies, study], options.html)
+
     with ProgressLine() as line, ExitStack() as scripts:
         try:
             place_for("--html", options.html)
-            for study in measured(line.show, scripts):
+            for study in measured(line.show, None if options.html is None else page_so_far, scripts):
                 line.clear()
                 _print_study_of_one(study, console)
                 studies.append(study)
+                if interrupted := study.interrupted:
+                    print("tapescope: interrupted", file=sys.stderr)
+                    break
         except UserError as error:
             line.clear()
             return _raised(error)

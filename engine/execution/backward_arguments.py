@@ -19,7 +19,6 @@ from ...inspector.torch_private.thread_state import without_torch_function
 from ...inspector.validation import expect, expect_outputs, expect_truth
 from .unsupported import refuse_transforms
 
-
 GraphRule = Literal["freed", "kept"]
 """When nodes free their saved tensors: as they run, or not at all (`retain_graph=True`)."""
 

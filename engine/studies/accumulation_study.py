@@ -18,7 +18,7 @@ from torch import Tensor
 from ...inspector.capture.build_graph import graph
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved_page
-from ...inspector.text.progress import telling
+from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import dtype_name, percent_text, size_text
 from ...inspector.validation import expect, expect_callable, expect_number
@@ -94,13 +94,15 @@ class StudiedRule:
         return self.levels.average_bytes
 
     @property
-    def elapsed_ns(self) -> float:
-        """The median of its times."""
-        return median(self.times_ns)
+    def elapsed_ns(self) -> float | None:
+        """The median of its times; None if the study was interrupted before it was timed."""
+        return median(self.times_ns) if self.times_ns else None
 
     @property
     def time_text(self) -> str:
         """The time as text, such as `1.5 ms ± 4 %`, where 4 % is half the width of the middle half."""
+        if self.elapsed_ns is None:
+            return "–"
         spread = Spread.of(self.times_ns)
         noise = f" ± {100 * spread.half_width:.0f} %" if len(self.times_ns) > 1 else ""
         return f"{self.elapsed_ns / 1e6:,.1f} ms{noise}"
@@ -119,6 +121,7 @@ class AccumulationStudy(ShownAsTable):
         workload, size, knobs, dtype: the workload and its settings; a user's program has its loss's dtype and no size.
         rows: the results, the hand-written gradient first if there is one.
         machine: the machine that ran the study.
+        interrupted: whether rows or rounds are missing because the study was interrupted.
     """
 
     workload: Workload
@@ -127,6 +130,7 @@ class AccumulationStudy(ShownAsTable):
     dtype: torch.dtype
     rows: tuple[StudiedRule, ...]
     machine: Machine
+    interrupted: bool = False
 
     words = ("gradient",)
     html = "accumulation as HTML"
@@ -182,7 +186,8 @@ class AccumulationStudy(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The table's content in sentences."""
-        return (*self._of_rules(), *self._of_graphs())
+        cut = ("The study was interrupted: rows or rounds are missing.",) if self.interrupted else ()
+        return (*self._of_rules(), *self._of_graphs(), *cut)
 
     def _of_graphs(self) -> Iterator[str]:
         """Yield sentences on the peak and the average if the graph is kept, compared with if it is freed."""
@@ -193,8 +198,8 @@ class AccumulationStudy(ShownAsTable):
         freed, kept = pairs[0]
         peak, average = kept.peak_bytes / freed.peak_bytes - 1, kept.average_bytes / freed.average_bytes - 1
         yield (
-            f"Keeping the graph until the end changes the peak of {freed.name} by {100 * peak:+.1f} % and its average by "
-            f"{100 * average:+.0f} %."
+            f"Keeping the graph until the end changes the peak of {freed.name} by {100 * peak:+.1f} % and its average "
+            f"by {100 * average:+.0f} %."
         )
         higher = [
             f"{freed.name} ({size_text(freed.peak_bytes)} → {size_text(kept.peak_bytes)})"
@@ -205,6 +210,8 @@ class AccumulationStudy(ShownAsTable):
             yield f"It raises the peak by more than 5 % under: {joined(higher, most=6)}."
 
     def _of_rules(self) -> tuple[str, ...]:
+        if not any(row.name.startswith(IN_PLACE) for row in self.rows):
+            return ()  # interrupted before
         highest = max(self.rows, key=lambda row: row.peak_bytes)
         own, hand = self[self._first(IN_PLACE)], self[self.reference]
         whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
@@ -265,6 +272,7 @@ def accumulation_study(
     graph: Sequence[GraphRule] | GraphRule = "freed",
     repetitions: int = 3,
     progress: Callable[[str], object] | None = None,
+    so_far: Callable[[AccumulationStudy], object] | None = None,
     **knobs: int,
 ) -> AccumulationStudy:
     """Compute a gradient by hand, with PyTorch's engine, under each rule of the direct engine, and with HIPS autograd.
@@ -280,16 +288,19 @@ def accumulation_study(
             (`retain_graph=True`). For both, each of PyTorch's and the direct engine's rows has one more, such as
             "list, graph kept".
         repetitions: how often to measure and to time each backward.
-        progress: a function that is called with a text before each run.
+        progress: a function that is called with a text before each run, and an estimate of the time left.
+        so_far: a function that is called with the study so far, after each row's memory and after each round.
 
     Returns:
-        The study. It has no row for HIPS autograd if the package autograd is not installed.
+        The study. It has no row for HIPS autograd if the package autograd is not installed. An interrupt (Ctrl-C) after
+        the first row returns the study so far.
 
     Raises:
         TypeError: if an argument has the wrong type.
         ValueError: if the workload, size, knob or graph rule is unknown, the workload has no hand-written gradient, or
             `repetitions` is below 1.
         NotImplementedError: if the direct engine cannot run your function, for example because of nested gradients.
+        KeyboardInterrupt: if interrupted before the first row was measured.
     """
     expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
     expect(dtype, torch.dtype, "dtype", "a torch.dtype")
@@ -301,7 +312,7 @@ def accumulation_study(
     found = workload(name) if isinstance(name, str) else name
     graphs = chosen_graphs(graph)
     with ExitStack() as stack:
-        tell = stack.enter_context(telling(progress, "measuring", timed=True))
+        told = stack.enter_context(telling(progress, "measuring", timed=True))
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
             world = stack.enter_context(AsFound(found.make_loss, "ts.studies.accumulation"))
@@ -314,8 +325,21 @@ def accumulation_study(
         else:
             used = {**(found.small if size == "small" else found.full), **knobs}
             ways = list(_ways(found, {"size": size, "dtype": dtype, **knobs}, graphs))
-        rows = tuple(_measured(ways, _name_of(found, dtype), repetitions, tell))
-    return AccumulationStudy(found, None if used is None else size, used or {}, dtype, rows, this_machine())
+        machine, measuring = this_machine(), _Measuring(ways)
+
+        def study(interrupted: bool = False) -> AccumulationStudy:
+            sized = None if used is None else size
+            return AccumulationStudy(found, sized, used or {}, dtype, measuring.rows(), machine, interrupted)
+
+        try:
+            for _ in measuring.run(_name_of(found, dtype), repetitions, told):
+                if so_far is not None:
+                    so_far(study())
+        except KeyboardInterrupt:
+            if not measuring.levels:
+                raise
+            return study(interrupted=True)
+        return study()
 
 
 def _refuse_native_alone(loss: Tensor) -> None:
@@ -330,26 +354,41 @@ def _refuse_native_alone(loss: Tensor) -> None:
         ) from None
 
 
-def _measured(
-    ways: Sequence[_Way], head: str, repetitions: int, tell: Callable[[str], object]
-) -> Iterator[StudiedRule]:
-    """Measure each way and return the rows."""
-    measured = []
-    for way in ways:
-        tell(f"{head}: {way.name}, its memory")
-        levels = [way.measure() for _ in range(repetitions)]
-        # Levels are equal in each run; how long they last is not, on a machine that does other work.
-        average = median([each.average_bytes for each in levels if each.average_bytes is not None])
-        measured.append(replace(levels[0], average_bytes=average))
-    times: dict[str, list[int]] = {way.name: [] for way in ways}
-    for number, round_ in enumerate(turns(ways, repetitions)):
-        for way in round_:
-            tell(f"{head}: {way.name}, round {number + 1:,} of {repetitions:,}")
-            times[way.name].append(way.time())
-    predicted = _predictions(ways)
-    for way, levels in zip(ways, measured, strict=True):
-        yield StudiedRule(
-            way.name, way.kind, levels, tuple(times[way.name]), predicted.get(way.name), way.rule, way.graph
+class _Measuring:
+    """The measurements of all ways, as far as they have been made."""
+
+    def __init__(self, ways: Sequence[_Way]) -> None:
+        self._ways = ways
+        self.levels: list[StepLevels] = []
+        self._times: dict[str, list[int]] = {way.name: [] for way in ways}
+
+    def run(self, head: str, repetitions: int, told: Callable[[str], object]) -> Iterator[None]:
+        """Measure each way, then time all in rounds; yield after each way and each round."""
+        tell = TimeLeft(told, 2 * repetitions * len(self._ways))
+        for way in self._ways:
+            tell(f"{head}: {way.name}, its memory", repetitions)
+            levels = [way.measure() for _ in range(repetitions)]
+            # Levels are equal in each run; how long they last is not, on a machine that does other work.
+            average = median([each.average_bytes for each in levels if each.average_bytes is not None])
+            self.levels.append(replace(levels[0], average_bytes=average))
+            yield
+        for number, round_ in enumerate(turns(self._ways, repetitions)):
+            for way in round_:
+                tell(f"{head}: {way.name}, round {number + 1:,} of {repetitions:,}")
+                self._times[way.name].append(way.time())
+            yield
+
+    def rows(self) -> tuple[StudiedRule, ...]:
+        """Return the ways measured so far, with the times of the rounds in which all of them ran."""
+        measured = self._ways[: len(self.levels)]
+        rounds = min(map(len, self._times.values()))
+        predicted = _predictions(measured)
+        return tuple(
+            StudiedRule(
+                *(way.name, way.kind, levels, tuple(self._times[way.name][:rounds])),
+                *(predicted.get(way.name), way.rule, way.graph),
+            )
+            for way, levels in zip(measured, self.levels, strict=True)
         )
 
 
@@ -480,7 +519,10 @@ def _engines(as_before: _Around, make_loss: MakeLoss, graphs: Sequence[GraphRule
 
 def _predictions(ways: Sequence[_Way]) -> dict[str, int]:
     """Predict each row from the run of PyTorch's engine, and that row from the direct engine's run."""
-    native, *direct = (way for way in ways if isinstance(way, _Torch))
+    engines = [way for way in ways if isinstance(way, _Torch)]
+    if len(engines) < 2:
+        return {}  # interrupted before
+    native, *direct = engines
     return {way.name: way.predict((native if way is not native else direct[0]).footprints) for way in (native, *direct)}
 
 

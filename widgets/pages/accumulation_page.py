@@ -41,8 +41,8 @@ _WORDS = {
     "out of place": "each sum is a new tensor",
     "list": "all gradients are kept in a list, and summed when their task runs",
     "never released": "input buffers are kept until the backward ends",
-    "graph kept": "nodes keep their saved tensors until the backward ends, as with retain_graph=True; elsewhere they free "
-    "them as they run",
+    "graph kept": "nodes keep their saved tensors until the backward ends, as with retain_graph=True; in other rows "
+    "they free them as they run",
     "HIPS autograd": "the autograd package on NumPy, measured with tracemalloc, which counts Python objects too",
     "over by hand": "the peak, divided by the peak of the gradient by hand",
     "over PyTorch": "the peak, divided by the peak under PyTorch's engine",

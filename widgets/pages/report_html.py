@@ -34,7 +34,7 @@ CATEGORIES = {
 }
 COLUMNS = {
     "peak": "the highest level of the backward: bytes requested since just before the forward and not yet freed",
-    "average": "the mean level from the start of the backward's first task to the end of its last one, in which each level "
+    "average": "the mean level from the start of the backward's first task to the end of its last one; each level "
     "counts for as long as it lasted",
     "predicted": "simulated in this order from another policy's measured run, or from the recomputation plan; exact "
     "means equal to the byte",
