@@ -222,7 +222,6 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.recompute_study import STUDIED, recompute_study, save_studies
-    from ..inspector.text.progress import silent
 
     def studies(
         tell: Callable[[str], object], so_far: Callable[[RecomputeStudy], object] | None, scripts: ExitStack
@@ -236,7 +235,7 @@ def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
                 seconds=options.seconds,
                 compiled=options.compile,
                 progress=tell,
-                so_far=so_far or silent,
+                so_far=so_far,
             )
 
     return _bench_one_by_one(studies, save_studies, options, console)

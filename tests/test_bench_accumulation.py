@@ -40,8 +40,7 @@ def test_a_table_is_printed_for_each_program_and_what_it_says(capsys: pytest.Cap
     peaks = [" ".join(line.removeprefix(IN_PLACE).split()[:2]) for line in lines if line.startswith(f"{IN_PLACE} ")]
     assert len(peaks) == 4 and all(any(peak in sentence for sentence in sentences) for peak in peaks)
     says(lines[-1], f"torch {torch.__version__}")
-    for line, head in zip(told.splitlines(), heads, strict=True):
-        says(line, head)
+    assert told == "", "without a terminal no progress is shown"
 
 
 def test_the_page_is_written_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import dtype_name, percent_text, size_text
-from ...inspector.validation import expect, expect_callable, expect_number
+from ...inspector.validation import expect, expect_callable, expect_choice, expect_number
 from ..api.backward import backward
 from ..api.environment import Machine, this_machine
 from ..api.make_loss import MakeLoss, own_gradients, real_loss_of
@@ -304,11 +304,14 @@ def accumulation_study(
     """
     expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
     expect(dtype, torch.dtype, "dtype", "a torch.dtype")
+    expect_choice(size, get_args(Size), "size")
     expect_number(repetitions, int, "repetitions", "the number of timed runs of each backward")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function of one text, called before each run")
+    if so_far is not None:
+        expect_callable(so_far, 1, "so_far", "a function of one study, called as results come")
     found = workload(name) if isinstance(name, str) else name
     graphs = chosen_graphs(graph)
     with ExitStack() as stack:

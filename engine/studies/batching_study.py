@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter_ns
@@ -17,7 +17,7 @@ from ...inspector.graph.phrases import joined
 from ...inspector.renderers import text_of
 from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
-from ...inspector.validation import expect_callable, expect_number
+from ...inspector.validation import expect, expect_callable, expect_number, expect_truth
 from ..api.backward import backward
 from ..api.environment import Machine, this_machine
 from ..api.time_backwards import Spread, turns
@@ -162,8 +162,8 @@ class BatchingStudy(ShownAsTable):
             search_ms = max(each for _, _, each in found) / 1e6
             yield (
                 "ts groups joins products of the backward. With sums and copies its launches fall: "
-                f"{joined(fallen)}. Its time is that of the forward and of the direct engine's tasks, in Python; reading "
-                f"the graph and looking for groups and hooks takes up to {search_ms:,.0f} ms more."
+                f"{joined(fallen)}. Its time is that of the forward and of the direct engine's tasks, in Python; "
+                f"reading the graph and looking for groups and hooks takes up to {search_ms:,.0f} ms more."
             )
 
     def _of_refused(self) -> Iterator[str]:
@@ -200,7 +200,7 @@ class BatchingStudy(ShownAsTable):
 
 
 def batching_study(
-    members: Sequence[int] = MEMBERS_STUDIED,
+    members: Iterable[int] = MEMBERS_STUDIED,
     *,
     compiled: bool = True,
     repetitions: int = 12,
@@ -224,12 +224,15 @@ def batching_study(
             `repetitions` is below 1.
         KeyboardInterrupt: if interrupted before the first ensemble was measured.
     """
+    expect(members, Iterable, "members", "a list of numbers of members")
+    expect_truth(compiled, "compiled")
+    members = list(members)
     for name, number in (("repetitions", repetitions), *(("members", each) for each in members)):
         expect_number(number, int, name, "an integer of at least 1")
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
     if not members or len(set(members)) < len(members):
-        raise ValueError(f"members must be different numbers, at least one, got {list(members)}")
+        raise ValueError(f"members must be different numbers, at least one, got {members}")
     if progress is not None:
         expect_callable(progress, 1, "progress", "a function of one text, called before each run")
     rows: list[StudiedEnsemble] = []

@@ -366,13 +366,14 @@ def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Poli
 
 def chosen_graphs(graph: Sequence[GraphRule] | GraphRule) -> list[GraphRule]:
     """Return the graph rules as a list. Raises ValueError if one is unknown or repeated, or none is passed."""
+    expect(graph, Iterable, "graph", '"freed", "kept", or a list of them')
     found: list[GraphRule] = [graph] if isinstance(graph, str) else list(graph)
+    for each in found:
+        expect_choice(each, get_args(GraphRule), "graph")
     if not found:
         raise ValueError('graph must not be empty; expected "freed", "kept", or both')
     if len(set(found)) < len(found):
         raise ValueError(f"a graph rule is repeated: {', '.join(found)}")
-    for each in found:
-        expect_choice(each, get_args(GraphRule), "graph")
     return found
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -16,10 +16,11 @@ from ...inspector.renderers import GraphTheme, drawn, saved_page
 from ...inspector.text.progress import TimeLeft, silent
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import percent_text, size_text
+from ...inspector.validation import expect, expect_callable, expect_choice, expect_number, expect_truth
 from ..api.environment import Machine, this_machine
 from ..api.restore_state import AsFound
 from ..api.time_backwards import Spread, turns
-from ..recompute.budget import OVERHEAD
+from ..recompute.budget import OVERHEAD, expect_seconds
 from ..recompute.plan import RecomputePlan
 from ..recompute.plan_recompute import plan_recompute
 from ..recompute.planned_recompute import PlannedRecompute, replanned
@@ -284,7 +285,7 @@ def recompute_study(
     seconds: float = 5.0,
     compiled: bool = True,
     progress: Callable[[str], object] | None = None,
-    so_far: Callable[[RecomputeStudy], object] = silent,
+    so_far: Callable[[RecomputeStudy], object] | None = None,
     **knobs: int,
 ) -> RecomputeStudy:
     """Compare memory, time and gradients of a model unchanged, under checkpoints, compiled, and under recompute plans.
@@ -313,8 +314,17 @@ def recompute_study(
         ValueError: if the workload, size, knob or device is unknown, or `repetitions` is below 1.
         KeyboardInterrupt: if interrupted before the first way was measured.
     """
+    expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
+    expect_number(repetitions, int, "repetitions", "the number of timed steps of each way")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    expect_choice(size, get_args(StudySize), "size")
+    expect_seconds(seconds)
+    expect_truth(compiled, "compiled")
+    for callback, what in ((progress, "progress"), (so_far, "so_far")):
+        if callback is not None:
+            expect_callable(callback, 1, what, "a function of one argument")
+    show = silent if so_far is None else so_far
     found = workload(name) if isinstance(name, str) else name
     used = {**_knobs(found, size), **knobs}
     place, machine = usable_device(device), this_machine()
@@ -343,12 +353,12 @@ def recompute_study(
         try:
             for way in _ways_measured(found.name, bench, blocks, plans, refused, tell):
                 ways.append(way)
-                so_far(study())
+                show(study())
             for number, round_ in enumerate(turns(ways, repetitions)):
                 for way in round_:
                     tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
                     way.times_ns.append(bench.time(way))
-                so_far(study())
+                show(study())
         except KeyboardInterrupt:
             if not ways:
                 raise
@@ -467,6 +477,4 @@ def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
         if found.name not in DESK:
             raise ValueError(f'workload {found.name} has no size "desk"; expected one of {", ".join(DESK)}')
         return DESK[found.name]
-    if size not in ("small", "full"):
-        raise ValueError(f"unknown size {size!r}; expected one of small, desk, full")
     return found.small if size == "small" else found.full
