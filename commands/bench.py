@@ -118,12 +118,12 @@ def _add_recompute(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="from `tapescope workloads`, or your own function (default: eight, from an RNN to ResNet-152)",
+        help="from `tapescope workloads`, or your own function (rnn unet resnet50)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="size of ready models; a step of desk takes two cores seconds (default: desk)",
+        help="size of ready models; a step of desk takes two cores seconds (small)",
     )
     recompute.add_argument("--device", metavar="NAME", help="device of ready models, such as cuda (default: cpu)")
     recompute.add_argument(
@@ -221,15 +221,15 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
 
 
 def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.studies.recompute_study import STUDIED, recompute_study, save_studies
+    from ..engine.studies.recompute_study import QUICK, recompute_study, save_studies
 
     def studies(
         tell: Callable[[str], object], so_far: Callable[[RecomputeStudy], object] | None, scripts: ExitStack
     ) -> Iterator[RecomputeStudy]:
-        for each in _programs(options, STUDIED, ("size", "device"), scripts):
+        for each in _programs(options, QUICK, ("size", "device"), scripts):
             yield recompute_study(
                 each,
-                size=options.size or "desk",
+                size=options.size or "small",
                 device=options.device or "cpu",
                 repetitions=options.repetitions,
                 seconds=options.seconds,

@@ -74,6 +74,28 @@ def test_an_interrupt_keeps_what_is_there(
     assert not (tmp_path / "none.html").exists()
 
 
+def test_an_interrupt_within_a_study_keeps_its_rows_and_the_page_has_had_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.html"
+    measured: list[str] = []
+    measure = module._Torch.measure
+
+    def third_raises(self):
+        measured.append(self.name)
+        if len(measured) == 3:
+            assert measured[1] in page.read_text(encoding="utf-8")
+            raise KeyboardInterrupt
+        return measure(self)
+
+    monkeypatch.setattr(module._Torch, "measure", third_raises)
+    assert bench("needless", "rnn", "--html", str(page)) == 130
+    printed, told = capsys.readouterr()
+    assert all(name in printed for name in (BY_HAND, *measured[:2])) and "rnn" not in printed
+    says(told, "interrupted", page)
+    says(printed, "The study was interrupted")
+
+
 def test_where_the_page_cannot_be_written_the_tables_are_not_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

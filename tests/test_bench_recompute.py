@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> int:
-    return main(["bench", "recompute", *arguments, "--repetitions", "1", "--seconds", "0.1"])
+    return main(["bench", "recompute", *arguments, "--size", "desk", "--repetitions", "1", "--seconds", "0.1"])
 
 
 def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(

@@ -17,6 +17,7 @@ from ...inspector.graph.phrases import joined
 from ...inspector.renderers import text_of
 from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
+from ...inspector.torch_private.allocators import quiet_kineto
 from ...inspector.validation import expect, expect_callable, expect_number, expect_truth
 from ..api.backward import backward
 from ..api.environment import Machine, this_machine
@@ -354,7 +355,7 @@ def _ways(model: nn.Module, x: Tensor, compiled: bool) -> Iterator[_Way]:
 
 def _counted(step: Callable[[], object]) -> dict[str, int]:
     """Count the product kernels that a step launches."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+    with quiet_kineto(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
         step()
     counts = Counter(event.name for event in recorded.events() if event.name in _PRODUCTS)
     return {name.removeprefix("aten::"): count for name, count in sorted(counts.items())}
