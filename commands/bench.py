@@ -15,6 +15,7 @@ from .json_output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.ready_workload import Size, Workload
@@ -217,7 +218,26 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
                     so_far=so_far,
                 )
 
-    return _bench_one_by_one(studies, save_studies, options, console)
+    return _bench_one_by_one(studies, save_studies, options, console, _dtypes_side_by_side)
+
+
+def _dtypes_side_by_side(studies: Sequence[AccumulationStudy]) -> Iterator[Table]:
+    """Yield a table of each program measured in several dtypes: the peaks, and their ratios to the reference."""
+    from ..inspector.text.report import cells_table
+    from ..inspector.text.sizes_and_counts import dtype_name, size_text
+
+    programs: dict[str, list[AccumulationStudy]] = {}
+    for each in studies:
+        programs.setdefault(each.workload.name, []).append(each)
+    for name, found in programs.items():
+        rows = [row.name for row in found[0].rows if all(row.name in study for study in found)]
+        if len(found) > 1:
+            headings = [name, *(dtype_name(study.dtype) for study in found)]
+            cells = [
+                [row, *(f"{size_text(study[row].peak_bytes)}  {study.ratio(row):.2f} ×" for study in found)]
+                for row in rows
+            ]
+            yield cells_table([headings, *cells], headings[1:])
 
 
 def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
@@ -277,6 +297,7 @@ def _bench_one_by_one(
     save: Callable[[Sequence[_Study], Path], Path],
     options: argparse.Namespace,
     console: Console,
+    beside: Callable[[Sequence[_Study]], Iterator[Table]] = lambda studies: iter(()),
 ) -> int:
     """Print each study when it is finished. Write the page whenever there is more to show. Return the exit code.
 
@@ -286,6 +307,7 @@ def _bench_one_by_one(
         save: writes the page.
         options: the command's options.
         console: the console.
+        beside: yields tables of several studies.
     """
     from .user_script import UserError
 
@@ -334,6 +356,9 @@ def _bench_one_by_one(
             "interrupted": interrupted,
         }
     )
+    for table in beside(studies):
+        console.print(table)
+        console.print()
     console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
     if options.html is not None:
         try:

@@ -36,9 +36,10 @@ def test_a_table_is_printed_for_each_program_and_what_it_says(capsys: pytest.Cap
     assert lines[4].startswith(f"{BY_HAND} ")
     heads = [line.partition(":")[0] for line in lines if ": batch=" in line or ": width=" in line]
     assert heads == ["rnn, float32", "rnn, float64", "needless, float32", "needless, float64"]
+    assert any(line.split() == ["rnn", "float32", "float64"] for line in lines), "both dtypes side by side"
     sentences = [line for line in lines if line.endswith(".")]
     peaks = [" ".join(line.removeprefix(IN_PLACE).split()[:2]) for line in lines if line.startswith(f"{IN_PLACE} ")]
-    assert len(peaks) == 4 and all(any(peak in sentence for sentence in sentences) for peak in peaks)
+    assert len(peaks) == 6 and all(any(peak in sentence for sentence in sentences) for peak in peaks)
     says(lines[-1], f"torch {torch.__version__}")
     assert told == "", "without a terminal no progress is shown"
 

@@ -49,6 +49,7 @@ STUDIED = ("rnn", "fan_out", "elementwise", "needless")
 RULES = tuple(Accumulation(accumulate, release) for release in get_args(Release) for accumulate in get_args(Accumulate))
 """Every combination of a summing and a release rule, PyTorch's own first."""
 
+_WORTH_SAYING = 0.0005  # share of a peak; smaller differences count as equal
 _WORTH_NAMING = 1.05  # ratio of two peaks; rows that differ by less are not named in sentences
 
 BY_HAND, FUSED = "by hand", "by hand, fused"
@@ -143,10 +144,13 @@ class AccumulationStudy(ShownAsTable):
         """
         return row_called(name, ((row.name, row) for row in self.rows), between="; ")
 
+    def __contains__(self, name: object) -> bool:
+        return any(row.name == name for row in self.rows)
+
     @property
     def reference(self) -> str:
         """The row that ratios refer to: the hand-written gradient, or PyTorch's own if there is none."""
-        return BY_HAND if any(row.name == BY_HAND for row in self.rows) else self._first(PYTORCH)
+        return BY_HAND if BY_HAND in self else self._first(PYTORCH)
 
     def _first(self, name: str) -> str:
         """Return the name of the first row of an engine or rule; "graph kept" is in it if no graph was freed."""
@@ -218,7 +222,7 @@ class AccumulationStudy(ShownAsTable):
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
             f"Summed in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
-            + (f"{percent_text(more)} above that" if more > 0 else "that")
+            + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "that")
             + f" {whose}."
         ]
         if highest.peak_bytes > _WORTH_NAMING * own.peak_bytes:

@@ -247,7 +247,7 @@ def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
     [
         ("zzz", {}, ("'zzz'", "resnet50")),
         ("linear50", {}, ("linear50", '"desk"', "rnn, lstm_cell")),
-        ("rnn", {"size": "tiny"}, ("size", "'tiny'", "small, desk, full")),
+        ("rnn", {"size": "tiny"}, ("size", "'tiny'", "'small' or 'desk' or 'full'")),
         ("rnn", {"repetitions": 0}, ("repetitions", 1, 0)),
         ("rnn", {"device": "nowhere"}, ("device", "'nowhere'")),
         ("rnn", {"device": "meta"}, ("device", "meta")),
