@@ -196,7 +196,7 @@ class AccumulationStudy(ShownAsTable):
     def _of_graphs(self) -> Iterator[str]:
         """Yield sentences on the peak and the average if the graph is kept, compared with if it is freed."""
         rows = {row.name: row for row in self.rows}
-        pairs = [(row, rows[kept]) for row in self.rows if (kept := row.name + GRAPH_KEPT) in rows]
+        pairs = [(row, rows[row.name + GRAPH_KEPT]) for row in self.rows if row.name + GRAPH_KEPT in rows]
         if not pairs:
             return
         freed, kept = pairs[0]
@@ -473,8 +473,15 @@ class _Torch:
     def predict(self, footprints: Footprints) -> int:
         """Predict the peak in bytes from another run."""
         rule = self.rule or PYTORCHS
-        how = {"accumulate": rule.accumulate, "release": rule.release, "retain_graph": self.graph == "kept"}
-        return simulate(footprints.graph, self._order, footprints, **how).peak_bytes
+        found = simulate(
+            footprints.graph,
+            self._order,
+            footprints,
+            retain_graph=self.graph == "kept",
+            accumulate=rule.accumulate,
+            release=rule.release,
+        )
+        return found.peak_bytes
 
     def time(self) -> int:
         with self._as_before():

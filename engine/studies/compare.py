@@ -170,8 +170,14 @@ class _DryRun(NamedTuple):
         """Predict the peak without keeping the graph."""
         from ..planning.simulate import simulate
 
-        how = {"accumulate": row.rule.accumulate, "release": row.rule.release, "retain_graph": row.retain_graph}
-        found = simulate(drawn, row.policy, footprints, **how)
+        found = simulate(
+            drawn,
+            row.policy,
+            footprints,
+            retain_graph=row.retain_graph,
+            accumulate=row.rule.accumulate,
+            release=row.rule.release,
+        )
         return _DryRun(found.peak_bytes, found.estimates, found.start_bytes)
 
 
@@ -426,11 +432,10 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
                 elif planned.predicted is not None:
                     levels = planned.predicted.plain_levels if plan is None else planned.predicted.levels
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
+        dry_bytes, estimates, start = dry.get(name, (None, (), None))
         kept = row.graph == "kept"
-        dry_run = dry.get(name, (None, (), None))
-        yield Row(
-            name, timeline, tuple(times[name]), longest, predicted, by, *dry_run[:2], plan, levels, dry_run[2], kept
-        )
+        measured = timeline, tuple(times[name]), longest, predicted, by
+        yield Row(name, *measured, dry_bytes, estimates, plan, levels, start, kept)
 
 
 def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:

@@ -349,22 +349,19 @@ class Comparison(ShownAsTable):
         headings = ["policy", peak, *elsewhere, "predicted", "dry run", "peak in", "longest queue", "time"]
         if self.step is not None:
             headings.insert(2 + len(elsewhere), "whole step")
-        if self._shows_average:
+        # Keeping the graph often changes the average and not the peak.
+        average = any(row.keeps_graph for row in self.rows)
+        if average:
             headings.insert(2 + len(elsewhere), "average")
-        return [headings, *(list(self._cells(row)) for row in self.rows)]
+        return [headings, *(list(self._cells(row, average)) for row in self.rows)]
 
-    @property
-    def _shows_average(self) -> bool:
-        """Whether the average is a column: keeping the graph often changes it and not the peak."""
-        return any(row.keeps_graph for row in self.rows)
-
-    def _cells(self, row: Row) -> Iterator[str]:
+    def _cells(self, row: Row, average: bool) -> Iterator[str]:
         timeline = row.timeline
         yield row.policy
         yield size_text(row.peak_bytes)
         for each in self.elsewhere:
             yield size_text(each[row.policy].peak_bytes)
-        if self._shows_average:
+        if average:
             yield "–" if timeline.average_bytes is None else size_text(round(timeline.average_bytes))
         if self.step is not None:
             yield size_text(self.step_bytes(row.policy))

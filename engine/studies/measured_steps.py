@@ -17,7 +17,7 @@ from ..recompute.apply_plan import apply_plan
 from ..recompute.planned_recompute import PlannedRecompute
 
 
-class Way:
+class MeasuredWay:
     """One way to save memory: the context around a step, and the recompute plan of its forward."""
 
     def __init__(
@@ -73,7 +73,7 @@ class StepBench:
                     for buffer, before in self._buffers:
                         buffer.copy_(before)
 
-    def measure(self, way: Way) -> None:
+    def measure(self, way: MeasuredWay) -> None:
         """Measure the memory of a way after two steps: one to compile or to verify a plan, one to compare gradients."""
         with self.as_before():
             self._step(way)
@@ -94,7 +94,7 @@ class StepBench:
         with self.as_before():
             way.peak_bytes, way.backward_peak_bytes = self._peaks(way)
 
-    def time(self, way: Way) -> int:
+    def time(self, way: MeasuredWay) -> int:
         """Time a step, in nanoseconds."""
         with self.as_before():
             self._wait()
@@ -103,7 +103,7 @@ class StepBench:
             self._wait()
             return time.perf_counter_ns() - began
 
-    def _step(self, way: Way, done: Callable[[], object] = lambda: None) -> None:
+    def _step(self, way: MeasuredWay, done: Callable[[], object] = lambda: None) -> None:
         """Run a forward and its backward, and call `done` at the end of each."""
         with way.around():
             with way.forward():
@@ -112,7 +112,7 @@ class StepBench:
             loss.backward()  # type: ignore[no-untyped-call]
             done()
 
-    def _peaks(self, way: Way) -> tuple[int, int]:
+    def _peaks(self, way: MeasuredWay) -> tuple[int, int]:
         """Measure the peak of a step and of its backward, in bytes."""
         if self._device.type != "cuda":
             _, levels = allocated_levels(lambda step: self._step(way, step), self._device)

@@ -25,7 +25,7 @@ from ..recompute.plan import RecomputePlan
 from ..recompute.plan_recompute import plan_recompute
 from ..recompute.planned_recompute import PlannedRecompute, replanned
 from ..recompute.solvers import FoundDrops
-from .measured_steps import StepBench, Way
+from .measured_steps import MeasuredWay, StepBench
 from .order_study import usable_device
 from .ready_workload import OwnProgram, Size, Workload
 from .torch_alternatives import PRODUCTS, OwnModules, checkpointed, selective
@@ -330,7 +330,7 @@ def recompute_study(
     found = workload(name) if isinstance(name, str) else name
     used = {**_knobs(found, size), **knobs}
     place, machine = usable_device(device), this_machine()
-    ways: list[Way] = []
+    ways: list[MeasuredWay] = []
     refused: dict[str, str] = {}
     with ExitStack() as stack:
         sized: StudySize | None = size
@@ -387,10 +387,10 @@ def _ways_measured(
     plans: _Plans,
     refused: dict[str, str],
     tell: TimeLeft,
-) -> Iterator[Way]:
+) -> Iterator[MeasuredWay]:
     """Measure the memory of each way, the unchanged step first; note in `refused` why others are left out."""
 
-    def measured(way: Way) -> Iterator[Way]:
+    def measured(way: MeasuredWay) -> Iterator[MeasuredWay]:
         tell(f"{name}: {way.name}, memory", _MEASURED)
         try:
             bench.measure(way)
@@ -402,25 +402,25 @@ def _ways_measured(
         else:
             yield way
 
-    yield from measured(Way(NOTHING, nullcontext))
+    yield from measured(MeasuredWay(NOTHING, nullcontext))
     asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if blocks:
-        for way in measured(Way(BLOCKS, partial(checkpointed, bench.model, blocks))):
+        for way in measured(MeasuredWay(BLOCKS, partial(checkpointed, bench.model, blocks))):
             asked[1] = BELOW, int(_BELOW * way.peak_bytes)
             yield way
-        yield from measured(Way(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
+        yield from measured(MeasuredWay(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
     else:
         refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
     if plans.compiled:
         whole = torch.compile(bench.model.forward)
-        yield from measured(Way(COMPILED, partial(compiled_within_budget, bench.model, whole)))
+        yield from measured(MeasuredWay(COMPILED, partial(compiled_within_budget, bench.model, whole)))
     for title, budget in asked:
         tell(f"{name}: planning for {title}", _PLANNED)
         with bench.as_before():
             plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
         if title == WITHIN:
-            yield from measured(Way(CHEAP, nullcontext, _cheap(plan)))
-        yield from measured(Way(title, nullcontext, plan))
+            yield from measured(MeasuredWay(CHEAP, nullcontext, _cheap(plan)))
+        yield from measured(MeasuredWay(title, nullcontext, plan))
 
 
 def _cheap(plan: PlannedRecompute) -> PlannedRecompute:
@@ -443,7 +443,7 @@ def _cheap(plan: PlannedRecompute) -> PlannedRecompute:
     return replace(found, left_alone=nothing, left_alone_because=None)
 
 
-def _rows(ways: Sequence[Way]) -> tuple[StudiedWay, ...]:
+def _rows(ways: Sequence[MeasuredWay]) -> tuple[StudiedWay, ...]:
     """Return the ways measured so far, with the times of the rounds in which all of them ran."""
     rounds = min(len(way.times_ns) for way in ways)
     times = [way.times_ns[:rounds] or [way.first_ns] for way in ways]

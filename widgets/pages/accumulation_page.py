@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ _WORDS = {
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
     """Return a page of studies."""
     columns = {heading: COLUMNS[heading] for heading in ("peak", "average", "time")}
-    drawings = {
+    drawings: dict[str, Callable[[AccumulationStudy, Colours], Drawing]] = {
         "The backward, over its steps": study_drawing,
         "Forward and backward, over time": partial(study_drawing, clock=True),
     }
