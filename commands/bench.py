@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, get_args
 
+from ..engine.execution.backward_arguments import GraphRule
 from .command_arguments import Commands, ProgressLine, place_for, refuse, script_raised
 from .json_output import tell
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.ready_workload import Size, Workload
@@ -36,6 +38,7 @@ def add_bench(commands: Commands) -> None:
     _add_orders(benches)
     _add_accumulation(benches)
     _add_recompute(benches)
+    _add_batching(benches)
 
 
 def _add_orders(benches: Commands) -> None:
@@ -78,7 +81,8 @@ def _add_accumulation(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="a workload with a hand-written gradient, or a function that returns the loss (rnn fan_out needless)",
+        help="a workload with a hand-written gradient, or a function that returns the loss (rnn fan_out elementwise "
+        "needless)",
     )
     accumulation.add_argument("--size", choices=("small", "full"), help="size of built-in workloads (small)")
     accumulation.add_argument(
@@ -88,8 +92,17 @@ def _add_accumulation(benches: Commands) -> None:
         action="extend",
         help="dtype of built-in workloads (float32)",
     )
+    accumulation.add_argument(
+        "--graph",
+        choices=get_args(GraphRule),
+        nargs="+",
+        action="extend",
+        help="when nodes free their saved tensors: freed, as they run; kept, when the backward has ended (freed kept)",
+    )
     accumulation.add_argument("--repetitions", type=int, default=3, metavar="N", help="number of timed repetitions (3)")
-    accumulation.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
+    accumulation.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a page with tables and figures, over steps and over time"
+    )
     accumulation.set_defaults(command=_bench_accumulation)
 
 
@@ -98,7 +111,7 @@ def _add_recompute(benches: Commands) -> None:
         "recompute",
         help="memory and time of checkpoints, of torch.compile's memory budget, and of ts.recompute",
         examples=(
-            "tapescope bench recompute gpt2 --no-compile",
+            "tapescope bench recompute gpt2 --compile",
             "tapescope bench recompute train.py:make_loss",
         ),
     )
@@ -106,12 +119,12 @@ def _add_recompute(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="from `tapescope workloads`, or your own function (default: eight, from an RNN to ResNet-152)",
+        help="from `tapescope workloads`, or your own function (rnn unet resnet50)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="size of ready models; a step of desk takes two cores seconds (default: desk)",
+        help="size of ready models; a step of desk takes two cores seconds (small)",
     )
     recompute.add_argument("--device", metavar="NAME", help="device of ready models, such as cuda (default: cpu)")
     recompute.add_argument(
@@ -120,9 +133,25 @@ def _add_recompute(benches: Commands) -> None:
     recompute.add_argument(
         "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (default: 5)"
     )
-    recompute.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes minutes")
+    recompute.add_argument("--compile", action="store_true", help="include torch.compile, which takes minutes")
     recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
     recompute.set_defaults(command=_bench_recompute)
+
+
+def _add_batching(benches: Commands) -> None:
+    batching = benches.add_parser(
+        "batching",
+        help="products of an ensemble that eager, TorchScript, torch.compile and tapescope join: PyTorch #18157",
+        examples=("tapescope bench batching", "tapescope bench batching --members 4 10 32 --no-compile"),
+    )
+    batching.add_argument(
+        "--members", type=int, nargs="+", action="extend", metavar="K", help="numbers of members (4 10)"
+    )
+    batching.add_argument(
+        "--repetitions", type=int, default=12, metavar="N", help="timed steps of each way (default: 12)"
+    )
+    batching.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    batching.set_defaults(command=_bench_batching)
 
 
 def _bench_orders(options: argparse.Namespace, console: Console) -> int:
@@ -173,59 +202,132 @@ def _bench_accumulation(options: argparse.Namespace, console: Console) -> int:
     from ..engine.studies.accumulation_study import STUDIED, accumulation_study, save_studies
     from ..engine.studies.ready_workload import OwnProgram
 
-    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[AccumulationStudy]:
+    def studies(
+        tell: Callable[[str], object], so_far: Callable[[AccumulationStudy], object] | None, scripts: ExitStack
+    ) -> Iterator[AccumulationStudy]:
         size: Size = options.size or "small"
         for each in _programs(options, STUDIED, ("size", "dtype"), scripts):
             for name in ["float32"] if isinstance(each, OwnProgram) else dict.fromkeys(options.dtype or ["float32"]):
-                dtype = getattr(torch, name)
-                yield accumulation_study(each, size=size, dtype=dtype, repetitions=options.repetitions, progress=tell)
+                yield accumulation_study(
+                    each,
+                    size=size,
+                    dtype=getattr(torch, name),
+                    graph=list(dict.fromkeys(options.graph or get_args(GraphRule))),
+                    repetitions=options.repetitions,
+                    progress=tell,
+                    so_far=so_far,
+                )
 
-    return _bench_one_by_one(studies, save_studies, options, console)
+    return _bench_one_by_one(studies, save_studies, options, console, _dtypes_side_by_side)
+
+
+def _dtypes_side_by_side(studies: Sequence[AccumulationStudy]) -> Iterator[Table]:
+    """Yield a table of each program measured in several dtypes: the peaks, and their ratios to the reference."""
+    from ..inspector.text.report import cells_table
+    from ..inspector.text.sizes_and_counts import dtype_name, size_text
+
+    programs: dict[str, list[AccumulationStudy]] = {}
+    for each in studies:
+        programs.setdefault(each.workload.name, []).append(each)
+    for name, found in programs.items():
+        rows = [row.name for row in found[0].rows if all(row.name in study for study in found)]
+        if len(found) > 1:
+            headings = [name, *(dtype_name(study.dtype) for study in found)]
+            cells = [
+                [row, *(f"{size_text(study[row].peak_bytes)}  {study.ratio(row):.2f} ×" for study in found)]
+                for row in rows
+            ]
+            yield cells_table([headings, *cells], headings[1:])
 
 
 def _bench_recompute(options: argparse.Namespace, console: Console) -> int:
-    from ..engine.studies.recompute_study import STUDIED, recompute_study, save_studies
+    from ..engine.studies.recompute_study import QUICK, recompute_study, save_studies
 
-    def studies(tell: Callable[[str], object], scripts: ExitStack) -> Iterator[RecomputeStudy]:
-        for each in _programs(options, STUDIED, ("size", "device"), scripts):
+    def studies(
+        tell: Callable[[str], object], so_far: Callable[[RecomputeStudy], object] | None, scripts: ExitStack
+    ) -> Iterator[RecomputeStudy]:
+        for each in _programs(options, QUICK, ("size", "device"), scripts):
             yield recompute_study(
                 each,
-                size=options.size or "desk",
+                size=options.size or "small",
                 device=options.device or "cpu",
                 repetitions=options.repetitions,
                 seconds=options.seconds,
-                compiled=not options.no_compile,
+                compiled=options.compile,
                 progress=tell,
+                so_far=so_far,
             )
 
     return _bench_one_by_one(studies, save_studies, options, console)
 
 
+def _bench_batching(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.batching_study import MEMBERS_STUDIED, batching_study
+
+    with ProgressLine() as line:
+        try:
+            members = list(dict.fromkeys(options.members or MEMBERS_STUDIED))
+            study = batching_study(
+                members, compiled=not options.no_compile, repetitions=options.repetitions, progress=line.show
+            )
+        except ValueError as error:
+            line.clear()
+            return refuse(error)
+        except KeyboardInterrupt:
+            line.clear()
+            print("tapescope: interrupted before the first ensemble was measured", file=sys.stderr)
+            return 130
+    tell(
+        lambda: {
+            "rows": study.records(),
+            "refused": {row.name: dict(row.refused) for row in study.rows if row.refused},
+            "sentences": study.sentences,
+            "machine": str(study.machine),
+            "interrupted": study.interrupted,
+        }
+    )
+    console.print(study.table)
+    for sentence in (*study.sentences, f"Measured on {study.machine}."):
+        console.print(f"\n{sentence}", markup=False)
+    return 130 if study.interrupted else 0
+
+
 def _bench_one_by_one(
-    measured: Callable[[Callable[[str], object], ExitStack], Iterator[_Study]],
+    measured: Callable[[Callable[[str], object], Callable[[_Study], object] | None, ExitStack], Iterator[_Study]],
     save: Callable[[Sequence[_Study], Path], Path],
     options: argparse.Namespace,
     console: Console,
+    beside: Callable[[Sequence[_Study]], Iterator[Table]] = lambda studies: iter(()),
 ) -> int:
-    """Print each study when it is finished, then write the page of all studies. Return the exit code.
+    """Print each study when it is finished. Write the page whenever there is more to show. Return the exit code.
 
     Args:
-        measured: yields the studies. Its arguments are a progress callback, and a stack that closes scripts at the end.
+        measured: yields the studies. Its arguments are a progress callback, a callback for a study that is not finished
+            yet (None without a page), and a stack that closes scripts at the end.
         save: writes the page.
         options: the command's options.
         console: the console.
+        beside: yields tables of several studies.
     """
     from .user_script import UserError
 
     studies: list[_Study] = []
     interrupted = False
+
+    def page_so_far(study: _Study) -> None:
+        with suppress(OSError):  # reported when the page is written at the end
+            save([*studies, study], options.html)
+
     with ProgressLine() as line, ExitStack() as scripts:
         try:
             place_for("--html", options.html)
-            for study in measured(line.show, scripts):
+            for study in measured(line.show, None if options.html is None else page_so_far, scripts):
                 line.clear()
                 _print_study_of_one(study, console)
                 studies.append(study)
+                if interrupted := study.interrupted:
+                    print("tapescope: interrupted", file=sys.stderr)
+                    break
         except UserError as error:
             line.clear()
             return _raised(error)
@@ -254,6 +356,9 @@ def _bench_one_by_one(
             "interrupted": interrupted,
         }
     )
+    for table in beside(studies):
+        console.print(table)
+        console.print()
     console.print(f"Measured on {studies[0].machine}.", style="dim", markup=False)
     if options.html is not None:
         try:

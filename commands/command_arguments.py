@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .json_output import add_json, tell_error
@@ -89,24 +90,22 @@ def _file_message(error: OSError) -> str:
 
 
 class ProgressLine:
-    """A progress line on stderr, overwritten on a terminal. Elsewhere one line per workload is printed.
+    """A progress line on stderr, if that is a terminal.
 
     It has no thread, because the time of a thread would be measured, too.
     """
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._before = ""
         self._quiet = ExitStack()
 
     def show(self, text: str) -> None:
         """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
         if self._terminal:
             # \x1b[K clears the rest of the line.
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif (head := text.partition(": ")[0]) != self._before:
-            self._before = head
-            print(f"measuring {head}", file=sys.stderr, flush=True)
+            # A longer text would take two lines, of which only the second could be overwritten.
+            shown = text[: get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         if self._terminal:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ..engine.execution.accumulation_rule import Accumulate, Release
+from ..engine.execution.backward_arguments import GraphRule
 from .command_arguments import Commands, ProgressLine, policies_of, print_title, program, refuse, script_raised
 from .json_output import tell
 
@@ -45,6 +46,13 @@ def add_compare(commands: Commands) -> None:
         default=["eager"],
         help="when consumed gradients are freed, one or both (eager, as in PyTorch)",
     )
+    compare.add_argument(
+        "--graph",
+        nargs="+",
+        choices=get_args(GraphRule),
+        default=["freed"],
+        help="when nodes free their saved tensors, one or both (freed, as they run)",
+    )
     compare.add_argument("--size", choices=("small", "full"), default="small", help="size of a workload (small)")
     compare.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the page (out)")
     compare.set_defaults(command=_compare)
@@ -81,7 +89,8 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             name, title, source, make_loss = script.enter_context(program(target, options.size))
             options.out.mkdir(parents=True, exist_ok=True)  # report an error now, not after minutes of work
             print_title(title, source, console)
-            comparison = compare(make_loss, policies, accumulate=options.accumulate, release=options.release)
+            rules = {"accumulate": options.accumulate, "release": options.release, "graph": options.graph}
+            comparison = compare(make_loss, policies, **rules)
         except UserError as error:
             return script_raised(error.error, f"{target} raised {type(error.error).__name__}")
         except (ValueError, OSError, NotImplementedError, PolicyError) as error:

@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(*arguments: str) -> int:
-    return main(["bench", "recompute", *arguments, "--repetitions", "1", "--seconds", "0.1", "--no-compile"])
+    return main(["bench", "recompute", *arguments, "--size", "desk", "--repetitions", "1", "--seconds", "0.1"])
 
 
 def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
@@ -35,8 +35,7 @@ def test_a_table_is_printed_and_what_it_says_and_a_page_is_written(
     (left_out,) = (line for line in lines if module.BLOCKS in line)
     snapshot("bench", left_out)
     says(lines[-1], f"torch {torch.__version__}")
-    measured, written = told.splitlines()
-    says(measured, "rnn")
+    (written,) = told.splitlines()  # without a terminal no progress is shown
     says(written, page)
     assert "rnn: batch=4" in page.read_text(encoding="utf-8")
 

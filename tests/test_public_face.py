@@ -45,6 +45,15 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     "types.Stepper": lambda: {"tensors": make_loss()},
     "types.BackwardCall": lambda: {"tensors": make_loss()},
     "studies.accumulation": lambda: {"name": "needless", "repetitions": 1, "additions": 3},
+    "studies.batching": lambda: {"members": [2], "compiled": False, "repetitions": 1},
+    "studies.orders": lambda: {"workloads": [ts.studies.own_program(make_loss, "own")], "repetitions": 1},
+    "studies.own_program": lambda: {"make_loss": make_loss, "name": "own"},
+    "studies.recompute": lambda: {
+        "name": ts.studies.own_program(make_loss, "own"),
+        "repetitions": 1,
+        "seconds": 0.1,
+        "compiled": False,
+    },
     "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
     "studies.allocated_levels": lambda: {"compute": lambda step: step()},
     "backward": lambda: {"tensors": make_loss()},
@@ -111,7 +120,9 @@ BAD: dict[str, object] = {
 }
 
 NONE = (
-    "studies.accumulation.progress advise.model advise.rounds advise.progress backward.grad_tensors "
+    "studies.accumulation.progress studies.accumulation.so_far studies.batching.progress studies.orders.progress "
+    "studies.own_program.title studies.recompute.progress studies.recompute.so_far "
+    "advise.model advise.rounds advise.progress backward.grad_tensors "
     "backward.retain_graph backward.inputs backward.engine backward.trace backward.batch capture.model "
     "capture.observer compare.recompute compare.progress compare.model compare.step find_order_dependence.model "
     "find_order_dependence.progress find_nan.model plan_recompute.model profile.model record_forward.model "
@@ -130,6 +141,9 @@ NONE = (
 )
 MEANT = {
     *((where, "None") for where in NONE.split()),
+    ("studies.own_program.make_loss", "of none"),  # it is called when the study runs
+    ("studies.own_program.name", "text"),
+    ("studies.own_program.title", "text"),
     ("advise.model", "module"),  # whose names may be asked for in vain
     ("capture.model", "module"),
     ("training.model", "module"),

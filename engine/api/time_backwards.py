@@ -74,6 +74,7 @@ def time_backward(
     order: Sequence[int] | None = None,
     check: Callable[[Graph], object] = lambda graph: None,
     queues: Queues = "one",
+    retain_graph: bool | None = None,
 ) -> int:
     """Return the nanoseconds of a backward alone, after a fresh forward, without reading the graph and planning.
 
@@ -84,12 +85,12 @@ def time_backward(
         policy: the policy.
         order: the order it has planned before for the same graph; None plans it.
         check: called with the graph, which it may refuse.
-        queues: as in `ts.backward`.
+        queues, retain_graph: as in `ts.backward`.
 
     Raises:
         PolicyError: another order ran, see `as_asked`.
     """
-    call = BackwardCall(real_loss_of(make_loss()))
+    call = BackwardCall(real_loss_of(make_loss()), retain_graph=retain_graph)
     graph = call.graph()
     check(graph)
     accelerators = frozenset(device for device in graph.devices if device.type != "cpu")
@@ -99,7 +100,7 @@ def time_backward(
         plan = Plan(graph, policy, None, list(order), frozenset(map(str, graph.devices)))
     # Kernels of the forward may still be running and must not count.
     wait_for(accelerators)
-    awaited = _Awaited(call.tensors, devices=accelerators)
+    awaited = _Awaited(call.tensors, retain_graph=retain_graph, devices=accelerators)
     return as_asked(run_native(awaited, plan, queues=queues), policy).elapsed_ns
 
 
@@ -122,11 +123,12 @@ def time_stepped(
     policy: Policy | Choice,
     accumulation: Accumulation,
     check: Callable[[Graph], object] = lambda graph: None,
+    retain_graph: bool | None = None,
 ) -> int:
     """Return the nanoseconds of a backward on the direct engine, under an accumulation rule; planning is done
     before."""
-    loss = loss_or_tape(make_loss())
-    with Stepper(loss, policy=policy, trace=None, accumulation=accumulation, queues="one") as stepper:
+    call = BackwardCall(loss_or_tape(make_loss()), retain_graph=retain_graph)
+    with Stepper(call, policy=policy, trace=None, accumulation=accumulation, queues="one") as stepper:
         check(stepper.graph)
         devices = [device for device in stepper.graph.devices if device.type != "cpu"]
         wait_for(devices)

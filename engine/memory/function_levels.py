@@ -21,6 +21,7 @@ from ...inspector.torch_private.allocators import recordings_ended
 from ...inspector.validation import expect_callable
 from .allocator_events import ProfiledAllocators
 from .device_choice import measurable
+from .lifetimes import mean_level
 from .timeline import Timeline
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ class StepLevels:
             one, or the whole forward is.
         ns: the end of each step in nanoseconds since just before the forward, whose steps come first. Empty if not
             recorded.
+        average_bytes: the mean level of the backward, in which each level counts for as long as it lasted in the
+            measured run; None if no times were recorded.
     """
 
     start_bytes: int
@@ -48,6 +51,7 @@ class StepLevels:
     forward_peak_bytes: int
     forward: array[int] = field(default_factory=lambda: array("q"))
     ns: array[int] = field(default_factory=lambda: array("q"), compare=False)
+    average_bytes: float | None = field(default=None, compare=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -74,6 +78,7 @@ def levels_of(timeline: Timeline) -> StepLevels:
         timeline.forward_peak_bytes,
         timeline.levels[1 : start + 1],
         ns,
+        timeline.average_bytes,
     )
 
 
@@ -115,13 +120,16 @@ def allocated_levels(compute: Callable[[Step], T], device: torch.device | str = 
     forward = levels[1 : marks[0] + 1]
     clock = [row.ns for row in recording.rows[: marks[0]]] + [each.ns for each in recording.marks[1:-1]]
     ns = array("q", (each - clock[0] for each in clock))
-    return result, StepLevels(levels[marks[0]], peaks, levels[end], max(levels[: marks[0] + 1]), forward, ns)
+    average = mean_level(levels, [row.ns for row in recording.rows], recording.marks[0].ns, recording.marks[-1].ns)
+    highest = max(levels[: marks[0] + 1])
+    return result, StepLevels(levels[marks[0]], peaks, levels[end], highest, forward, ns, average)
 
 
 def traced_levels(compute: Callable[[Step], T]) -> tuple[T, StepLevels]:
     """Measure the memory that Python allocates meanwhile with `tracemalloc`, to which NumPy reports its arrays.
 
-    All threads and Python's own objects count, so the level means little for small arrays.
+    All threads and Python's own objects count, so the level means little for small arrays. In the average, the level at
+    the end of a step counts for the whole step.
 
     Args, Returns, Raises: as for `allocated_levels`. If tracemalloc is already tracing, it continues, with its peak
     reset.
@@ -181,6 +189,12 @@ class TracedSteps:
             max(peak for _, peak, _ in forward) - self._before,
             array("q", (peak - self._before for _, peak, _ in forward)),
             array("q", (ns - self._began_ns for _, _, ns in (*forward, *steps))),
+            mean_level(
+                [nbytes - self._before for nbytes, _, _ in (*steps, (end, 0, 0))],
+                [ns for _, _, ns in steps],
+                first[2],
+                reported[-1][2],
+            ),
         )
 
     def _note(self, steps: list[tuple[int, int, int]]) -> None:

@@ -103,6 +103,23 @@ _PLURALS = {
 }
 
 
+def mean_level(levels: Sequence[int], ns: Sequence[int], began_ns: int, ended_ns: int) -> float:
+    """Return the mean of a level over a period, in which each value counts for as long as it lasted.
+
+    Args:
+        levels: the level before the first event, and after each event.
+        ns: the time of each event.
+        began_ns, ended_ns: the period. Events outside it count as if they happened at its ends.
+    """
+    total, last = 0, began_ns
+    for level, event_ns in zip(levels, ns, strict=False):  # the level before each event
+        until = min(max(event_ns, last), ended_ns)
+        total += level * (until - last)
+        last = until
+    total += levels[-1] * (ended_ns - last)
+    return total / (ended_ns - began_ns) if ended_ns > began_ns else float(levels[-1])
+
+
 K = TypeVar("K")
 
 

@@ -14,7 +14,7 @@ from ...inspector.graph.graph import Graph
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from .baseline import Baseline
 from .estimates import Direction, direction_of
-from .lifetimes import Category, CategoryWalk, Lifetimes
+from .lifetimes import Category, CategoryWalk, Lifetimes, mean_level
 
 if TYPE_CHECKING:
     from weakref import ref
@@ -339,6 +339,14 @@ class Timeline(Lifetimes):
     def peak_bytes(self) -> int:
         """The highest level of the backward."""
         return self.levels[self.peak_event]
+
+    @property
+    def average_bytes(self) -> float | None:
+        """The mean level from the start of the first task to the end of the last one, in which each level counts for as
+        long as it lasted; None if no times were recorded, as in a prediction."""
+        if not (self.event_ns and self.task_ns):
+            return None
+        return mean_level(self.levels, self.event_ns, self.task_ns[0], max(self.task_ns))
 
     @property
     def peak_with_baseline_bytes(self) -> int:

@@ -372,7 +372,7 @@ def explored(plan: PlannedRecompute, seconds: float) -> PlanFrontier:
                 each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
                 found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
     distinct = {each.dropped: each for each in reversed(found)}
-    plans = _frontier([_planned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
+    plans = _frontier([replanned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
     return PlanFrontier(plan, tuple(plans), perf_counter() - began)
 
 
@@ -396,7 +396,7 @@ def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, pla
     return kept
 
 
-def _planned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
+def replanned(plan: PlannedRecompute, found: FoundDrops) -> PlannedRecompute:
     """Return a plan that drops another choice, with times estimated from those measured of the given plan."""
     if found.dropped == plan.dropped:
         return plan

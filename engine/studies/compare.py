@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from ..api.backward import backward
 from ..api.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
 from ..api.restore_state import AsFound
 from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
+from ..execution.backward_arguments import GraphRule
 from ..memory.device_choice import devices_of
 from ..memory.timeline import Timeline
 from ..planning.policies import find_policy
@@ -31,7 +32,7 @@ from ..recompute.planned_recompute import PlannedRecompute
 from ..schedule.dependencies import queue_lengths
 from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
 from ..training.step import TrainingStep
-from .comparison import RECOMPUTED, Comparison, Row
+from .comparison import GRAPH_KEPT, RECOMPUTED, Comparison, Row
 
 if TYPE_CHECKING:
     from ..memory.task_memory import Footprints
@@ -48,6 +49,7 @@ def compare(
     *,
     accumulate: Sequence[Accumulate] | Accumulate = "inplace",
     release: Sequence[Release] | Release = "eager",
+    graph: Sequence[GraphRule] | GraphRule = "freed",
     recompute: Sequence[RecomputePlan | None] | RecomputePlan | None = None,
     repetitions: int = 3,
     queues: Queues = "one",
@@ -70,6 +72,9 @@ def compare(
         accumulate, release: rules as in `ts.backward`, one or several of each. There is a row for every policy under
             every rule, such as "heap, list, never released". With any rule other than PyTorch's, all rows run on the
             direct engine, to make their times comparable.
+        graph: "freed", the default: nodes free their saved tensors as they run. "kept": they keep them until the
+            backward has ended (`retain_graph=True`). For both, each row has one more, such as "heap, graph kept", and
+            the table shows the average of memory beside the peak.
         recompute: a plan from `ts.plan_recompute`, or several. Each policy has a row without a plan, such as "heap",
             and one with each plan, "heap, recomputed". [plan] runs only with the plan; [None, plan] equals plan.
         repetitions: how often to time each row. The order of the policies changes between rounds.
@@ -84,7 +89,8 @@ def compare(
     Raises:
         TypeError: if `make_loss` cannot be called or does not return a tensor, or `policies` are not policies.
         ValueError: if `repetitions` is below 1, a policy or rule is missing, unknown or repeated, the loss has more
-            than one element, the forwards build different graphs, or a plan is for another forward or repeated.
+            than one element, the forwards build different graphs, a plan is for another forward or repeated, or
+            `graph` is "kept" and make_loss returns a tape, which keeps its graph in any case.
         NotImplementedError: if memory cannot be recorded on this device, or other rules are compared on a graph that
             the direct engine does not support or with a queue per device.
         PolicyError: if the ranks of a process group run different orders.
@@ -101,9 +107,9 @@ def compare(
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
     named = chosen_policies(policies)
-    rules = chosen_rules(accumulate, release)
+    rules = [(rule, each) for each in chosen_graphs(graph) for rule in chosen_rules(accumulate, release)]
     plans = _chosen_plans(recompute)
-    if rules != [PYTORCHS] and queues != "one":
+    if _needs_direct(rules) and queues != "one":
         raise NotImplementedError(
             "other accumulation rules need the direct engine, which has one queue; pass queues='one'"
         )
@@ -118,13 +124,26 @@ def _beside(step: TrainingStep) -> tuple[int, int]:
     return step.beside_backward
 
 
+_Rules = list[tuple[Accumulation, GraphRule]]
+
+
+def _needs_direct(rules: _Rules) -> bool:
+    """Return whether a rule is not one of PyTorch's own engine."""
+    return any(rule != PYTORCHS for rule, _ in rules)
+
+
 class _Chosen(NamedTuple):
-    """The policy, rule and plan of one row."""
+    """The policy, rules and plan of one row."""
 
     policy: Policy | Choice
     rule: Accumulation
+    graph: GraphRule
     plan: RecomputePlan | None
     forward: MakeLoss
+
+    @property
+    def retain_graph(self) -> bool | None:
+        return True if self.graph == "kept" else None
 
 
 class _Measured(NamedTuple):
@@ -132,7 +151,7 @@ class _Measured(NamedTuple):
 
     timeline: Timeline
     footprints: Footprints
-    plan: RecomputePlan | None
+    row: _Chosen
 
 
 _ByDevice = dict[str, _Measured]
@@ -151,8 +170,14 @@ class _DryRun(NamedTuple):
         """Predict the peak without keeping the graph."""
         from ..planning.simulate import simulate
 
-        rule = row.rule
-        found = simulate(drawn, row.policy, footprints, accumulate=rule.accumulate, release=rule.release)
+        found = simulate(
+            drawn,
+            row.policy,
+            footprints,
+            retain_graph=row.retain_graph,
+            accumulate=row.rule.accumulate,
+            release=row.rule.release,
+        )
         return _DryRun(found.peak_bytes, found.estimates, found.start_bytes)
 
 
@@ -202,6 +227,8 @@ class _Comparing:
             self._signature = _signature(drawn)
             footprints = dry_run(drawn)
             found = chosen(Problem(drawn, footprints))
+            if self.is_tape and any(row.graph == "kept" for row in found.values()):
+                raise ValueError("a tape of HIPS autograd keeps its graph in any case; leave out graph=")
             elsewhere = [] if self.is_tape else [str(each) for each in devices_of(drawn)]
             predicted = {
                 each.device: {
@@ -227,18 +254,21 @@ class _Comparing:
         from ..api.time_backwards import as_asked
 
         self._tell(f"{name}, its memory")
-        policy, rule, plan, forward = row
         with self._world.run(self._leaves):
             run = profile(
-                forward, policy, engine=engine, accumulate=rule.accumulate, release=rule.release, model=self._model
+                row.forward,
+                row.policy,
+                retain_graph=row.retain_graph,
+                engine=engine,
+                accumulate=row.rule.accumulate,
+                release=row.rule.release,
+                model=self._model,
             )
-        run = as_asked(run, policy)
+        run = as_asked(run, row.policy)
         _assert_same_graph(self._signature, run.graph, name)
         bare = replace(run.graph, nodes=())
         return {
-            device: _Measured(
-                replace(timeline, graph=bare), replace(run.footprints_by_device[device], graph=bare), plan
-            )
+            device: _Measured(replace(timeline, graph=bare), replace(run.footprints_by_device[device], graph=bare), row)
             for device, timeline in run.timelines.items()
         }
 
@@ -249,9 +279,9 @@ class _Comparing:
         check = partial(_assert_same_graph, self._signature, policy=name)
         with self._world.run(self._leaves):
             if queues is None:
-                return time_stepped(row.forward, row.policy, row.rule, check)
+                return time_stepped(row.forward, row.policy, row.rule, check, row.retain_graph)
             known = None if is_dynamic(row.policy) else order
-            return time_backward(row.forward, row.policy, known, check, queues)
+            return time_backward(row.forward, row.policy, known, check, queues, row.retain_graph)
 
 
 def _compared(
@@ -259,7 +289,7 @@ def _compared(
     make_loss: MakeLoss,
     model: nn.Module | None,
     named: dict[str, Policy | Choice],
-    rules: list[Accumulation],
+    rules: _Rules,
     plans: dict[str, RecomputePlan | None],
     repetitions: int,
     queues: Queues,
@@ -271,15 +301,17 @@ def _compared(
         planned = {name: bound(policy, problem) for name, policy in named.items()}
         forwards = {plan: make_loss if plan is None else partial(_run, make_loss, plan) for plan in plans.values()}
         return {
-            rule.of(name) + suffix: _Chosen(policy, rule, plan, forwards[plan])
+            rule.of(name) + (GRAPH_KEPT if graph == "kept" else "") + suffix: _Chosen(
+                policy, rule, graph, plan, forwards[plan]
+            )
             for name, policy in planned.items()
-            for rule in rules
+            for rule, graph in rules
             for suffix, plan in plans.items()
         }
 
     comparing = _Comparing(world, make_loss, model, plans.values(), tell)
     chosen, predicted = comparing.warm_up(rows_of)
-    stepped = comparing.is_tape or rules != [PYTORCHS]
+    stepped = comparing.is_tape or _needs_direct(rules)
     runs = {name: comparing.memory(name, row, "direct" if stepped else "native") for name, row in chosen.items()}
     times: dict[str, list[int]] = {name: [] for name in chosen}
     for number, round_ in enumerate(turns(list(chosen.items()), repetitions)):
@@ -338,6 +370,19 @@ def chosen_policies(policies: Sequence[AnyPolicy] | AnyPolicy) -> dict[str, Poli
     return chosen
 
 
+def chosen_graphs(graph: Sequence[GraphRule] | GraphRule) -> list[GraphRule]:
+    """Return the graph rules as a list. Raises ValueError if one is unknown or repeated, or none is passed."""
+    expect(graph, Iterable, "graph", '"freed", "kept", or a list of them')
+    found: list[GraphRule] = [graph] if isinstance(graph, str) else list(graph)
+    for each in found:
+        expect_choice(each, get_args(GraphRule), "graph")
+    if not found:
+        raise ValueError('graph must not be empty; expected "freed", "kept", or both')
+    if len(set(found)) < len(found):
+        raise ValueError(f"a graph rule is repeated: {', '.join(found)}")
+    return found
+
+
 def chosen_rules(
     accumulate: Sequence[Accumulate] | Accumulate, release: Sequence[Release] | Release
 ) -> list[Accumulation]:
@@ -360,9 +405,10 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
     """
     from ..planning.simulate import simulate
 
-    plans = list(dict.fromkeys(run.plan for run in runs.values() if run.plan is not None))
-    for name, (timeline, own, plan) in runs.items():
-        by = next((other for other in runs if other != name and runs[other].plan is None), None)
+    plans = list(dict.fromkeys(run.row.plan for run in runs.values() if run.row.plan is not None))
+    for name, (timeline, own, row) in runs.items():
+        plan = row.plan
+        by = next((other for other in runs if other != name and runs[other].row.plan is None), None)
         by = by if plan is None else None
         footprints = None if by is None else runs[by].footprints
         rule = timeline.accumulation
@@ -370,9 +416,14 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
         levels: tuple[int, ...] = ()
         if footprints is not None:
             predicted = simulate(
-                footprints.graph, timeline.order, footprints, accumulate=rule.accumulate, release=rule.release
+                footprints.graph,
+                timeline.order,
+                footprints,
+                retain_graph=None if footprints.keep_graph == own.keep_graph else own.keep_graph,
+                accumulate=rule.accumulate,
+                release=rule.release,
             )
-        elif not any(leaf.has_grad for leaf in own.leaves.values()):
+        elif row.graph == "freed" and not any(leaf.has_grad for leaf in own.leaves.values()):
             fitting = (each for each in plans if plan in (None, each) and rule == PYTORCHS and _is_for(each, timeline))
             if (planned := next(fitting, None)) is not None:
                 by = "ts.plan_recompute"
@@ -382,7 +433,9 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
                     levels = planned.predicted.plain_levels if plan is None else planned.predicted.levels
         longest = max(queue_lengths(timeline.graph, timeline.order), default=0)
         dry_bytes, estimates, start = dry.get(name, (None, (), None))
-        yield Row(name, timeline, tuple(times[name]), longest, predicted, by, dry_bytes, estimates, plan, levels, start)
+        kept = row.graph == "kept"
+        measured = timeline, tuple(times[name]), longest, predicted, by
+        yield Row(name, *measured, dry_bytes, estimates, plan, levels, start, kept)
 
 
 def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:

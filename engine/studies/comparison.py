@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 RECOMPUTED = ", recomputed"
 """The suffix of rows whose forward ran under a plan; a number may follow."""
 
+GRAPH_KEPT = ", graph kept"
+"""The suffix of rows whose backward kept the graph (`retain_graph=True`)."""
+
 _WORTH_A_REASON = 0.01  # error of a dry run, as a share of the peak, that gets an explanation
 
 
@@ -39,8 +42,8 @@ class Row:
     """The results of one policy.
 
     Attributes:
-        policy: the policy's name, with the accumulation rule if it is not PyTorch's ("heap", "heap, list"), and with
-            "recomputed" if the forward ran under a plan.
+        policy: the policy's name, with the accumulation rule if it is not PyTorch's ("heap", "heap, list"), with "graph
+            kept" if the backward kept the graph, and with "recomputed" if the forward ran under a plan.
         timeline: the measured memory.
         times_ns: nanoseconds of each backward without recording, on new forwards, alternating with the other policies.
             Times at the same index are of the same round.
@@ -51,6 +54,7 @@ class Row:
         dry_run_bytes: the peak predicted before any backward ran; None if the order was unknown.
         dry_run_estimates: the reasons why it is an estimate, as in `Timeline.estimates`.
         dry_run_start_bytes: the predicted level at the start of the backward.
+        keeps_graph: whether the backward kept the graph (`retain_graph=True`).
         plan: the plan that the forward ran under; None for a plain one.
     """
 
@@ -65,6 +69,7 @@ class Row:
     plan: RecomputePlan | None = None
     planned_levels: tuple[int, ...] = ()
     dry_run_start_bytes: int | None = None
+    keeps_graph: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -319,6 +324,7 @@ class Comparison(ShownAsTable):
             {
                 "policy": row.policy,
                 "peak_bytes": row.peak_bytes,
+                "average_bytes": row.timeline.average_bytes,
                 "forward_peak_bytes": row.timeline.forward_peak_bytes,
                 **({} if self.step is None else {"step_peak_bytes": self.step_bytes(row.policy)}),
                 "predicted_bytes": row.predicted_bytes,
@@ -343,14 +349,20 @@ class Comparison(ShownAsTable):
         headings = ["policy", peak, *elsewhere, "predicted", "dry run", "peak in", "longest queue", "time"]
         if self.step is not None:
             headings.insert(2 + len(elsewhere), "whole step")
-        return [headings, *(list(self._cells(row)) for row in self.rows)]
+        # Keeping the graph often changes the average and not the peak.
+        average = any(row.keeps_graph for row in self.rows)
+        if average:
+            headings.insert(2 + len(elsewhere), "average")
+        return [headings, *(list(self._cells(row, average)) for row in self.rows)]
 
-    def _cells(self, row: Row) -> Iterator[str]:
+    def _cells(self, row: Row, average: bool) -> Iterator[str]:
         timeline = row.timeline
         yield row.policy
         yield size_text(row.peak_bytes)
         for each in self.elsewhere:
             yield size_text(each[row.policy].peak_bytes)
+        if average:
+            yield "–" if timeline.average_bytes is None else size_text(round(timeline.average_bytes))
         if self.step is not None:
             yield size_text(self.step_bytes(row.policy))
         yield "–" if row.predicted_bytes is None else _against(row.predicted_bytes, row.peak_bytes)

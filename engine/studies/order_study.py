@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
 import torch
 
+from ...inspector.validation import expect, expect_callable, expect_choice, expect_number
 from ..api.backward import backward
 from ..api.environment import this_machine
 from ..api.restore_state import AsFound
@@ -65,11 +66,16 @@ def order_study(
         progress: a function that is called before each run with a text such as `linear50 (5 of 6): bfs, round 3 of 12`.
 
     Raises:
+        TypeError: if an argument has the wrong type.
         ValueError: if a workload, size, policy or device is unknown, a workload or policy is repeated or missing, or
             `repetitions` is below 1.
         KeyboardInterrupt: if interrupted before the first workload was measured.
     """
-    chosen = [workload(each) if isinstance(each, str) else each for each in workloads]
+    expect(workloads, Iterable, "workloads", "a list of names or workloads")
+    chosen = [each if isinstance(each, Workload) else workload(each) for each in workloads]
+    expect_number(repetitions, int, "repetitions", "the number of timed runs of each policy")
+    if progress is not None:
+        expect_callable(progress, 1, "progress", "a function of one text, called before each run")
     names = [each.name for each in chosen]
     if not chosen:
         raise ValueError("workloads must not be empty")
@@ -77,8 +83,7 @@ def order_study(
         raise ValueError(f"a workload is repeated: {', '.join(names)}")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
-    if size not in get_args(Size):
-        raise ValueError(f"unknown size {size!r}; expected one of {', '.join(get_args(Size))}")
+    expect_choice(size, get_args(Size), "size")
     orders = chosen_policies(policies)
     place = usable_device(device)
     rows: list[StudiedWorkload] = []

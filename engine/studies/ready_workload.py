@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import verbs_end_where_called
+from ...inspector.validation import expect
+from ..api.make_loss import expect_make_loss
 from .workload_models_autograd import ByHand, Program, Step
 
 Size = Literal["small", "full"]
@@ -219,7 +221,16 @@ def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = 
         make_loss: a function that runs the forward and returns the loss.
         name: its name in tables.
         title: a short description.
+
+    Returns:
+        The workload, for `ts.studies.accumulation`, `orders` and `recompute`.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
     """
+    expect_make_loss(make_loss, "ts.studies.own_program")
+    expect(name, str, "name", "the name in tables")
+    expect(title, str | None, "title", "a short description")
 
     def checked() -> Tensor:
         loss = make_loss()

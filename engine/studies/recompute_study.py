@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.progress import TimeLeft, silent
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import percent_text, size_text
+from ...inspector.validation import expect, expect_callable, expect_choice, expect_number, expect_truth
 from ..api.environment import Machine, this_machine
-from ..api.make_loss import MakeLoss, own_gradients, same_random_numbers
 from ..api.restore_state import AsFound
 from ..api.time_backwards import Spread, turns
-from ..memory.function_levels import allocated_levels
-from ..recompute.apply_plan import apply_plan
-from ..recompute.budget import OVERHEAD
+from ..recompute.budget import OVERHEAD, expect_seconds
+from ..recompute.plan import RecomputePlan
 from ..recompute.plan_recompute import plan_recompute
-from ..recompute.planned_recompute import PlannedRecompute
+from ..recompute.planned_recompute import PlannedRecompute, replanned
+from ..recompute.solvers import FoundDrops
+from .measured_steps import MeasuredWay, StepBench
 from .order_study import usable_device
 from .ready_workload import OwnProgram, Size, Workload
-from .torch_alternatives import OwnModules, checkpointed, selective
+from .torch_alternatives import PRODUCTS, OwnModules, checkpointed, selective
 from .torch_alternatives import compiled as compiled_within_budget
 from .workloads import workload
 
@@ -48,16 +49,27 @@ DESK: Mapping[str, Mapping[str, int]] = {
 dropout, on shorter texts; a narrower U-Net."""
 
 STUDIED = tuple(DESK)
+QUICK = ("rnn", "unet", "resnet50")
+"""Workloads whose small sizes take two cores a minute together, without torch.compile."""
 
 NOTHING = "nothing"
 BLOCKS = "checkpoint per block"
 SELECTIVE = "selective checkpoint"
 COMPILED = "torch.compile, half the budget"
+CHEAP = "all cheap operations (MXNet)"
 WITHIN = f"ts.recompute, {percent_text(OVERHEAD)} overhead"
 BELOW = "ts.recompute, below checkpoint"
 HALF = "ts.recompute, half the peak"
 
 _BELOW = 0.98  # of the peak under checkpoints: the budget of the plan that has to stay below it
+_MEASURED = 4  # steps that a measurement of memory takes
+_PLANNED = 30  # steps that planning takes, about
+_MXNET_KEPT = {
+    *("cat", "_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "native_dropout"),
+    *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),
+}
+"""Beside products, the operations that MXNet's first mirroring does not recompute, by their names in torch."""
+
 _ALIKE = 0.005  # share of a peak; smaller differences count as equal
 
 StudySize = Literal["small", "desk", "full"]
@@ -136,6 +148,7 @@ class RecomputeStudy(ShownAsTable):
         rows: the measured ways; the first is the unchanged step.
         refused: the reason for each way that could not be measured, by name.
         machine: the machine it ran on.
+        interrupted: whether ways or rounds are missing because the study was interrupted.
     """
 
     workload: Workload
@@ -145,6 +158,7 @@ class RecomputeStudy(ShownAsTable):
     rows: tuple[StudiedWay, ...]
     refused: Mapping[str, str]
     machine: Machine
+    interrupted: bool = False
 
     words = ("way", "gradients")
     html = "recomputation as HTML"
@@ -192,7 +206,8 @@ class RecomputeStudy(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences below the table."""
-        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused())
+        cut = ("The study was interrupted: ways or rounds are missing.",) if self.interrupted else ()
+        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused(), *cut)
 
     def _of_noise(self) -> Iterator[str]:
         said = [
@@ -272,13 +287,14 @@ def recompute_study(
     seconds: float = 5.0,
     compiled: bool = True,
     progress: Callable[[str], object] | None = None,
+    so_far: Callable[[RecomputeStudy], object] | None = None,
     **knobs: int,
 ) -> RecomputeStudy:
     """Compare memory, time and gradients of a model unchanged, under checkpoints, compiled, and under recompute plans.
 
-    Memory is measured once. Whole steps are timed, forward and backward, in turns. There are two plans: one within the
-    default overhead, and one at the lowest cost with a peak 2 % below that of checkpoints per block (half of the peak
-    if no block repeats).
+    Memory is measured once. Whole steps are timed, forward and backward, in turns. There are three plans: MXNet's
+    first rule, which recomputes every cheap operation; one within the default overhead; and one at the lowest cost with
+    a peak 2 % below that of checkpoints per block (half of the peak if no block repeats).
 
     Args:
         name: a workload; or a function of your own, as `own_program(make_loss, name)`.
@@ -288,43 +304,68 @@ def recompute_study(
         repetitions: number of timed steps of each way.
         seconds: time limit of each search for a plan.
         compiled: whether to include torch.compile, which takes a minute or more to compile.
-        progress: a callback that is called with a description before each run.
+        progress: a callback that is called with a description before each run, and an estimate of the time left.
+        so_far: a callback that is called with the study so far, after each way's memory and after each round.
 
     Returns:
         The study. A way that could not be measured, such as torch.compile without a C++ compiler, is left out, and a
-        sentence says why.
+        sentence says why. An interrupt (Ctrl-C) after the first way returns the study so far; during the search for a
+        plan it ends the search.
 
     Raises:
         ValueError: if the workload, size, knob or device is unknown, or `repetitions` is below 1.
+        KeyboardInterrupt: if interrupted before the first way was measured.
     """
+    expect(name, str | Workload, "name", 'a workload, such as ts.workload("rnn"), or its name')
+    expect_number(repetitions, int, "repetitions", "the number of timed steps of each way")
     if repetitions < 1:
         raise ValueError(f"repetitions must be at least 1, got {repetitions}")
+    expect_choice(size, get_args(StudySize), "size")
+    expect_seconds(seconds)
+    expect_truth(compiled, "compiled")
+    for callback, what in ((progress, "progress"), (so_far, "so_far")):
+        if callback is not None:
+            expect_callable(callback, 1, what, "a function of one argument")
+    show = silent if so_far is None else so_far
     found = workload(name) if isinstance(name, str) else name
     used = {**_knobs(found, size), **knobs}
-    tell = progress or (lambda said: None)
-    place = usable_device(device)
+    place, machine = usable_device(device), this_machine()
+    ways: list[MeasuredWay] = []
+    refused: dict[str, str] = {}
     with ExitStack() as stack:
         sized: StudySize | None = size
         if isinstance(found, OwnProgram):
             found.refuse_knobs(knobs)
             world, sized = stack.enter_context(AsFound(found.make_loss, "tapescope bench recompute")), None
             own = OwnModules.of(world)
-            bench = _Bench(own.model, world.make_loss, own.device, own.leaves, world)
+            bench = StepBench(own.model, world.make_loss, own.device, own.leaves, world)
             blocks, place, called = own.blocks, own.device, own.is_one
         else:
             built: Size = "small" if size == "small" else "full"
-            bench = _Bench(*found.build(built, device=place, dtype=None, **used), place)
+            bench = StepBench(*found.build(built, device=place, dtype=None, **used), place)
             blocks, called = found.blocks, True
-        plans = _Plans(seconds, compiled and called)
-        ways, refused = _ways_measured(found.name, bench, blocks, plans, tell)
         if compiled and not called:
             refused[COMPILED] = "the forward calls several modules, and none of them is the whole model."
-        for number, round_ in enumerate(turns(ways, repetitions)):
-            for way in round_:
-                tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
-                way.times_ns.append(bench.time(way))
-    rows = tuple(way.studied(ways[0]) for way in ways)
-    return RecomputeStudy(found, sized, used, str(place), rows, refused, this_machine())
+        plans = _Plans(seconds, compiled and called)
+        tell = TimeLeft(progress or silent, plans.weight(blocks, repetitions))
+
+        def study(interrupted: bool = False) -> RecomputeStudy:
+            return RecomputeStudy(found, sized, used, str(place), _rows(ways), refused, machine, interrupted)
+
+        try:
+            for way in _ways_measured(found.name, bench, blocks, plans, refused, tell):
+                ways.append(way)
+                show(study())
+            for number, round_ in enumerate(turns(ways, repetitions)):
+                for way in round_:
+                    tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
+                    way.times_ns.append(bench.time(way))
+                show(study())
+        except KeyboardInterrupt:
+            if not ways:
+                raise
+            return study(interrupted=True)
+    return study()
 
 
 class _Plans(NamedTuple):
@@ -333,16 +374,24 @@ class _Plans(NamedTuple):
     seconds: float
     compiled: bool
 
+    def weight(self, blocks: tuple[type[nn.Module], ...], repetitions: int) -> float:
+        """Return the number of steps that a study takes, for the estimate of the time left."""
+        ways = 4 + 2 * bool(blocks) + self.compiled
+        return ways * (_MEASURED + repetitions) + 2 * _PLANNED
+
 
 def _ways_measured(
-    name: str, bench: _Bench, blocks: tuple[type[nn.Module], ...], plans: _Plans, tell: Callable[[str], object]
-) -> tuple[list[_Way], dict[str, str]]:
-    """Measure the memory of each way, the unchanged step first; return the ways, and reasons for those left out."""
-    refused: dict[str, str] = {}
-    ways: list[_Way] = []
+    name: str,
+    bench: StepBench,
+    blocks: tuple[type[nn.Module], ...],
+    plans: _Plans,
+    refused: dict[str, str],
+    tell: TimeLeft,
+) -> Iterator[MeasuredWay]:
+    """Measure the memory of each way, the unchanged step first; note in `refused` why others are left out."""
 
-    def measure(way: _Way) -> None:
-        tell(f"{name}: {way.name}, memory")
+    def measured(way: MeasuredWay) -> Iterator[MeasuredWay]:
+        tell(f"{name}: {way.name}, memory", _MEASURED)
         try:
             bench.measure(way)
         except Exception as error:
@@ -351,25 +400,66 @@ def _ways_measured(
             told = str(error).strip().splitlines() or ["no message"]
             refused[way.name] = f"{type(error).__name__}: {told[0].rstrip('.')}."
         else:
-            ways.append(way)
+            yield way
 
-    measure(_Way(NOTHING, nullcontext))
+    yield from measured(MeasuredWay(NOTHING, nullcontext))
+    asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if blocks:
-        measure(_Way(BLOCKS, partial(checkpointed, bench.model, blocks)))
-        measure(_Way(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
+        for way in measured(MeasuredWay(BLOCKS, partial(checkpointed, bench.model, blocks))):
+            asked[1] = BELOW, int(_BELOW * way.peak_bytes)
+            yield way
+        yield from measured(MeasuredWay(SELECTIVE, partial(checkpointed, bench.model, blocks, selective)))
     else:
         refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
     if plans.compiled:
-        measure(_Way(COMPILED, partial(compiled_within_budget, bench.model, torch.compile(bench.model.forward))))
-    asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
-    if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
-        asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
+        whole = torch.compile(bench.model.forward)
+        yield from measured(MeasuredWay(COMPILED, partial(compiled_within_budget, bench.model, whole)))
     for title, budget in asked:
-        tell(f"{name}: planning for {title}")
+        tell(f"{name}: planning for {title}", _PLANNED)
         with bench.as_before():
             plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
-        measure(_Way(title, nullcontext, plan))
-    return ways, refused
+        if title == WITHIN:
+            yield from measured(MeasuredWay(CHEAP, nullcontext, _cheap(plan)))
+        yield from measured(MeasuredWay(title, nullcontext, plan))
+
+
+def _cheap(plan: PlannedRecompute) -> PlannedRecompute:
+    """Return the plan of MXNet's first mirroring, which drops every result of a cheap operation, whatever it saves.
+
+    Its rule, `need_mirror` in MXNet's src/executor/graph_executor.cc (MXNET_BACKWARD_DO_MIRROR=1), excepts dropout,
+    convolutions, fully connected layers, concatenation, batch norms and the softmax of the loss.
+    """
+    program = plan.program
+    kept = {str(each).split(".")[1] for each in PRODUCTS} | _MXNET_KEPT
+    cheap = {each.number for each in program.operations if each.name.split(".")[1] not in kept and not each.random}
+    drop = [
+        each.number
+        for each in program.storages
+        if each.program and cheap.issuperset(each.program) and each.obstacle is None and each.number not in plan.banned
+    ]
+    dropped = RecomputePlan.of(program, drop).dropped
+    found = replanned(plan, FoundDrops(dropped, plan.memory.levels_if_dropped(dropped), 1, 0.0))
+    nothing = None if dropped else "Nothing is dropped: no result of a cheap operation is saved."
+    return replace(found, left_alone=nothing, left_alone_because=None)
+
+
+def _rows(ways: Sequence[MeasuredWay]) -> tuple[StudiedWay, ...]:
+    """Return the ways measured so far, with the times of the rounds in which all of them ran."""
+    rounds = min(len(way.times_ns) for way in ways)
+    times = [way.times_ns[:rounds] or [way.first_ns] for way in ways]
+    return tuple(
+        StudiedWay(
+            way.name,
+            way.peak_bytes,
+            way.backward_peak_bytes,
+            tuple(its),
+            Spread.of([mine / nothing for mine, nothing in zip(its, times[0], strict=True)]),
+            way.same_gradients,
+            way.same_state,
+            way.plan,
+        )
+        for way, its in zip(ways, times, strict=True)
+    )
 
 
 def save_studies(studies: Sequence[RecomputeStudy], path: str | Path, title: str = "Recomputation") -> Path:
@@ -384,148 +474,6 @@ def save_studies(studies: Sequence[RecomputeStudy], path: str | Path, title: str
     return saved_page("recomputation as a page", path, studies, title)
 
 
-class _Way:
-    """One way to save memory: the context around a step, and the recompute plan of its forward."""
-
-    def __init__(
-        self, name: str, around: Callable[[], AbstractContextManager[object]], plan: PlannedRecompute | None = None
-    ) -> None:
-        self.name = name
-        self.around = around
-        self.plan = plan
-        self.peak_bytes = self.backward_peak_bytes = 0
-        self.same_gradients = self.same_state = True
-        self.times_ns: list[int] = []
-
-    def forward(self) -> AbstractContextManager[object]:
-        """Return the context manager for the forward; a plan that drops nothing needs none."""
-        if self.plan is None or self.plan.left_alone is not None:
-            return nullcontext()
-        return apply_plan(self.plan)
-
-    def studied(self, nothing: _Way) -> StudiedWay:
-        ratios = [mine / its for mine, its in zip(self.times_ns, nothing.times_ns, strict=True)]
-        return StudiedWay(
-            self.name,
-            self.peak_bytes,
-            self.backward_peak_bytes,
-            tuple(self.times_ns),
-            Spread.of(ratios),
-            self.same_gradients,
-            self.same_state,
-            self.plan,
-        )
-
-
-class _Bench:
-    """Runs steps of one model, each from the same parameters, buffers, random numbers and .grad."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        make_loss: MakeLoss,
-        device: torch.device,
-        leaves: Sequence[Tensor] = (),
-        world: AsFound | None = None,
-    ) -> None:
-        self.model = model
-        self.make_loss = make_loss
-        self._device = device
-        self._world = world
-        self._parameters = [*model.parameters(), *leaves]
-        self._buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        self._expected: tuple[list[Tensor | None], list[Tensor]] | None = None
-
-    @contextmanager
-    def as_before(self) -> Iterator[None]:
-        if self._world is not None:
-            with self._world.run(self._parameters, zeroed=True):
-                yield
-            return
-        with own_gradients(self._parameters), same_random_numbers():
-            for parameter in self._parameters:
-                parameter.grad = None
-            try:
-                yield
-            finally:
-                with torch.no_grad():
-                    for buffer, before in self._buffers:
-                        buffer.copy_(before)
-
-    def measure(self, way: _Way) -> None:
-        """Measure the memory of a way after two steps: one to compile or to verify a plan, one to compare gradients."""
-        with self.as_before():
-            self._step(way)
-        with self.as_before():
-            self._step(way)
-            gradients = [parameter.grad for parameter in self._parameters]
-            state = [buffer.clone() for buffer, _ in self._buffers]
-        if self._expected is None:
-            with self.as_before():
-                self._step(way)
-                self._expected = [parameter.grad for parameter in self._parameters], [*map(_copy, self._buffers)]
-        way.same_gradients = _same(gradients, self._expected[0])
-        way.same_state = _same(state, self._expected[1])
-        del gradients, state
-        with self.as_before():
-            way.peak_bytes, way.backward_peak_bytes = self._peaks(way)
-
-    def time(self, way: _Way) -> int:
-        """Time a step, in nanoseconds."""
-        with self.as_before():
-            self._wait()
-            began = time.perf_counter_ns()
-            self._step(way)
-            self._wait()
-            return time.perf_counter_ns() - began
-
-    def _step(self, way: _Way, done: Callable[[], object] = lambda: None) -> None:
-        """Run a forward and its backward, and call `done` at the end of each."""
-        with way.around():
-            with way.forward():
-                loss = self.make_loss()
-            done()
-            loss.backward()  # type: ignore[no-untyped-call]
-            done()
-
-    def _peaks(self, way: _Way) -> tuple[int, int]:
-        """Measure the peak of a step and of its backward, in bytes."""
-        if self._device.type != "cuda":
-            _, levels = allocated_levels(lambda step: self._step(way, step), self._device)
-            return max(levels.forward_peak_bytes, levels.peak_bytes), levels.peak_bytes
-        before = _requested("current")
-        torch.cuda.reset_peak_memory_stats()
-        peaks: list[int] = []
-
-        def done() -> None:
-            peaks.append(_requested("peak"))
-            torch.cuda.reset_peak_memory_stats()
-
-        self._step(way, done)
-        return max(peaks) - before, peaks[1] - before
-
-    def _wait(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-
-
-def _copy(buffer: tuple[Tensor, Tensor]) -> Tensor:
-    return buffer[0].clone()
-
-
-def _requested(which: Literal["current", "peak"]) -> int:
-    """Return the bytes requested from CUDA's allocator; its blocks may be larger."""
-    nbytes: int = torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
-    return nbytes
-
-
-def _same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
-    return all(
-        one is other is None or (one is not None and other is not None and torch.equal(one, other))
-        for one, other in zip(tensors, others, strict=True)
-    )
-
-
 def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
     if isinstance(found, OwnProgram):
         return {}
@@ -533,6 +481,4 @@ def _knobs(found: Workload, size: StudySize) -> Mapping[str, int]:
         if found.name not in DESK:
             raise ValueError(f'workload {found.name} has no size "desk"; expected one of {", ".join(DESK)}')
         return DESK[found.name]
-    if size not in ("small", "full"):
-        raise ValueError(f"unknown size {size!r}; expected one of small, desk, full")
     return found.small if size == "small" else found.full

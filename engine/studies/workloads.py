@@ -402,8 +402,8 @@ WORKLOADS: dict[str, Workload] = {
         ),
         Workload(
             "elementwise",
-            "200 operations element by element, in a row",
-            "after HIPS/autograd issue #219, 2017: its first program, with products by element and a sine of each",
+            "One matrix, multiplied element by element 100 times in a row",
+            "HIPS/autograd issue #219, 2017: its second program",
             _elementwise,
             small={"width": 64, "uses": 100},
             full={"width": 1000, "uses": 100},

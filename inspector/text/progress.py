@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from statistics import median
 from threading import Lock, Timer
 from time import perf_counter
 from typing import TextIO
@@ -68,7 +69,36 @@ def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Ite
         line.clear()
 
 
-def silent(said: str) -> None:
+class TimeLeft:
+    """A progress callback that adds an estimate of the time left, such as `, about 40 s left`.
+
+    The estimate is the median time of the finished runs, times the number of runs left.
+
+    Args:
+        tell: the callback that receives the messages.
+        runs: the number of runs, or the sum of their weights.
+    """
+
+    def __init__(self, tell: Tell, runs: float) -> None:
+        self._tell = tell
+        self._left = runs
+        self._rates: list[float] = []
+        self._began, self._running = 0.0, 0.0
+
+    def __call__(self, said: str, weight: float = 1.0) -> None:
+        """Tell which run starts, and that it takes as long as `weight` others."""
+        now = perf_counter()
+        if self._running:
+            self._rates.append((now - self._began) / self._running)
+            self._left -= self._running
+        self._began, self._running = now, weight
+        if self._rates:
+            seconds = max(median(self._rates) * self._left, 1.0)
+            said += f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
+        self._tell(said)
+
+
+def silent(said: object) -> None:
     """Ignore a progress message."""
 
 

@@ -124,7 +124,7 @@ def _start_profiler(tasks: bool) -> None:
         profiler._ExperimentalConfig(),
     )
     with (
-        _quiet_kineto(),
+        quiet_kineto(),
         suppress(RuntimeError),
     ):  # torch 2.11 raises if an interrupt came between this call and the next
         torch._C._autograd._prepare_profiler(config, activities)
@@ -173,7 +173,7 @@ def _end_scope() -> None:
 
 
 @contextmanager
-def _quiet_kineto() -> Iterator[None]:
+def quiet_kineto() -> Iterator[None]:
     """Set Kineto's log level, which it reads at its first use. By default each run prints two lines."""
     if "KINETO_LOG_LEVEL" in os.environ:
         yield

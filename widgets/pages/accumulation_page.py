@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
@@ -24,6 +25,14 @@ _FORWARD = 25.0  # width of the forward on the axis, if the backward is 100 wide
 _BEFORE = "before the forward"
 _LOWEST = 0.2  # bottom of the axis, as a share of the peak by hand; lower levels are drawn on it
 _COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
+_DASHES = {
+    ("freed", False): "solid",
+    ("freed", True): "dash",
+    ("kept", False): "longdash",
+    ("kept", True): "longdashdot",
+}
+"""The dash of a rule's line, by graph rule and by whether consumed gradients are kept."""
+
 _WORDS = {
     "by hand": "no autograd: a hand-written gradient, which adds each product to its sum",
     "fused": "the same, with each product computed and added in one call, without a temporary tensor",
@@ -32,6 +41,8 @@ _WORDS = {
     "out of place": "each sum is a new tensor",
     "list": "all gradients are kept in a list, and summed when their task runs",
     "never released": "input buffers are kept until the backward ends",
+    "graph kept": "nodes keep their saved tensors until the backward ends, as with retain_graph=True; in other rows "
+    "they free them as they run",
     "HIPS autograd": "the autograd package on NumPy, measured with tracemalloc, which counts Python objects too",
     "over by hand": "the peak, divided by the peak of the gradient by hand",
     "over PyTorch": "the peak, divided by the peak under PyTorch's engine",
@@ -41,15 +52,21 @@ _WORDS = {
 
 def page_html(studies: Sequence[AccumulationStudy], title: str) -> str:
     """Return a page of studies."""
-    columns = {heading: COLUMNS[heading] for heading in ("peak", "time")}
-    return studies_page(title, studies, study_html, study_drawing, {**_WORDS, **columns})
+    columns = {heading: COLUMNS[heading] for heading in ("peak", "average", "time")}
+    drawings: dict[str, Callable[[AccumulationStudy, Colours], Drawing]] = {
+        "The backward, over its steps": study_drawing,
+        "Forward and backward, over time": partial(study_drawing, clock=True),
+    }
+    return studies_page(title, studies, study_html, drawings, {**_WORDS, **columns})
 
 
 def study_html(study: AccumulationStudy) -> str:
     """Return a study's sentences and table as HTML, including its style sheet."""
     highest = max(row.peak_bytes for row in study.rows) or 1
     bars = [100 * row.peak_bytes / highest for row in study.rows]
-    return cells_html(study.cells, study.sentences, ("peak", f"over {study.reference}", "predicted", "time"), bars)
+    return cells_html(
+        study.cells, study.sentences, ("peak", f"over {study.reference}", "average", "predicted", "time"), bars
+    )
 
 
 def study_figure(
@@ -62,18 +79,18 @@ def study_figure(
 def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool = False, clock: bool = False) -> Drawing:
     """Draw each row's memory over the steps of the backward. The filled area belongs to the reference.
 
-    The levels differ by large factors, so their axis is logarithmic. Levels far below the peak by hand are drawn on the
-    bottom of the axis.
+    The levels differ by large factors, so over steps their axis is logarithmic. Levels far below the peak by hand are
+    drawn on the bottom of the axis. Over time the axis is linear, as in the pictures of HIPS/autograd #219.
 
     Args:
         study: a study.
         colours: the figure's colours.
         forward: also draw the steps of the forward.
-        clock: draw over milliseconds since the forward's first allocation instead of steps.
+        clock: draw forward and backward over milliseconds since the forward's first allocation instead of steps.
     """
     hand = study[study.reference]
     points_of = _over_time if clock else _over_steps if forward else _points
-    floor = _LOWEST * hand.peak_bytes
+    floor = 0.0 if clock else _LOWEST * hand.peak_bytes
     highest = max(row.peak_bytes for row in study.rows)
     scale = unit_of(highest)
     traces: list[Drawing] = []
@@ -101,7 +118,7 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
         "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
         "xaxis": _axis(colours) | {"showgrid": False},
-        "yaxis": _axis(colours) | _bytes_axis(floor, highest, scale),
+        "yaxis": _axis(colours) | (_linear_axis(scale) if clock else _bytes_axis(floor, highest, scale)),
     }
     if clock:
         layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
@@ -168,15 +185,15 @@ def _backward_start(colours: Colours) -> Drawing:
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
     """Return the style of a row's line. Lower lines are wider, so that equal lines are all visible."""
     if row.kind == "PyTorch":
-        return {"color": colours["line2"], "width": 6}
+        return {"color": colours["line2"], "width": 6 if row.graph == "freed" else 4}
     if row.kind == "HIPS":
         return {"color": colours["held"], "width": 1.8, "dash": "dashdot"}
     if row.rule is None:
         return {"color": colours["ink3"], "width": 1.2, "dash": "dot" if row.name == FUSED else "solid"}
     return {
         "color": colours[_COLOURS[row.rule.accumulate]],
-        "width": 1.4 if row.rule.keeps else 2.2,
-        "dash": "dash" if row.rule.keeps else "solid",
+        "width": (1.4 if row.rule.keeps else 2.2) - (0.6 if row.graph == "kept" else 0),
+        "dash": _DASHES[row.graph, row.rule.keeps],
     }
 
 
@@ -187,6 +204,10 @@ def _axis(colours: Colours) -> dict[str, Any]:
         "gridcolor": colours["line"],
         "tickfont": {"color": colours["ink3"]},
     }
+
+
+def _linear_axis(scale: int) -> dict[str, Any]:
+    return {"rangemode": "tozero", "ticksuffix": f" {unit_name(scale)}", "fixedrange": True}
 
 
 def _bytes_axis(low: float, high: float, scale: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from ...engine.api.environment import Machine
@@ -28,6 +29,7 @@ h1{font-size:14px;line-height:20px;font-weight:600;margin:0;overflow-wrap:anywhe
 header p{margin:0;color:var(--ink3)}
 section,.panel>div{border-top:1px solid var(--line);padding:10px 12px}
 h2{font-size:12px;font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
+h2:not(:first-child){margin-top:14px}
 h2 span{font-weight:400;color:var(--ink3);margin-left:8px}
 :focus-visible{outline:2px solid var(--accent);outline-offset:1px}
 dl{display:grid;grid-template-columns:fit-content(40%) minmax(0,1fr);gap:2px 16px;margin:0;overflow-wrap:anywhere}
@@ -146,7 +148,7 @@ def studies_page(
     title: str,
     studies: Sequence[S],
     table: Callable[[S], str],
-    drawing: Callable[[S, Colours], Mapping[str, Any]],
+    drawings: Mapping[str, Callable[[S, Colours], Mapping[str, Any]]],
     words: Mapping[str, str],
 ) -> str:
     """Return a page of studies, one below the other, and a glossary.
@@ -155,15 +157,20 @@ def studies_page(
         title: text.
         studies: studies measured on one machine.
         table: returns a study's table as HTML.
-        drawing: returns a study's figure in the colours passed.
+        drawings: functions that return a figure of a study in the colours passed, by heading; "" for none.
         words: the glossary, by word.
     """
     figures = Figures()
-    parts = [
-        f"<section><h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>{table(study)}"
-        f"{figures.html(str(number), study.title, dict(drawing(study, LATER)))}</section>"
-        for number, study in enumerate(studies)
-    ]
+    names = count()
+    parts = []
+    for study in studies:
+        drawn = (
+            (f"<h2>{escape(heading)}</h2>" if heading else "")
+            + figures.html(str(next(names)), f"{study.title} {heading}".rstrip(), dict(drawing(study, LATER)))
+            for heading, drawing in drawings.items()
+        )
+        head = f"<h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>"
+        parts.append(f"<section>{head}{table(study)}{''.join(drawn)}</section>")
     parts.append(words_section({escape(word): meaning for word, meaning in words.items()}))
     return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
 

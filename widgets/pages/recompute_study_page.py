@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.studies.recompute_study import (
     BELOW,
     BLOCKS,
+    CHEAP,
     COMPILED,
     HALF,
     NOTHING,
@@ -38,6 +39,7 @@ _COLOURS = {
     BLOCKS: "saved",
     SELECTIVE: "held",
     COMPILED: "pgrad",
+    CHEAP: "buffer",
     WITHIN: "accent",
     BELOW: "accent",
     HALF: "accent",
@@ -49,6 +51,8 @@ _WORDS = {
     BLOCKS: "torch.utils.checkpoint(use_reentrant=False) around each block of the model",
     SELECTIVE: "the same with create_selective_checkpoint_contexts, which saves products, convolutions and attention",
     COMPILED: "torch.compile with torch._functorch.config.activation_memory_budget = 0.5",
+    CHEAP: "every result of a cheap operation is recomputed, whatever that saves: MXNet's rule before Echo "
+    "(MXNET_BACKWARD_DO_MIRROR=1), which excepts products, batch norms, dropout, concatenation and the loss's softmax",
     WITHIN: "the lowest peak within this share of extra time",
     BELOW: "a peak 2 % below that of checkpoints per block, at the lowest cost",
     HALF: "half of the peak, at the lowest cost; used if no block repeats",
@@ -64,7 +68,7 @@ _WORDS = {
 
 def page_html(studies: Sequence[RecomputeStudy], title: str) -> str:
     """Return the page."""
-    return studies_page(title, studies, study_html, study_drawing, _WORDS)
+    return studies_page(title, studies, study_html, {"": study_drawing}, _WORDS)
 
 
 def study_html(study: RecomputeStudy) -> str:

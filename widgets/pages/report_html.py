@@ -34,6 +34,8 @@ CATEGORIES = {
 }
 COLUMNS = {
     "peak": "the highest level of the backward: bytes requested since just before the forward and not yet freed",
+    "average": "the mean level from the start of the backward's first task to the end of its last one; each level "
+    "counts for as long as it lasted",
     "predicted": "simulated in this order from another policy's measured run, or from the recomputation plan; exact "
     "means equal to the byte",
     "dry run": "predicted from the forward alone, before any backward ran",

@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import tapescope as ts
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.lifetimes import Category, mean_level
 from tapescope.engine.memory.timeline import Keeper, Maker, Timeline
 from tapescope.tests.says import Snapshots, raises, says
 
@@ -287,3 +288,19 @@ def test_a_category_says_what_it_is(snapshot: Snapshots) -> None:
     for each in Category:
         assert f"{each}" == str(each) == each.title
     snapshot("profile", "\n".join(f"{each.title}, {each.plural}" for each in Category))
+
+
+def test_the_mean_level_counts_each_level_for_as_long_as_it_lasted() -> None:
+    levels, ns = [4, 10, 7, 0], [2, 5, 9]  # 4 until 2, 10 until 5, 7 until 9, then 0
+    at = [4, 4, 10, 10, 10, 7, 7, 7, 7, 0, 0, 0]  # the level in each nanosecond
+    for began in range(11):
+        for ended in range(began + 1, 12):
+            assert mean_level(levels, ns, began, ended) == pytest.approx(sum(at[began:ended]) / (ended - began))
+    assert mean_level(levels, ns, 3, 3) == 0.0
+
+
+def test_a_measured_backward_has_an_average_and_a_prediction_has_none() -> None:
+    model = nn.Linear(64, 64)
+    run = ts.profile(lambda: model(torch.ones(64, 64)).sum())
+    assert 0 < run.timeline.average_bytes <= run.peak_bytes
+    assert ts.simulate(run.graph, "heap", run.footprints).average_bytes is None

@@ -27,12 +27,13 @@ from tapescope.engine.studies.accumulation_study import (
     accumulation_study,
     save_studies,
 )
+from tapescope.engine.studies.comparison import GRAPH_KEPT
 from tapescope.engine.studies.ready_workload import own_program
 from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 
-REPEATED = {"rnn": "steps", "fan_out": "uses", "needless": "additions"}
+REPEATED = {"rnn": "steps", "fan_out": "uses", "elementwise": "uses", "needless": "additions"}
 OURS = tuple(map(_rule_name, RULES))
 _, OUT_OF_PLACE, LIST, NEVER, _, LIST_NEVER = OURS
 
@@ -83,6 +84,49 @@ def test_what_is_never_let_go_can_only_be_more(studies: dict[str, AccumulationSt
     for study in studies.values():
         for eager, never in zip(map(study.__getitem__, OURS[:3]), map(study.__getitem__, OURS[3:]), strict=True):
             assert all(most >= least for most, least in zip(never.levels.peaks, eager.levels.peaks, strict=True))
+
+
+@pytest.fixture(scope="module")
+def both_graphs() -> dict[str, AccumulationStudy]:
+    graphs = ("freed", "kept")
+    return {name: accumulation_study(name, graph=graphs, repetitions=3, uses=20) for name in ("fan_out", "elementwise")}
+
+
+def test_with_the_graph_kept_the_peak_is_that_of_plain_autograd_with_retain_graph(
+    both_graphs: dict[str, AccumulationStudy],
+) -> None:
+    for name, study in both_graphs.items():
+        for graph in ("freed", "kept"):
+            _, make_loss = workload(name).build(uses=20)
+
+            def compute(step, make_loss=make_loss, graph=graph):
+                loss = make_loss()
+                step()
+                loss.backward(retain_graph=graph == "kept")
+                step()
+
+            row = study[PYTORCH + (GRAPH_KEPT if graph == "kept" else "")]
+            assert row.graph == graph and row.peak_bytes == allocated_levels(compute)[1].peak_bytes
+        assert {row.error for row in study.rows if row.predicted_bytes is not None} == {0.0}
+
+
+def test_freeing_the_graph_lowers_pytorchs_average_but_with_lists_also_the_peak(
+    both_graphs: dict[str, AccumulationStudy],
+) -> None:
+    for study in both_graphs.values():
+        freed, kept = study[PYTORCH], study[PYTORCH + GRAPH_KEPT]
+        assert kept.peak_bytes < 1.07 * freed.peak_bytes and kept.average_bytes > 1.2 * freed.average_bytes
+        assert study[LIST + GRAPH_KEPT].peak_bytes > 1.7 * study[LIST].peak_bytes
+        *_, average, higher = study.sentences
+        says(average, PYTORCH, f"{100 * (kept.average_bytes / freed.average_bytes - 1):+.0f} %")
+        says(higher, f"{LIST} ({size_text(study[LIST].peak_bytes)}")
+        assert f"{PYTORCH} (" not in higher
+
+
+def test_an_unknown_graph_rule_is_refused() -> None:
+    for graph, facts in (("freed",) * 2, ["freed"]), ((), ["graph", "freed", "kept"]), ("gone", ["'gone'", "kept"]):
+        with raises(ValueError, *facts):
+            accumulation_study("rnn", graph=graph)
 
 
 def test_an_addition_makes_no_gradient_of_its_own_so_no_rule_costs_anything(
@@ -147,7 +191,8 @@ def test_table_text_and_records_say_the_same(studies: dict[str, AccumulationStud
         console.print(study)
     for lines in (str(study).splitlines(), capture.get().splitlines()):
         for row in study.rows:
-            assert any(line.startswith(row.name) and f"{study.ratio(row.name):.2f} ×" in line for line in lines)
+            start, ratio = row.name[:12], f"{study.ratio(row.name):.2f} ×"  # long names are wrapped
+            assert any(line.startswith(start) and ratio in line for line in lines)
     says(study, "rnn, float32", "batch=4")
     frame = pd.DataFrame(study.records()).set_index("gradient")
     assert frame.loc[LIST, "predicted_bytes"] == frame.loc[LIST, "peak_bytes"] == study[LIST].peak_bytes
@@ -170,7 +215,8 @@ def test_a_prediction_that_is_off_is_shown_with_how_far(studies: dict[str, Accum
     peak = study[LIST].peak_bytes
     off = replace(study, rows=(study[BY_HAND], replace(study[LIST], predicted_bytes=round(0.99 * peak))))
     assert off[LIST].error == pytest.approx(-0.01, abs=1e-4)
-    assert off.cells[2][3].endswith("(-1.00 %)") and off.cells[1][3] == "–"
+    column = off.cells[0].index("predicted")
+    assert off.cells[2][column].endswith("(-1.00 %)") and off.cells[1][column] == "–"
 
 
 def test_levels_end_where_the_gradients_are(studies: dict[str, AccumulationStudy]) -> None:

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+import tapescope as ts
 from tapescope.engine.api.profile import profile
 from tapescope.engine.execution.accumulation_rule import Accumulation
 from tapescope.engine.memory.baseline import Baseline
@@ -346,6 +347,27 @@ def fan_out() -> Tensor:
     x = torch.ones(500, requires_grad=True)
     y = x * 1
     return torch.stack([(y * (use + 1)).sum() for use in range(6)]).sum()
+
+
+def test_with_the_graph_kept_each_policy_has_one_more_row_and_an_average() -> None:
+    _, make_loss = workload("fan_out").build(width=32, uses=20)
+    found = compare(make_loss, ["heap", "bfs"], graph=["freed", "kept"], repetitions=1)
+    assert [row.policy for row in found.rows] == ["heap", "heap, graph kept", "bfs", "bfs, graph kept"]
+    for policy in ("heap", "bfs"):
+        kept = profile(make_loss, policy, retain_graph=True)
+        assert found[f"{policy}, graph kept"].peak_bytes == kept.peak_bytes
+        assert found[f"{policy}, graph kept"].timeline.end_bytes > found[policy].timeline.end_bytes
+    assert {row.predicted_bytes - row.peak_bytes for row in found.rows} == {0}
+    assert found.cells[0][:3] == ["policy", "peak", "average"]
+    assert found.records()[1]["average_bytes"] == found["heap, graph kept"].timeline.average_bytes
+    assert "average" not in compare(make_loss, "heap", repetitions=1).cells[0]
+
+
+def test_a_tape_has_no_graph_rule() -> None:
+    pytest.importorskip("autograd")
+    fun, args = workload("fan_out").in_numpy(width=8, uses=3)
+    with raises(ValueError, "graph", "tape"):
+        compare(lambda: ts.hips.tape(fun, *args), "dfs", graph="kept")
 
 
 def test_each_policy_under_each_rule_of_accumulation_is_a_row():

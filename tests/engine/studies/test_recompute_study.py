@@ -12,10 +12,12 @@ from torch import nn
 
 from tapescope.engine.memory.function_levels import allocated_levels
 from tapescope.engine.studies import recompute_study as module
+from tapescope.engine.studies.measured_steps import same_tensors
 from tapescope.engine.studies.ready_workload import Parts, Workload
 from tapescope.engine.studies.recompute_study import (
     BELOW,
     BLOCKS,
+    CHEAP,
     COMPILED,
     DESK,
     NOTHING,
@@ -58,10 +60,43 @@ def study() -> RecomputeStudy:
 
 
 def test_all_ways_are_there_and_nothing_is_first(study: RecomputeStudy) -> None:
-    assert [row.name for row in study.rows] == [NOTHING, BLOCKS, SELECTIVE, WITHIN, BELOW]
+    assert [row.name for row in study.rows] == [NOTHING, BLOCKS, SELECTIVE, CHEAP, WITHIN, BELOW]
     assert all(len(row.times_ns) == 2 and row.elapsed_ns > 0 for row in study.rows)
     assert study.ratio(NOTHING) == 1 and study[NOTHING].time_ratio.middle == 1
     assert BLOCKS in study and COMPILED not in study and study.refused == {}
+
+
+def test_mxnets_first_rule_recomputes_every_cheap_operation_and_no_product(study: RecomputeStudy) -> None:
+    plan = study[CHEAP].plan
+    again = {each.operation.split(".")[1] for each in plan.storages if each.is_dropped}
+    assert {"gelu", "native_layer_norm", "add"} <= again and not again & {"addmm", "mm", "bmm", "_log_softmax"}
+    saved = [each for each in plan.storages if each.saved_by and each.obstacle is None and not each.is_dropped]
+    assert {each.operation.split(".")[1] for each in saved} <= {"addmm", "mm", "bmm", "cat", "_log_softmax"} | {
+        "nll_loss_forward",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    }
+    assert study[CHEAP].error == 0 and study[CHEAP].same_gradients
+    assert study[CHEAP].peak_bytes < study[NOTHING].peak_bytes
+
+
+def test_an_interrupt_returns_the_study_so_far() -> None:
+    seen: list[int] = []
+
+    def stop(part: RecomputeStudy) -> None:
+        seen.append(len(part.rows))
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    found = recompute_study("rnn", size="small", repetitions=3, seconds=0.1, compiled=False, so_far=stop)
+    assert seen == [1, 2, 3] and found.interrupted and len(found.rows) == 3
+    assert all(len(row.times_ns) == 1 and row.peak_bytes > 0 for row in found.rows)
+    says(found.sentences[-1], "interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        recompute_study("rnn", size="small", seconds=0.1, compiled=False, progress=interrupt)
+
+
+def interrupt(said: str) -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_gradients_are_those_without(study: RecomputeStudy) -> None:
@@ -155,9 +190,9 @@ def test_of_nested_blocks_the_outermost_is_a_checkpoint() -> None:
 
 def test_gradients_that_differ_are_said_to() -> None:
     ones = [torch.ones(2), None]
-    assert module._same(ones, [torch.ones(2), None])
-    assert not module._same(ones, [torch.ones(2), torch.ones(1)])
-    assert not module._same(ones, [torch.tensor([1.0, 1.0 + 1e-6]), None])
+    assert same_tensors(ones, [torch.ones(2), None])
+    assert not same_tensors(ones, [torch.ones(2), torch.ones(1)])
+    assert not same_tensors(ones, [torch.tensor([1.0, 1.0 + 1e-6]), None])
 
 
 def test_table_text_and_records_say_the_same(study: RecomputeStudy) -> None:
@@ -174,7 +209,7 @@ def test_table_text_and_records_say_the_same(study: RecomputeStudy) -> None:
     frame = pd.DataFrame(study.records()).set_index("way")
     assert frame.loc[BELOW, "predicted_bytes"] == study[BELOW].predicted_bytes
     assert frame.loc[BLOCKS, "ratio"] == study.ratio(BLOCKS)
-    says(repr(study), study.title, 5)
+    says(repr(study), study.title, 6)
 
 
 def test_words_for_what_differs(study: RecomputeStudy, snapshot: Snapshots) -> None:
@@ -212,7 +247,7 @@ def test_the_sizes_for_a_desk_are_those_of_the_workloads() -> None:
     [
         ("zzz", {}, ("'zzz'", "resnet50")),
         ("linear50", {}, ("linear50", '"desk"', "rnn, lstm_cell")),
-        ("rnn", {"size": "tiny"}, ("size", "'tiny'", "small, desk, full")),
+        ("rnn", {"size": "tiny"}, ("size", "'tiny'", "'small' or 'desk' or 'full'")),
         ("rnn", {"repetitions": 0}, ("repetitions", 1, 0)),
         ("rnn", {"device": "nowhere"}, ("device", "'nowhere'")),
         ("rnn", {"device": "meta"}, ("device", "meta")),

@@ -221,3 +221,20 @@ def test_what_a_verb_calls_says_nothing_between_its_lines(monkeypatch: pytest.Mo
     with told_line.quiet():
         ts.profile(make_loss)
     assert lines_of(stream) == told
+
+
+def test_the_time_left_is_that_of_the_median_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 20.0, 80.0, 85.0])
+    monkeypatch.setattr(told_line, "perf_counter", lambda: next(clock))
+    heard: list[str] = []
+    tell = told_line.TimeLeft(heard.append, 10)
+    tell("first")
+    tell("second")
+    tell("slow", 2)  # 60 s for a weight of 2
+    tell("fourth")
+    tell("fifth")
+    assert heard[0] == "first"
+    says(heard[1], "about 90 s left")
+    says(heard[2], "about 80 s left")
+    says(heard[3], "about 60 s left")
+    says(heard[4], "about 50 s left")

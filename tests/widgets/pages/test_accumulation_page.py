@@ -28,7 +28,8 @@ def test_each_row_is_a_line_named_with_its_peak(study: AccumulationStudy) -> Non
     for row, trace in zip(study.rows, data, strict=True):
         assert trace["name"].startswith(f"{row.name}  <b>")
     assert [trace["name"] for trace in data if "fill" in trace] == [data[0]["name"]], "the area is that by hand"
-    lines = [json.dumps(trace["line"]) for trace in data]
+    kept = accumulation_study("needless", graph="kept", repetitions=1, additions=3)
+    lines = [json.dumps(trace["line"]) for trace in (*data, *study_drawing(kept, LIGHT)["data"][2:-1])]
     assert len(set(lines)) == len(lines), "no two lines look the same"
 
 
@@ -48,11 +49,13 @@ def test_with_the_forward_each_line_begins_at_its_first_byte(study: Accumulation
         low, high = drawing["layout"]["xaxis"]["range"]
         for row, trace in zip(study.rows, drawing["data"], strict=True):
             assert trace["x"][0] == low and list(trace["x"]) == sorted(trace["x"]) and trace["x"][-1] <= high
-            assert trace["y"][0] * scale == pytest.approx(0.2 * study[BY_HAND].peak_bytes), "nothing is there yet"
+            bottom = 0 if "clock" in kind else 0.2 * study[BY_HAND].peak_bytes
+            assert trace["y"][0] * scale == pytest.approx(bottom), "nothing is there yet"
             assert max(trace["y"]) * scale == pytest.approx(max(row.peak_bytes, row.levels.forward_peak_bytes))
             assert any("forward" in text for text in trace["customdata"])
         assert study_figure(study, **kind).still()
-    assert "ms" in study_drawing(study, LIGHT, clock=True)["layout"]["xaxis"]["ticksuffix"]
+    over_time = study_drawing(study, LIGHT, clock=True)["layout"]
+    assert "ms" in over_time["xaxis"]["ticksuffix"] and "type" not in over_time["yaxis"], "linear, as in the thread"
 
 
 def test_the_axis_is_logarithmic_and_its_ticks_are_in_one_unit(study: AccumulationStudy) -> None:
@@ -77,11 +80,11 @@ def test_the_page_has_a_section_per_study_and_is_whole(study: AccumulationStudy,
     other = accumulation_study("needless", repetitions=1, additions=3)
     path = save_studies([study, other], tmp_path / "page.html", "Sums <of> gradients")
     page = path.read_text(encoding="utf-8")
-    assert page.count("<section>") == 3 and page.count('class="figure') == 2
+    assert page.count("<section>") == 3 and page.count('class="figure') == 4
     assert "Sums &lt;of&gt; gradients" in page and "<script src" not in page and "<link" not in page
-    assert re.findall(r'data-figure="(.*?)"', page) == list(figures_told(page)) == ["0", "1"]
+    assert re.findall(r'data-figure="(.*?)"', page) == list(figures_told(page)) == ["0", "1", "2", "3"]
     assert f"Measured on {study.machine}." in page
-    for word in (BY_HAND, "out of place", "never released", "over by hand"):
+    for word in (BY_HAND, "out of place", "never released", "graph kept", "over by hand", "average"):
         assert f"<dt>{word}</dt>" in page
 
 
