@@ -40,7 +40,7 @@ class _Measured(NamedTuple):
         )
 
 
-class BareStatistics:
+class FastStatistics:
     """Measures the inputs and outputs of tasks while one thread runs them without hooks.
 
     A task's output is the next task's input if no other gradient is added to it; both then share one row. An output
@@ -157,7 +157,7 @@ class Looks(NamedTuple):
     took: Look
     gave: Look
     doubtful: set[int]
-    statistics: BareStatistics | None
+    statistics: FastStatistics | None
 
 
 class NewLabels(NamedTuple):
@@ -169,7 +169,7 @@ class NewLabels(NamedTuple):
     known: Callable[[int], bool]
 
 
-class BareRecord:
+class FastRecorder:
     """Writes the same columns as the recorder while one thread runs tasks without hooks.
 
     Args:

@@ -19,7 +19,7 @@ from ..schedule.ddp_buckets import buckets_of
 from ..schedule.policy import Choice, Key, Policy, arrival_label, creation_label, policy_name
 from ..schedule.ready_queue import sort_key
 from .batch_report import Batch, Batches, Fallback
-from .fast_recorder import MOST_NEW, BareRecord, BareStatistics, Looks, NewLabels
+from .fast_recorder import MOST_NEW, FastRecorder, FastStatistics, Looks, NewLabels
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .task_records import Trace, usual_outputs
@@ -162,7 +162,7 @@ class Recorder:
         return self._base_ns
 
     @property
-    def can_be_bare(self) -> bool:
+    def allows_fast_loop(self) -> bool:
         """Whether `bare` can record everything that is needed."""
         return not (self._reigns[-1].keeps_keys or function_mode_is_on())
 
@@ -171,16 +171,18 @@ class Recorder:
         and the order of arrival, and are created when they are read."""
         return self._reigns[-1].label_of is not None and arrived == len(self._columns.arrivals)
 
-    def bare(self) -> BareRecord:
-        """Return the recorder of this thread's tasks that run without hooks, used instead of `arrive`, `start` and
-        `end` if `can_be_bare`. It refers to this recorder, so the engine must hold it, to avoid a reference cycle."""
+    def bare(self) -> FastRecorder:
+        """Return the fast recorder of this thread, used instead of `arrive`, `start` and `end` if `allows_fast_loop`.
+
+        It refers to this recorder, so the engine must hold it, to avoid a reference cycle.
+        """
         thread = get_ident()
         number = self._threads.setdefault(thread, len(self._threads))
-        measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
+        measured = FastStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
         looks = Looks(self._took, self._gave, self.doubtful, measured)
         labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
         failed = partial(self._running.__setitem__, thread)
-        return BareRecord(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
+        return FastRecorder(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
 
     def hook(self, kind: str, name: str) -> None:
         """Record a hook of the task that runs in this thread."""

@@ -50,18 +50,6 @@ def has_stages(graph: Graph) -> bool:
 _known: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
 
 
-def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
-    """Return the stage of each task, ascending; -1 for tasks that do not run, which are not in `heap_order`."""
-    found = [-1] * len(graph)
-    stage = 0
-    for task_id in heap_order:
-        alone = graph.tasks[task_id].name == POST_BACKWARD
-        stage += alone
-        found[task_id] = stage
-        stage += alone
-    return found
-
-
 def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Return edges to add to `nexts` so that each stage waits for the previous one, as pairs (first, then) of task ids.
 
