@@ -23,7 +23,7 @@ from ..schedule.policy import AnyPolicy
 from ..session.batching.run_batches import AnyBatch, check_batch
 from ..session.direct_session import Stepper, run_measured
 from ..session.native_engine import Plan, run_native
-from ..session.native_fast_path import run_unread
+from ..session.native_fast_path import run_without_graph
 
 if TYPE_CHECKING:
     from ..session.hips.array_memory import TapedForward
@@ -107,7 +107,7 @@ def backward(
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
-    if trace is None and not memory and (run := run_unread(call, chosen, queues)) is not None:
+    if trace is None and not memory and (run := run_without_graph(call, chosen, queues)) is not None:
         return run
     plan = Plan.of(call, chosen)
     if not memory:

@@ -50,7 +50,7 @@ def furthest_element(differences: FiniteDifferences, place: int, gradient: Tenso
     result is then one of the elements that differ much. Return None if nothing differs, or if the search would take
     long.
     """
-    point, scale = differences.points[place], differences.scale(place)
+    point, scale = differences.points[place], differences.scales[place]
     movable = scale.flatten().nonzero().flatten()
     if point.is_complex() or not len(movable) or point.numel() > _MOST:
         return None
@@ -70,7 +70,7 @@ def furthest_element(differences: FiniteDifferences, place: int, gradient: Tenso
 
 
 def _looked_at(differences: FiniteDifferences, place: int, gradient: Tensor, elements: Tensor) -> Sequence[Element]:
-    point, scale = differences.points[place], differences.scale(place)
+    point, scale = differences.points[place], differences.scales[place]
     found = []
     for number in elements.tolist():
         direction = torch.zeros_like(point)
@@ -145,6 +145,7 @@ class FiniteDifferences:
         cotangents: one per output.
         left_out: the number of output elements that are NaN or infinite and ignored.
         count: the number of output elements.
+        scales: by input, the sizes of its elements, to which steps are relative; zero for those that cannot be moved.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class FiniteDifferences:
         self._symmetric = symmetric
         self._step = step
         self.points = points
-        self._scales = [_sizes(each) for each in points]
+        self.scales = [_sizes(each) for each in points]
         self._outputs = [each.detach() for each in replay.run(points).outputs]
         self._finite = [each.isfinite() for each in self._outputs]
         self.count = sum(each.numel() for each in self._outputs)
@@ -181,26 +182,28 @@ class FiniteDifferences:
         other._follow(cotangents)
         return other
 
-    def scale(self, place: int) -> Tensor:
-        """Return the sizes of one input's elements, to which steps are relative; zero for elements that cannot be
-        moved."""
-        return self._scales[place]
-
     def slopes(self, place: int) -> _Slopes:
         """Return the slopes along each direction of one input."""
         found = self._found.get(place)
         if found is None:
-            found = self._found[place] = self._slopes(place)
+            before, middle, after = [], [], []
+            for number in range(DIRECTIONS):
+                step = self._step * self.scales[place] * self.direction(place, number)
+                high, low = self._moved(place, step), self._moved(place, -step)
+                after.append(self._difference(high, self._outputs) / self._step)
+                before.append(self._difference(self._outputs, low) / self._step)
+                middle.append(self._difference(high, low) / (2 * self._step))
+            found = self._found[place] = _Slopes(before, middle, after)
         return found
 
     def slope(self, place: int, direction: Tensor) -> float:
         """Return the slope along one direction of one input, in units of its elements' sizes."""
-        step = self._step * self._scales[place] * direction
+        step = self._step * self.scales[place] * direction
         return self._difference(self._moved(place, step), self._moved(place, -step)) / (2 * self._step)
 
     def along(self, place: int, gradient: Tensor, direction: Tensor) -> float:
         """Return the slope expected from this gradient of the input."""
-        scale = self._scales[place]
+        scale = self.scales[place]
         return _inner(torch.where(scale == 0, torch.zeros_like(gradient), gradient), scale * direction)
 
     def is_flat(self, place: int) -> bool:
@@ -223,10 +226,6 @@ class FiniteDifferences:
         right = factor != 0 and _apart(expected, [factor * each for each in given], self._noise) <= ALLOWED
         return factor if right else None
 
-    def is_defined(self, place: int) -> bool:
-        """Return whether the operation is finite on both sides of the point."""
-        return all(map(isfinite, self.slopes(place).middle))
-
     def has_kink(self, place: int, gradient: Tensor | None) -> bool:
         """Return whether the slopes on the two sides differ enough to explain the error of this gradient."""
         slopes = self.slopes(place)
@@ -241,7 +240,7 @@ class FiniteDifferences:
         """Whether the operation is small enough for gradcheck, and its result is finite."""
         elements = max(self.count, sum(each.numel() for each in self.points))
         simple = not self.left_out and not self._symmetric
-        return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self._scales)
+        return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self.scales)
 
     def each_element(self) -> str | None:
         """Return gradcheck's message about the backward; None if it passes, or if there are too many elements."""
@@ -255,7 +254,7 @@ class FiniteDifferences:
         def moved(*steps: Tensor) -> tuple[Tensor, ...]:
             places = [
                 _DenseGradient.apply(point + scale * step)  # type: ignore[no-untyped-call]
-                for point, scale, step in zip(self.points, self._scales, steps, strict=True)
+                for point, scale, step in zip(self.points, self.scales, steps, strict=True)
             ]
             outputs = self._replay.run_on(places).outputs
             return tuple([unit * each for place, each in enumerate(outputs) if place not in self._replay.unused])
@@ -271,7 +270,7 @@ class FiniteDifferences:
         """Return points a small step away, where a kink at this point has no effect; each number gives others."""
         return [
             point + 1e-3 * scale * _random(point, 1000 * (number + 1) + place)
-            for place, (point, scale) in enumerate(zip(self.points, self._scales, strict=True))
+            for place, (point, scale) in enumerate(zip(self.points, self.scales, strict=True))
         ]
 
     def direction(self, place: int, number: int) -> Tensor:
@@ -284,16 +283,6 @@ class FiniteDifferences:
         if gradient is None:
             return [0.0] * DIRECTIONS
         return [self.along(place, gradient, self.direction(place, number)) for number in range(DIRECTIONS)]
-
-    def _slopes(self, place: int) -> _Slopes:
-        before, middle, after = [], [], []
-        for number in range(DIRECTIONS):
-            step = self._step * self._scales[place] * self.direction(place, number)
-            high, low = self._moved(place, step), self._moved(place, -step)
-            after.append(self._difference(high, self._outputs) / self._step)
-            before.append(self._difference(self._outputs, low) / self._step)
-            middle.append(self._difference(high, low) / (2 * self._step))
-        return _Slopes(before, middle, after)
 
     def _moved(self, place: int, step: Tensor) -> list[Tensor]:
         points = list(self.points)

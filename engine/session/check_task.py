@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from inspect import unwrap
 from linecache import getlines
-from math import isnan
+from math import isfinite, isnan
 
 import torch
 from torch import Tensor
@@ -493,7 +493,7 @@ class _Comparison:
             for place, each in enumerate(off)
             if not each <= ALLOWED
             and not here.left_out
-            and here.is_defined(place)
+            and all(map(isfinite, here.slopes(place).middle))  # the operation is finite on both sides
             and not here.has_kink(place, gradients[place])
         ]
         for place in smooth:

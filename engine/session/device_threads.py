@@ -59,12 +59,6 @@ class Lane:
     edited: tuple[Tensor | None, ...] | None = None
     goes_on: bool = False
 
-    @property
-    def stands(self) -> bool:
-        """Whether nothing happens on this device until it is allowed to continue or another device makes one of its
-        tasks ready."""
-        return self.held is not None or (self.running is None and not self.ready)
-
 
 class Lanes(Worker):
     """The engine's run with each device's tasks in the device's own thread, and the CPU's in the worker's thread.
@@ -77,6 +71,7 @@ class Lanes(Worker):
         lanes: the lanes by device name.
         chosen: the held tasks that may continue next; None for all.
         raised_in: the task that raised.
+        stopped_before: the held task at which the last run has stopped, which is the current one.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class Lanes(Worker):
         self.lanes = {device: Lane(device) for device in devices_in_order(self._device_of)}
         self.chosen: frozenset[int] | None = None
         self.raised_in: int | None = None
-        self._stopped_before: int | None = None
+        self.stopped_before: int | None = None
         self._over: tuple[BaseException, ...] | None = None
         self._changed = Condition()  # guards these fields and the lanes
         self._asking = Lock()  # one thread at a time evaluates breakpoints and watchpoints
@@ -103,7 +98,7 @@ class Lanes(Worker):
     def held(self) -> list[int]:
         """The tasks that the engine has popped from its queues, the one at which a run has stopped first."""
         found = [lane.held for lane in self.lanes.values() if lane.held is not None]
-        return sorted(found, key=lambda task_id: (task_id != self._stopped_before, self._rank[task_id]))
+        return sorted(found, key=lambda task_id: (task_id != self.stopped_before, self._rank[task_id]))
 
     def first(self) -> int | None:
         if held := self.held:
@@ -114,17 +109,13 @@ class Lanes(Worker):
         held = self.held
         return held + sorted(self.ready.keys() - held, key=self._rank.__getitem__)
 
-    def prefer(self, task_id: int) -> None:
-        """Make a held task the current one."""
-        self._stopped_before = task_id
-
     def go_on(self) -> None:
         self.stay_last()
         if self.pin.disturbed:  # another backward renumbered shared leaves; queued tasks keep their places
             self.pin.take_back()
         self._start_clock()
         with self._changed:
-            self._stopped_before = None
+            self.stopped_before = None
             for lane in self.lanes.values():
                 lane.goes_on = lane.held is not None and (self.chosen is None or lane.held in self.chosen)
             self._changed.notify_all()
@@ -143,8 +134,13 @@ class Lanes(Worker):
         """Return whether all threads have stopped, at least one of them before a task."""
         if self.abandoned or self.raised_in is not None:
             return False
-        lanes = self.lanes.values()
-        return any(lane.held is not None for lane in lanes) and all(lane.stands and not lane.goes_on for lane in lanes)
+        held = False
+        for lane in self.lanes.values():
+            held = held or lane.held is not None
+            # A device without a ready task is idle until another device makes one of its tasks ready.
+            if lane.goes_on or (lane.held is None and (lane.running is not None or lane.ready)):
+                return False
+        return held
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -160,8 +156,8 @@ class Lanes(Worker):
             names = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
             warn(f"the session is closed, but {names} has not ended within {_ENDS_WITHIN_S:.0f} s")
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release(self) -> None:
+        super().release()
         if self._over:
             self._over = ()  # the error's traceback holds the threads' frames
         for lane in self.lanes.values():
@@ -217,7 +213,11 @@ class Lanes(Worker):
             return None
         lane = self.lane_of(task_id)
         lane.thread = get_ident()
-        stop = self._stop_before(task_id, gradients)
+        stops = self.stops
+        with self._asking if stops.watchpoints or stops.breakpoints else nullcontext():
+            stop = stops.found() if stops.watchpoints else None
+            if stop is None and stops.breakpoints:
+                stop = stops.before(task_id, self.order, lambda: tuple(gradients))
         with self._changed:
             if self._holds(task_id, stop):
                 lane.held, lane.gradients = task_id, gradients
@@ -235,27 +235,19 @@ class Lanes(Worker):
             time.sleep(_FIRST_ERROR_S)
         if lane.running != task_id:
             raise Abandoned
-        gradients = gradients if edited is None else edited
-        self._begin(task_id, gradients)
-        if self.stops.watches and self.graph.tasks[task_id].is_leaf:
+        now = gradients if edited is None else edited
+        self._begin(task_id, now)
+        if stops.watchpoints and self.graph.tasks[task_id].is_leaf:
             with self._asking:
-                self.stops.produced(task_id, gradients, ())
+                stops.produced(task_id, now, ())
         return edited
-
-    def _stop_before(self, task_id: int, gradients: Gradients) -> Stop | None:
-        stops = self.stops
-        with self._asking if stops.watches or stops.asks else nullcontext():
-            found = stops.found() if stops.watches else None
-            if found is None and stops.asks:
-                found = stops.before(task_id, self.order, lambda: tuple(gradients))
-        return found
 
     def _holds(self, task_id: int, stop: Stop | None) -> bool:
         """Return whether the thread waits before this task; if the run ends here, all other threads will wait, too."""
         if self.abandoned or self.raised_in is not None:
             return False
         if task_id == self.until or (stop is not None and self.order and self.until != NEXT):
-            self._stopped_before = task_id
+            self.stopped_before = task_id
             self.stopped = None if task_id == self.until else stop
             self.until = NEXT
         return self.until == NEXT or self.stops.stop_asked
@@ -265,7 +257,7 @@ class Lanes(Worker):
             return
         # Not super(): Worker._after would evaluate watchpoints without `_asking`.
         Watch._after(self, task_id, outputs, gradients)
-        if self.stops.watches and not self.graph.tasks[task_id].is_leaf:
+        if self.stops.watchpoints and not self.graph.tasks[task_id].is_leaf:
             with self._asking:
                 self.stops.produced(task_id, gradients, outputs)
         with self._changed:
@@ -278,9 +270,7 @@ class LanesBackward(NativeBackward):
     device"."""
 
     worker: Lanes
-
-    def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
-        return Lanes(call, state, plan, recorder, self.stops)
+    worker_type = Lanes
 
     @property
     def planned(self) -> Sequence[int]:
@@ -338,7 +328,7 @@ class LanesBackward(NativeBackward):
         if last is not None and not self.worker.begun:
             self.stopped_at()
         if last in self.worker.held:
-            self.worker.prefer(last)
+            self.worker.stopped_before = last
         super().run_until(last)
 
     def _go_on(self, until: int) -> None:

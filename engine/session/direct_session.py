@@ -250,11 +250,6 @@ class Stepper(Verbs):
             raise ValueError(why_still(self.graph, device, self.planned, self.order))
         return tasks[found]
 
-    def _step_on(self) -> Sequence[int]:
-        ran = len(self.order)
-        self._step()
-        return self.order[ran:]
-
     def result(self) -> Run:
         """Return a `Run` of the tasks run so far."""
         policy, order = self.picks, tuple(self.order)
@@ -364,10 +359,7 @@ class Stepper(Verbs):
         Called from a hook or another thread while a task runs, it ends the session after that task.
         """
         self._backward.close()
-        self._let_go_if_over()
-
-    def _let_go(self) -> None:
-        self._backward.let_go()
+        self._release_if_over()
 
     def _picked(self, task: AnyTask | None) -> int:
         return self._backward.pick(None if task is None else self._task(task).id)

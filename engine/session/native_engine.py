@@ -63,14 +63,14 @@ class LiveNumbers:
     def __init__(self, number: Callable[[int, int], None]) -> None:
         self._number = number
         self._keys: list[Key] = []  # ascending and distinct
-        self._tasks: list[int] = []  # the task of each key
+        self.tasks: list[int] = []  # the task of each key: the order in which they run if no other arrives
         self._numbers: list[int] = []  # descending
 
     def add(self, task_id: int, key: Key) -> None:
         """Add a task that became ready. Must be called before the engine pushes it."""
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
-        self._tasks.insert(place, task_id)
+        self.tasks.insert(place, task_id)
         neighbours: Mapping[int, int] = {0: self._numbers[place - 1]} if place else {}
         if place < len(self._numbers):
             neighbours = {**neighbours, len(neighbours) + 1: self._numbers[place]}
@@ -84,25 +84,17 @@ class LiveNumbers:
 
     def remove(self, task_id: int) -> None:
         """Remove a task that the engine has popped, usually the first."""
-        place = self._tasks.index(task_id)
-        del self._keys[place], self._tasks[place], self._numbers[place]
-
-    def first(self) -> int | None:
-        """Return the ready task that runs next if no other arrives; None if none is ready."""
-        return next(iter(self._tasks[:1]), None)
-
-    def order(self) -> list[int]:
-        """Return the ready tasks in the order in which they run if no other arrives."""
-        return list(self._tasks)
+        place = self.tasks.index(task_id)
+        del self._keys[place], self.tasks[place], self._numbers[place]
 
     def number_all(self) -> None:
         """Renumber all ready tasks evenly."""
         # Every task keeps its place relative to the others, so the engine's heap stays valid although the numbers in it
         # change.
-        numbers = falling_numbers(len(self._tasks), {})
+        numbers = falling_numbers(len(self.tasks), {})
         assert numbers is not None, "there are more numbers than tasks"
         self._numbers = numbers
-        for task_id, number in zip(self._tasks, numbers, strict=True):
+        for task_id, number in zip(self.tasks, numbers, strict=True):
             self._number(task_id, number)
 
 
@@ -159,10 +151,6 @@ class Plan:
         policy = replace(POLICIES["heap"], name=f"{policy_name(self.policy)}: heap", note=why)
         return replace(self, policy=policy, order=own)
 
-    def pin(self) -> Pin:
-        nodes = self.graph.nodes
-        return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
-
 
 def run_native(
     call: BackwardCall,
@@ -188,9 +176,9 @@ def run_native(
     watch = pin = None
     if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
-    if not is_engines_own(policy):
-        pin = plan.pin() if watch is None else watch.pin
     nodes = [graph.nodes[task_id] for task_id in plan.order]
+    if not is_engines_own(policy):
+        pin = Pin(nodes, lambda: max(queue_lengths(graph, plan.order))) if watch is None else watch.pin
     freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
 
     def timed() -> int:
@@ -343,7 +331,7 @@ class Watch:
         """Return the ready tasks in the order in which they run if no other arrives."""
         taken = [] if self.taken is None else [self.taken]
         if self.live is not None:
-            return taken + self.live.order()
+            return taken + list(self.live.tasks)
         return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
 
     def first(self) -> int | None:
@@ -352,7 +340,7 @@ class Watch:
         if taken is not None or not self.ready:
             return next(iter(list(self._inside.values())), None) if taken is None else taken
         if self.live is not None:
-            return self.live.first()
+            return next(iter(self.live.tasks[:1]), None)
         place = len(self.order)
         return self._planned[place] if place < len(self._planned) else None
 

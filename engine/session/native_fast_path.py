@@ -53,7 +53,7 @@ _MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usual
 _Edges = list[tuple[Node, int]]
 
 
-def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
+def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
     """Run a backward without reading its graph, if possible; otherwise return None. `Run.graph` reads the graph on
     first access.
 
@@ -181,32 +181,29 @@ class _Start:
 
     def begin(self, nodes: list[Node]) -> None:
         """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
+        self.ordered = nodes
         try:
             # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
             # graph.
             if len(nodes) >= DEEP:
                 free_one_by_one(self._root, [node for node in nodes if node is not self._root])
-            self._find(nodes)
+            began_ns = time.perf_counter_ns()
+            with no_pins() as alone:
+                if not alone:
+                    raise _NotKept
+                numbers = current_numbers(nodes)
+                self.key = seen(self._policy, self._keep_graph, nodes, numbers)
+                self.kept = kept_order(self.key, nodes)
+                if self.kept is None:
+                    raise _NotKept
+                if self.kept.places is not None:
+                    self.ordered = ordered = list(map(nodes.__getitem__, self.kept.places))
+                    self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.kept.places)))
+                    self.pin.open()
+            self.freed = _spent_or_freed(self.ordered)
+            self.took_ns = time.perf_counter_ns() - began_ns
         finally:
             self._done()
-
-    def _find(self, nodes: list[Node]) -> None:
-        began_ns = time.perf_counter_ns()
-        self.ordered = nodes
-        with no_pins() as alone:
-            if not alone:
-                raise _NotKept
-            numbers = current_numbers(nodes)
-            self.key = seen(self._policy, self._keep_graph, nodes, numbers)
-            self.kept = kept_order(self.key, nodes)
-            if self.kept is None:
-                raise _NotKept
-            if self.kept.places is not None:
-                self.ordered = ordered = list(map(nodes.__getitem__, self.kept.places))
-                self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.kept.places)))
-                self.pin.open()
-        self.freed = _spent_or_freed(self.ordered)
-        self.took_ns = time.perf_counter_ns() - began_ns
 
 
 def _late(

@@ -40,6 +40,8 @@ class NativeBackward:
         over: the reason why no further step is possible; None while steps are possible.
     """
 
+    worker_type: type[Worker] = Worker
+
     def __init__(
         self, call: BackwardCall, plan: Plan, state: ThreadState, trace: Level | None, given: tuple[Tensor | None, ...]
     ) -> None:
@@ -49,14 +51,11 @@ class NativeBackward:
         self._planned: Sequence[int] = plan.order
         self.recorder = recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
-        self.worker = self._worker(call, state, plan, recorder)
+        self.worker = self.worker_type(call, state, plan, recorder, self.stops)
         self.stops.speak_of(self.worker.order)
         self.over: str | None = None
         self._root_gradients = given
         self._ended = False
-
-    def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
-        return Worker(call, state, plan, recorder, self.stops)
 
     @property
     def planned(self) -> Sequence[int]:
@@ -107,7 +106,7 @@ class NativeBackward:
         if self.current is None:
             return self.stops.at_end(self.worker.order)
         found = self.stops.found(wait)
-        if found is not None or not self.stops.asks:
+        if found is not None or not self.stops.breakpoints:
             return found
         waiting, gradients = self.stopped_at(), self.gradients
         return self.stops.before(waiting.id, self.worker.order, lambda: gradients)
@@ -174,7 +173,9 @@ class NativeBackward:
         self._root_gradients = ()
         # In a hook the engine still runs in this thread and uses the nodes; `Worker._main` releases them afterwards.
         if not self.worker.is_current_thread:
-            self.worker.let_go()
+            self.worker.release()
+
+    release = close
 
     def run_to(self, task_id: int) -> None:
         """Run until this task is next, or until a stop."""
@@ -221,7 +222,7 @@ class NativeBackward:
             self.close()
             raise
         if worker.numbering is not None:
-            worker.numbering.went_on(before)
+            worker.numbering.advance_caller(before)
         if report is None:
             return
         if worker.numbering is not None and not report and not worker.abandoned:

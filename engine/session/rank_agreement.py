@@ -92,8 +92,11 @@ def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] |
         return "ts.wait_for_ranks(0) turns off agreement between ranks"
     # Other threads' backwards wait here, up to 2 * _limit_s + 1 seconds: one question at a time keeps the numbers of
     # the keys equal on all ranks.
+    global _asking
     with _lock:
-        asking = _asking_in(group)
+        if _asking is None or _asking.group() is not group:
+            _asking = _Asking(group)
+        asking = _asking
         found = asking.ask(graph, needed, order)
         if found is not None and order is not None and not asking.warned:
             asking.warned = True
@@ -232,13 +235,6 @@ class _Question:
 
 _lock = Lock()
 _asking: _Asking | None = None
-
-
-def _asking_in(group: Any) -> _Asking:
-    global _asking
-    if _asking is None or _asking.group() is not group:
-        _asking = _Asking(group)
-    return _asking
 
 
 def may_communicate(graph: Graph) -> bool:

@@ -104,8 +104,11 @@ class Breakpoint:
         """
         if self.tasks is not None and task_id not in self.tasks:
             return None
-        if self.calls is not None and self._is_inside(task_id, order):
-            return None
+        if self.calls is not None:
+            self._entered.update(self.calls[ran] for ran in order[self._seen :] if ran in self.calls)
+            self._seen = len(order)
+            if self.calls[task_id] in self._entered:  # only the first task of a module call stops
+                return None
         task = graph.tasks[task_id]
         place = graph.describe(task, len(order))
         for predicate in self.when:
@@ -113,7 +116,7 @@ class Breakpoint:
                 if not predicate(task, gradients()):
                     return None
             except Exception as error:
-                text = f"the predicate of breakpoint {self.number} raised {said(error)} before {place}"
+                text = f"the predicate of breakpoint {self.number} raised {error_text(error)} before {place}"
                 return Stop("breakpoint", self.number, task_id, text)
         self._matches.add(task_id)
         if self.hit is not None and self._matched(order) + 1 != self.hit:
@@ -122,14 +125,7 @@ class Breakpoint:
         hit = "" if self.hit is None else f", hit {self.hit}"
         return Stop("breakpoint", self.number, task_id, f"breakpoint {self.number}{name}{hit}, before {place}")
 
-    def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
-        """Return whether a task of this task's module call has run already."""
-        calls = self.calls or {}
-        self._entered.update(calls[ran] for ran in order[self._seen :] if ran in calls)
-        self._seen = len(order)
-        return calls[task_id] in self._entered
-
-    def taken_back(self) -> None:
+    def forget_undone(self) -> None:
         """Forget the module calls entered, after an undo."""
         self._entered.clear()
         self._seen = 0
@@ -168,7 +164,7 @@ def name_of(predicate: Callable[..., object]) -> str:
     return f"lambda at {Source(code.co_filename, code.co_firstlineno, name).short}"
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the type and first line of an exception."""
     message = str(error).partition("\n")[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}"

@@ -176,18 +176,10 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
             ratios.append(bound)
         else:
             conditions.append(tuple(_term(part, each) for part in re.split(r"\s+and\s+", each.strip())))
-    return Conditions(_without_second_look(conditions), tuple(ratios), missing)
-
-
-def _without_second_look(conditions: list[Condition]) -> tuple[Condition, ...]:
-    """Drop the test for infinite elements in gradients with NaN if "nan" is watched, too.
-
-    This saves a kernel on an accelerator.
-    """
-    if (WORDS["nan"],) not in conditions:
-        return tuple(conditions)
-    either = Term("inf", frozenset({"finite"}), lambda read: read.inf)
-    return tuple((either,) if each == (WORDS["inf"],) else each for each in conditions)
+    if (WORDS["nan"],) in conditions:  # one reading decides both, which saves a kernel on an accelerator
+        either = Term("inf", frozenset({"finite"}), lambda read: read.inf)
+        conditions = [(either,) if each == (WORDS["inf"],) else each for each in conditions]
+    return Conditions(tuple(conditions), tuple(ratios), missing)
 
 
 def _term(part: str, whole: str) -> Term:

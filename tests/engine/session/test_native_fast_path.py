@@ -475,4 +475,4 @@ def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
     for _ in range(3):
         ts.backward(make_loss(), policy=mine)
     assert len(reads) == 3
-    assert unread.run_unread(ts.types.BackwardCall(make_loss()), mine, "one") is None
+    assert unread.run_without_graph(ts.types.BackwardCall(make_loss()), mine, "one") is None
