@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from operator import is_
@@ -191,8 +191,13 @@ class AsFound:
                     self._tensors.note_data(each)
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
-        if is_dynamo_compiling() or module in self._modules or _in_functional_call():
+        if is_dynamo_compiling() or module in self._modules:
             return
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename == stateless.__file__:  # functional_call restores a module's tensors itself
+                return
+            frame = frame.f_back  # type: ignore[assignment]
         of_fsdp = {id(tensor) for each in sharded_parameters() for tensor in (each.shard, each.gathered)} - {id(None)}
         for each in module.modules():
             if each in self._modules:
@@ -220,14 +225,18 @@ class AsFound:
 
 def _bind(kept: tuple[dict[str, Any], dict[str, Any]]) -> None:
     names, before = kept
-    if not _is_same(names, before):
+    # The same objects in the same order; tensors are not compared by value.
+    if list(names) != list(before) or not all(map(is_, names.values(), before.values())):
         names.clear()
         names.update(before)
 
 
 def _put_data(kept: tuple[ref[Tensor], Tensor]) -> None:
     tensor, data = kept[0](), kept[1]
-    if tensor is not None and not _sees_same(tensor, data):
+    if tensor is None:
+        return
+    same_memory = tensor.data_ptr() == data.data_ptr() and tensor.dtype == data.dtype
+    if not (same_memory and tensor.shape == data.shape and tensor.stride() == data.stride()):
         tensor.data = data
 
 
@@ -311,7 +320,12 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         given: set[int] = set()
         for tensor in tensors_of((args, kwargs)):
             if tensor.requires_grad and _keeps_gradient(tensor) and tensor.is_leaf and _is_new(tensor, self._seen):
-                self._take_leaf(tensor)
+                self.note_leaf(tensor)
+                self.leaves.append(self._seen[id(tensor)])
+                if tensor.grad is not None:  # use a copy, since another graph may have saved the original
+                    with unobserved():
+                        tensor.grad = tensor.grad.clone()
+                        self._note_made(tensor.grad, ())
             given.update(part.untyped_storage()._cdata for part in strided_parts(tensor))
         if may_write(operator):
             self._note_written(written_by(operator, args, kwargs))
@@ -324,14 +338,6 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(result):
             self._note_made(tensor, given)
         return result
-
-    def _take_leaf(self, leaf: Tensor) -> None:
-        self.note_leaf(leaf)
-        self.leaves.append(self._seen[id(leaf)])
-        if leaf.grad is not None:  # use a copy, since another graph may have saved the original
-            with unobserved():
-                leaf.grad = leaf.grad.clone()
-                self._note_made(leaf.grad, ())
 
     def _note_made(self, tensor: Tensor, given: Collection[int]) -> None:
         for part in strided_parts(tensor):
@@ -376,21 +382,6 @@ def _keeps_gradient(tensor: Tensor) -> bool:
         return False
 
 
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether both have the same objects in the same order; tensors are not compared by value."""
-    return list(one) == list(other) and all(map(is_, one.values(), other.values()))
-
-
-def _sees_same(tensor: Tensor, data: Tensor) -> bool:
-    """Return whether the tensor is the same view of the same memory."""
-    return (
-        tensor.data_ptr() == data.data_ptr()
-        and tensor.dtype == data.dtype
-        and tensor.shape == data.shape
-        and tensor.stride() == data.stride()
-    )
-
-
 def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
     """Return whether a tensor is not in `known`, and add it."""
     number = id(tensor)
@@ -401,11 +392,3 @@ def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
 
 
 keep_compiler_out(AsFound._note_module)
-
-
-def _in_functional_call() -> bool:
-    """Return whether this runs inside `torch.func.functional_call`, which restores a module's tensors itself."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != stateless.__file__:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...inspector.capture.graph_cache import forget_graphs
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.lru_cache import Latest
 from ...inspector.graph.source_lines import warn
 from ..execution.find_hooks import no_hooks
 from ..schedule.policy import HEAP, Policy, following
 from .lower_bound import lower_bound
-from .order_cache import fingerprint, forget_kept
-from .policy_orders import PlannedOrder, planned_order
+from .order_cache import CACHED_ORDERS, fingerprint
+from .policy_orders import planned_order
 from .scheduling_problem import Problem
 
 _MANY = 2_000  # tasks; larger graphs get no lower bound, which takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "the prediction is an estimate"
-
-_plans: Latest[_Taken] = Latest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +32,9 @@ class _Taken:
     policy: str
     order: tuple[int, ...] | None = None
     why: str = ""
+
+    def __len__(self) -> int:
+        return len(self.order or ())
 
 
 def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
@@ -68,7 +67,8 @@ def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int
 def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
     basis = problem.footprints.basis if problem.given else "dry run"
     key = fingerprint(problem), basis, no_hooks(look=True)
-    return _plans.of(key, lambda: _best(problem, portfolio))
+    taken: _Taken = CACHED_ORDERS.of(key, lambda: _best(problem, portfolio))
+    return taken
 
 
 def _unsure(problem: Problem) -> str:
@@ -97,9 +97,12 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                 if best.peak_bytes <= bound:
                     break
                 row = planned_order(problem, policy)
-                if row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT)) and _is_sure(
-                    problem, row, own
-                ):
+                lower = row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT))
+                # In another order, a different task may trigger the recomputation of a checkpointed region.
+                if not lower or problem.footprints.other_openers(row.order):
+                    continue
+                # It must be lower even if each gradient in another layout is copied and kept.
+                if row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes:
                     best = row
         except Exception as error:  # a node's code may raise anything on fake tensors; training continues
             warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}')
@@ -117,20 +120,3 @@ def _has_choice(problem: Problem) -> bool:
             waits[task] -= 1
         ready = [task for task in arrived if not waits[task]]
     return bool(ready)
-
-
-def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
-    """Return whether the peak is lower even if each gradient in another layout is copied and kept.
-
-    It is not certain if, in this order, a different task triggers the recomputation of a checkpointed region.
-    """
-    if problem.footprints.other_openers(row.order):
-        return False
-    return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
-
-
-def forget_plans() -> None:
-    """Clear the caches of graphs, orders and plans."""
-    forget_graphs()
-    forget_kept()
-    _plans.clear()

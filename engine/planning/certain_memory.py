@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,12 +100,7 @@ class _Tensor(NamedTuple):
     alone: bool
 
 
-def certain_memory(problem: Problem, order: list[int]) -> CertainMemory:
-    """Compute the certain memory from the footprints, along any legal order. O(tasks + edges + storages)."""
-    return _Reader(problem).read(order)
-
-
-class _Reader:
+class CertainMemoryReader:
     """Follows each block from task to task, by the rules of `simulate`.
 
     These rules hold in any order:
@@ -138,12 +132,19 @@ class _Reader:
         self._given_to: list[tuple[Sum, list[tuple[int, _Tensor]]]] = []
 
     def read(self, order: list[int]) -> CertainMemory:
+        """Return the certain memory, found along any legal order. O(tasks + edges + storages)."""
         self._start()
         for task in order:
             self._take(task)
             self._give(task)
         for found, arrivals in self._given_to:
-            self._found.sums[found.block] = found._replace(arrivals=tuple(self._marked(arrivals)))
+            marked = []
+            for giver, tensor in arrivals:
+                only_here = tensor.block != UNCOUNTED and self._ends[tensor.block] == 1
+                # An expanded gradient is smaller than a sum with it, so it must not stand for one.
+                only_here = only_here and self._found.blocks[tensor.block].nbytes >= tensor.nbytes
+                marked.append(Arrival(giver, tensor.block, tensor.alone, only_here))
+            self._found.sums[found.block] = found._replace(arrivals=tuple(marked))
         return self._found
 
     def _new(self, nbytes: int, makers: tuple[int, ...], *, stays: bool = False) -> int:
@@ -222,14 +223,6 @@ class _Reader:
         if layout != _UNKNOWN and layouts.sum(layout, layout) != layout:
             layout = _UNKNOWN
         return _Tensor(block, nbytes, layout, alone=True)
-
-    def _marked(self, arrivals: list[tuple[int, _Tensor]]) -> Iterator[Arrival]:
-        for giver, tensor in arrivals:
-            block = tensor.block
-            only_here = block != UNCOUNTED and self._ends[block] == 1
-            # What is expanded is smaller than a sum with it: it must not stand for one.
-            only_here = only_here and self._found.blocks[block].nbytes >= tensor.nbytes
-            yield Arrival(giver, block, tensor.alone, only_here)
 
     def _accumulate_grad(self, task: int, place: int) -> int:
         """Process the gradient of a leaf. Returns the bytes of its copy, if it is copied in every order."""

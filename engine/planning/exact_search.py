@@ -110,7 +110,7 @@ class LimitSearch:
             if (key := self._states.key(state)) in settled:
                 continue
             settled.add(key)
-            self._states.pack(state)
+            state.holders = None  # they can be counted again
             children = []
             for task, (after, highest) in following.items():
                 if highest > limit:
@@ -193,7 +193,9 @@ class LimitSearch:
                     raise StoppedError
                 after, highest = self._states.run(before, task)
                 peaks.append(highest if self._tame[task] else 0)
-                if highest <= limit and after.level >= before.level and self._may_wait(task, rest):
+                fits = highest <= limit and after.level >= before.level and self._tame[task]
+                # No other of these tasks may need more memory because this one has not run.
+                if fits and not any(place in self._loose and each & rest for place, each in self._rivals[task]):
                     fit.append(task)
             if min(peaks) > limit:
                 return min(peaks)
@@ -202,12 +204,6 @@ class LimitSearch:
             last += fit  # the argument still holds for each if another one runs after it
             rest &= ~_bits(fit)
         return last
-
-    def _may_wait(self, task: int, rest: int) -> bool:
-        """Return whether no other of these tasks needs more memory if this one has not run."""
-        return self._tame[task] and not any(
-            place in self._loose and others & rest for place, others in self._rivals[task]
-        )
 
     def _each_left_out(self, state: MemoryState, tasks: list[int]) -> Iterator[tuple[int, MemoryState]]:
         """Yield each of these ready tasks with the state after all the others. Runs O(n log n) tasks."""

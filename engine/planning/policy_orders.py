@@ -16,7 +16,7 @@ from ..schedule.fsdp_stages import POST_BACKWARD, has_stages, unknown_task
 from ..schedule.greedy_order import allowed, chosen_order
 from ..schedule.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
 from ..schedule.ready_queue import PolicyError, ready_queue
-from .order_cache import kept_plan
+from .order_cache import CACHED_ORDERS, fingerprint
 from .scheduling_problem import Problem
 
 
@@ -102,12 +102,13 @@ def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequen
     plan = policy.plan
     assert plan is not None
 
-    def checked(problem: Problem, ran: Sequence[int]) -> list[int]:
+    def checked() -> list[int]:
         return _legal_plan(policy_name(policy), plan(problem, ran), problem, ran)
 
-    if policy.keeps and not problem.given:
-        return kept_plan(policy.name, checked, problem, ran)
-    return checked(problem, ran)
+    if not policy.keeps or problem.given:
+        return checked()
+    order: tuple[int, ...] = CACHED_ORDERS.of((policy.name, fingerprint(problem), tuple(ran)), lambda: tuple(checked()))
+    return order
 
 
 def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -> list[int]:

@@ -163,15 +163,15 @@ class Recorder:
 
     @property
     def allows_fast_loop(self) -> bool:
-        """Whether `bare` can record everything that is needed."""
+        """Whether `fast_recorder` can record everything that is needed."""
         return not (self._reigns[-1].keeps_keys or function_mode_is_on())
 
     def knows_labels(self, arrived: int) -> bool:
-        """Return whether `bare` needs no labels for a queue with this many arrivals. They then follow from the tasks
-        and the order of arrival, and are created when they are read."""
+        """Return whether `fast_recorder` needs no labels for a queue with this many arrivals. They then follow from the
+        tasks and the order of arrival, and are created when they are read."""
         return self._reigns[-1].label_of is not None and arrived == len(self._columns.arrivals)
 
-    def bare(self) -> FastRecorder:
+    def fast_recorder(self) -> FastRecorder:
         """Return the fast recorder of this thread, used instead of `arrive`, `start` and `end` if `allows_fast_loop`.
 
         It refers to this recorder, so the engine must hold it, to avoid a reference cycle.
@@ -180,7 +180,7 @@ class Recorder:
         number = self._threads.setdefault(thread, len(self._threads))
         measured = FastStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
         looks = Looks(self._took, self._gave, self.doubtful, measured)
-        labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
+        labels = NewLabels(self._new_labels, self._take_labels, self.knows_labels)
         failed = partial(self._running.__setitem__, thread)
         return FastRecorder(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
 
@@ -280,37 +280,35 @@ class Recorder:
             self._columns.inputs[task_id] = self._number(gradients)
 
     def _gave(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
-        if outputs and not self._are_as_taken(outputs, task_id):
+        if not outputs:
+            return
+        edges, tasks = self._out_edges[task_id], self._tasks
+        usual: Sequence[TensorMeta | None]
+        if len(edges) == len(outputs):
+            usual = [tasks[edge.next_task].inputs[edge.input] for edge in edges]
+        else:
+            usual = usual_outputs(self.graph, task_id)
+        if not _are_as(outputs, usual):
             self._columns.outputs[task_id] = self._number(outputs)
 
-    def _take_labels_alone(self) -> None:
-        with self._lock:
-            self._take_labels()
-
     def _take_labels(self) -> None:
-        columns = self._columns
-        new, first = self._new_labels[:], len(columns.label)
-        follows, tasks, labels = self._reigns[-1].label_of, self._tasks, self._labels
-        keys: list[_LabelKey] = []
-        for arrival, label in enumerate(new, first):
-            task_id = columns.arrivals[arrival]
-            key = ("", None) if follows is None else follows(tasks[task_id])
-            if label is not None and label != Label(*key).of(task_id, arrival):
-                key = _label_key(label, task_id, arrival)
-            keys.append(key)
-        # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
-        if len(columns.label) > first:  # a user's label read the trace, which took the labels
-            return
-        columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
-        del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
-
-    def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
-        """Return whether each output matches the input metadata of its next task."""
-        edges = self._out_edges[task_id]
-        if len(edges) != len(outputs):
-            return _are_as(outputs, usual_outputs(self.graph, task_id))
-        tasks = self._tasks
-        return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
+        """Move the labels of the last arrivals to their column."""
+        with self._lock:
+            columns = self._columns
+            new, first = self._new_labels[:], len(columns.label)
+            follows, tasks, labels = self._reigns[-1].label_of, self._tasks, self._labels
+            keys: list[_LabelKey] = []
+            for arrival, label in enumerate(new, first):
+                task_id = columns.arrivals[arrival]
+                key = ("", None) if follows is None else follows(tasks[task_id])
+                if label is not None and label != Label(*key).of(task_id, arrival):
+                    key = _label_key(label, task_id, arrival)
+                keys.append(key)
+            # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
+            if len(columns.label) > first:  # a user's label read the trace, which took the labels
+                return
+            columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
+            del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> int:
         """Measure gradients and return their first row in the table."""

@@ -23,7 +23,7 @@ from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_gra
 from ..execution.streams import on_stream
 from ..execution.undo_history import Edited, Ran
 from ..memory.out_of_memory import explain_out_of_memory
-from ..planning.order_cache import keep_turns, kept_turns
+from ..planning.order_cache import CACHED_ORDERS, queue_key
 from ..planning.simulate import schedule
 from ..recording.batch_report import Batch, Fallback
 from ..recording.fast_recorder import FastRecorder
@@ -38,8 +38,7 @@ from ..schedule.ready_queue import KeyedQueue, PolicyError, ready_queue
 from .batching.run_batches import AnyBatch, group_runner
 from .branches import Past
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
-from .session import session_over
+from .breakpoints.stop_list import Stops, session_over
 
 
 class DirectBackward:
@@ -159,7 +158,8 @@ class DirectBackward:
         self._asked_cache = True
         if self.recorder is not None and not self.recorder.knows_labels(queue.arrived):
             return None
-        turns = kept_turns(self.graph, self.policy)
+        key = queue_key(self.graph, self.policy)
+        turns: tuple[int, ...] | None = None if key is None else CACHED_ORDERS.get(key)
         if turns is None or list(turns[: len(order)]) != order:
             return None
         self._cached_order = turns
@@ -279,7 +279,9 @@ class DirectBackward:
             if stops.stop_asked and queue:
                 stops.stopped = stops.asked()
             elif from_start and watch is not None and type(queue) is KeyedQueue:
-                keep_turns(self.graph, self.policy, self.order)
+                key = queue_key(self.graph, self.policy)
+                if key is not None and len(self.order) == len(self.graph) and key not in CACHED_ORDERS:
+                    CACHED_ORDERS.put(key, tuple(self.order))
 
         self.stops.stopped = None
         try:
@@ -306,7 +308,7 @@ class DirectBackward:
         thread = get_ident()
         record = self._fast_recorders.get(thread)
         if record is None:
-            record = self._fast_recorders[thread] = self.recorder.bare()
+            record = self._fast_recorders[thread] = self.recorder.fast_recorder()
         record.begin()
         return record
 

@@ -15,10 +15,9 @@ from ..recording.recorder import Recorder
 from ..recording.statistics import Level
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
+from .breakpoints.stop_list import Stops, session_over
 from .engine_thread import NEVER, NEXT, Worker
 from .native_engine import Plan
-from .session import session_over
 
 
 class NativeBackward:

@@ -23,7 +23,7 @@ from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
+from .breakpoints.stop_list import Stops, session_over
 
 if TYPE_CHECKING:
     from .direct_engine import DirectBackward
@@ -284,8 +284,3 @@ def _under_way(called: str, other: Caller, inside: bool) -> RuntimeError:
         f"{called} was called while another thread runs {other.verb}; only stop() and close() may be called at the "
         "same time"
     )
-
-
-def session_over(why: str) -> RuntimeError:
-    """Return the error for a verb of a session that is over."""
-    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

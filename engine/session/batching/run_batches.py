@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ....inspector.graph.freed_nodes import is_spent
-from ....inspector.graph.graph import Graph, told_apart
+from ....inspector.graph.graph import Edge, Graph, told_apart
 from ....inspector.torch_private.engine import retains_any, run_engine
 from ....inspector.torch_private.hooks import node_hooks
 from ....inspector.torch_private.nodes import call_node
@@ -24,20 +24,38 @@ from ...execution.accumulation_rule import PYTORCHS, Accumulation
 from ...execution.find_hooks import no_hooks
 from ...execution.input_buffer import fits
 from ...execution.node_runner import Runner
+from ...execution.pending_inputs import InputBuffers
 from ...execution.run_hooks import hook_name, run_tensor_hooks
 from ...execution.torch_nodes import TaskRunner
 from ...recording.batch_report import Batch, Fallback
+from ...recording.recorder import Recorder
 from ...recording.run import Engine
 from ...schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
+from ...schedule.device_queues import AnyQueue
+from ..breakpoints.stop_list import Stops
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .find_batches import find_batches
 from .product_groups import Group, GroupRules
 
-if TYPE_CHECKING:
-    from ..direct_engine import DirectBackward
-
 AnyBatch = Literal["auto"] | GroupRules | None
 """The batches to run: those of `find_batches` with its default rules or with these; None for no batches."""
+
+
+class GroupLoop(Protocol):
+    """The part of a `DirectBackward` that running a group needs."""
+
+    graph: Graph
+    stops: Stops
+    queue: AnyQueue
+    buffers: InputBuffers
+    order: list[int]
+    recorder: Recorder | None
+
+    def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
+
+    def deliver(self, edge: Edge, outputs: list[Tensor | None]) -> None: ...
+
+    def fail(self, error: BaseException, task_id: int) -> None: ...
 
 
 class _Tree:
@@ -161,7 +179,7 @@ class GroupRunner:
         group = self._stacks.get(task_id)
         return () if group is None else group.tasks
 
-    def execute(self, loop: DirectBackward, task_id: int, hooks: bool, by_hand: bool, last: int | None) -> None:
+    def execute(self, loop: GroupLoop, task_id: int, hooks: bool, by_hand: bool, last: int | None) -> None:
         """Run the chosen task and the tasks batched with it.
 
         Args:
@@ -189,7 +207,7 @@ class GroupRunner:
         else:
             loop.execute(task_id, hooks, by_hand)
 
-    def give_up_all(self, loop: DirectBackward, why: Callable[[str], str]) -> None:
+    def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """Dissolve all groups, so that every task runs alone. `why` returns the reason from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
             self._give_up(loop, group, why(self._name_of(group.tasks[0])))
@@ -223,7 +241,7 @@ class GroupRunner:
             found.update((id(group), group) for group in of_task)
         return list(found.values())
 
-    def _why_apart(self, loop: DirectBackward, stack: Group, task_id: int, last: int | None) -> str | None:
+    def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Return the reason why a stack's tasks cannot run at the same time."""
         describe = self._name_of
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
@@ -238,7 +256,7 @@ class GroupRunner:
                     return f"breakpoint {breakpoint_.number} ({breakpoint_.text}) may stop before {describe(each)}"
         return None
 
-    def _why_alone(self, loop: DirectBackward, task_ids: Sequence[int], hooks: bool) -> str | None:
+    def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
         """Return the reason why these tasks have to run alone; run the tensor hooks if there is no other reason."""
         if torch.is_anomaly_enabled():
             return f"anomaly mode checks the outputs of {self._name_of(task_ids[0])}"
@@ -298,7 +316,7 @@ class GroupRunner:
                 return f"the tensor of {at}, or another between such a product and the sum, retains its gradient"
         return None
 
-    def _unusual(self, loop: DirectBackward, task_ids: Sequence[int]) -> str | None:
+    def _unusual(self, loop: GroupLoop, task_ids: Sequence[int]) -> str | None:
         """Return the reason why a gradient cannot be stacked with the others."""
         for task_id in task_ids:
             (gradient,) = loop.buffers.by_task[task_id].gradients
@@ -310,7 +328,7 @@ class GroupRunner:
                 return f"the gradient of {self._name_of(task_id)} has another layout than the others"
         return None
 
-    def _run_all(self, loop: DirectBackward, task_ids: Sequence[int], by_hand: bool) -> None:
+    def _run_all(self, loop: GroupLoop, task_ids: Sequence[int], by_hand: bool) -> None:
         """Run these tasks, all of one stack, or one of trees."""
         recorder, runner = loop.recorder, self._runner
         gradients = [loop.buffers.by_task[task_id].gradients for task_id in task_ids]
@@ -349,7 +367,7 @@ class GroupRunner:
             raise
 
     def _outputs(
-        self, loop: DirectBackward, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]
+        self, loop: GroupLoop, task_ids: Sequence[int], gradients: Sequence[list[Tensor | None]]
     ) -> list[Outputs]:
         """Return the outputs of these tasks, then empty their buffers and free their nodes."""
         stack = self._stacks.get(task_ids[0])
@@ -385,7 +403,7 @@ class GroupRunner:
                 free_saved(saved_variables(self._graph.nodes[task_id]))
         return found
 
-    def _complete(self, loop: DirectBackward, member: Operands, outputs: Outputs) -> None:
+    def _complete(self, loop: GroupLoop, member: Operands, outputs: Outputs) -> None:
         """Compute the outputs that the stack did not: those of trees, and the others one by one."""
         product = member.product
         trees = self._trees.pop(product.task, {})
@@ -400,7 +418,7 @@ class GroupRunner:
             if not tree.left:
                 outputs[output] = tree.total(self._graph, loop.order, self._batches)
 
-    def _give_up(self, loop: DirectBackward, group: Group, why: str) -> None:
+    def _give_up(self, loop: GroupLoop, group: Group, why: str) -> None:
         """Dissolve a group, so that its tasks run alone; add the operands kept by a tree to its sum."""
         left, tree = group.tasks, None
         for task_id in group.tasks:
@@ -422,7 +440,7 @@ class GroupRunner:
             loop.queue.release(group.tasks)
         self._fallbacks.append(Fallback(group.kind, left, why))
 
-    def _add_partial(self, loop: DirectBackward, tree: _Tree) -> None:
+    def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:
         """Add the products of a tree's kept operands to its sum, past the layout nodes, which received nothing from
         them."""
         assert tree.group.into is not None, "a tree has a sum"

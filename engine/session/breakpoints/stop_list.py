@@ -199,3 +199,8 @@ class Stops:
         self.breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
         self.watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
         self._watching.enable(self.watchpoints)
+
+
+def session_over(why: str) -> RuntimeError:
+    """Return the error for a verb of a session that is over."""
+    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

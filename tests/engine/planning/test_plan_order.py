@@ -18,8 +18,7 @@ from torch.utils import checkpoint
 import tapescope as ts
 from tapescope.engine.planning import auto_policy as auto
 from tapescope.engine.planning import local_search
-from tapescope.engine.planning.auto_policy import forget_plans
-from tapescope.engine.planning.order_cache import fingerprint
+from tapescope.engine.planning.order_cache import fingerprint, forget_orders
 from tapescope.engine.planning.policies import POLICIES, PORTFOLIO, portfolio
 from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.planning.simulate import schedule
@@ -37,9 +36,9 @@ PLANNED = [name for name, policy in POLICIES.items() if policy.plan is not None 
 
 @pytest.fixture(autouse=True)
 def nothing_planned() -> Iterator[None]:
-    forget_plans()
+    forget_orders()
     yield
-    forget_plans()
+    forget_orders()
 
 
 def wide() -> Tensor:
