@@ -122,7 +122,7 @@ class CarriedState:
         return found
 
     def put_back(self) -> None:
-        """Restore what the runs have changed."""
+        """Restore the state that the runs have changed."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._kept(), self._undo),
             lambda: for_all(self._flags, _put_requires_grad),
@@ -134,7 +134,7 @@ class CarriedState:
             self._moved_on = self._advanced()
 
     def tell(self) -> None:
-        """Report what could not be restored.
+        """Report state that could not be restored.
 
         Raises:
             RuntimeError: something could not be restored, and `refuses` was set.
@@ -147,7 +147,7 @@ class CarriedState:
         warn(self._text)
 
     def explain(self, error: BaseException) -> None:
-        """Add what could not be restored to an error, unless it was reported."""
+        """Add a note about state that could not be restored to an error, unless it was reported."""
         if self._moved_on is None:
             self._moved_on = self._advanced()
         if self._moved_on is not None and not self._is_reported:
@@ -166,7 +166,7 @@ class CarriedState:
             change.undo()
 
     def _note(self, code: Iterable[Any], most: int) -> None:
-        for found, name, owner in reach(code, most, goes_on=True):
+        for found, name, owner in reach(code, most, skips_large=True):
             if isinstance(found, IteratorProgress):
                 self._iterators.append((found, name, owner))
             elif not isinstance(found, Tensor | Unseen):

@@ -1,4 +1,4 @@
-"""Restoring what runs of a user's program change: .grad, buffers, parameters, random numbers."""
+"""Restoring the state that runs of a user's program change: .grad, buffers, parameters, random numbers."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class AsFound:
       only by a nested backward (reentrant checkpoints, custom Functions)
     * the bits of all earlier tensors that are modified, including buffers and parameters, also if `.data` is set
     * which tensors are a module's parameters and buffers
-    * what FSDP2 has gathered and summed
+    * parameters that FSDP2 has gathered, and gradients that it has summed
     * the random number generators of torch, Python and NumPy, and those passed to operations
     * flags of torch (`FLAGS`)
     * Python state: attributes of modules, the state of optimizers, variables in closures, which tensors require grad
-      (see `CarriedState`, which also reports what could not be restored)
+      (see `CarriedState`, which also reports state that could not be restored)
 
     Weights that an open `torch.autocast` has cast and cached are cleared before each forward and at the end. Each
     forward casts its own, as under a newly opened autocast.
@@ -169,7 +169,8 @@ class AsFound:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Restore everything after the outermost part; in between, a backward needs what its forward has modified."""
+        """Restore everything after the outermost part. In between, a backward needs the tensors that its forward has
+        modified."""
         self._depth += 1
         try:
             with same_random_numbers(), same_flags():
@@ -305,7 +306,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._data.append((ref(tensor), tensor.detach()))
 
     def restore(self) -> None:
-        """Restore what was recorded."""
+        """Restore the recorded state."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._data, _put_data),
             lambda: for_all(self._grads, _put_grad),  # after the data, since both must have the same dtype
@@ -357,7 +358,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Record the values of a tensor without a storage of its own, such as a sparse one."""
+        """Record the values of a tensor that has no storage itself, such as a sparse one."""
         parts = list(strided_parts(tensor))
         is_made = bool(parts) and all(self._is_made(part.untyped_storage()) for part in parts)
         if not is_made and not tensor.is_meta and id(tensor) not in self._contents:

@@ -132,7 +132,7 @@ class LoopRecorder(Protocol):
 
     def end(self, task_id: int) -> None: ...
 
-    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
+    def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
 
     def arrive(self, task_id: int, label: str | None) -> None: ...
 
@@ -203,34 +203,39 @@ class FastLoop:
 
     def run(self, loop: LoopSession, last: Collection[int], watch: HookWatch) -> None:
         """Run up to one of these tasks, to the end, or until there may be hooks."""
-        apart = self._layout.special.union(last)
+        stop_before = self._layout.special.union(last)
         while (queue := loop.queue) and loop.is_plain and not loop.stops.stop_asked and not watch.registered():
             task_id = queue.choose()
             if task_id in last:
                 break
-            if task_id in apart or torch.is_anomaly_enabled():
+            if task_id in stop_before or torch.is_anomaly_enabled():
                 loop.execute(task_id, hooks=False)
                 continue
             turns = loop.begin_fast_loop()
             try:
                 if turns is None:
-                    self._run_plain(loop, _chosen(queue), queue, apart, watch)
+                    self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
                 else:
-                    self._run_plain(loop, iter(turns), None, apart, watch)
+                    self._run_plain(loop, iter(turns), None, stop_before, watch)
             finally:
                 loop.end_fast_loop()
 
     def _run_plain(
-        self, loop: LoopSession, turns: Iterator[int], queue: AnyQueue | None, apart: Collection[int], watch: HookWatch
+        self,
+        loop: LoopSession,
+        turns: Iterator[int],
+        queue: AnyQueue | None,
+        stop_before: Collection[int],
+        watch: HookWatch,
     ) -> None:
-        """Run up to a task in `apart`, or one that runs user code. The loop is inline because calls would cost as much
-        as small tasks themselves.
+        """Run up to a task in `stop_before`, or one that runs user code. The loop is inline because calls would cost as
+        much as small tasks themselves.
 
         Args:
             loop: the session.
             turns: the tasks in their order.
             queue: the ready queue to update; None for none.
-            apart: the tasks before which to stop.
+            stop_before: the tasks before which to stop.
             watch: the watch for hooks.
         """
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
@@ -242,7 +247,7 @@ class FastLoop:
         asks = queue is not None and record is not None and not known
         handles, retained = RemovableHandle.next_id, noting.asked
         for task_id in turns:
-            if task_id in apart or stops.stop_asked or stops.breakpoints:
+            if task_id in stop_before or stops.stop_asked or stops.breakpoints:
                 return
             if (handles != RemovableHandle.next_id or retained != noting.asked) and watch.registered():
                 return
@@ -304,7 +309,7 @@ class FastLoop:
     ) -> None:
         """Record unusual outputs, and convert them to the next tasks' metadata."""
         if record is not None:
-            record.gave(task_id, outputs, unusual)
+            record.record_outputs(task_id, outputs, unusual)
         with without_torch_function():
             for edge in unusual:
                 gradient = outputs[edge.output]

@@ -161,12 +161,6 @@ class GraphTask:
             self.callbacks.clear()
         self._finished = True
 
-    def undo_end(self) -> None:
-        """Restore the Python state from before the end callbacks ran, before a task is undone."""
-        if self.end is not None:
-            self.end.undo()
-            self.end = None
-
     def run_tensor_hooks(self, node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run the hooks of the tensors that `node` created (`Tensor.register_hook`, then `retain_grad`).
 

@@ -98,7 +98,7 @@ class InputBuffer:
             if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
                 gradients[number] = _plus(waiting, gradient)
                 return False
-            # This local name is a reference, too: with it the sum would be out of place, as can_accumulate_inplace in
+            # This local name is also a reference: with it the sum would be out of place, as can_accumulate_inplace in
             # input_buffer.cpp needs use_count() == 1.
             del waiting
             if _disposable(gradients, number):

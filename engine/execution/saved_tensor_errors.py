@@ -142,7 +142,7 @@ def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None
 
 def _crossings(graph: Graph, freed: Collection[int], over: Collection[int], since: int | None) -> list[Edge]:
     """Return the edges on which this backward reaches freed tasks, one per tensor. Tasks below a freed task are older,
-    so they belong to the earlier graph, too, freed or not."""
+    so they belong to the earlier graph whether they are freed or not."""
     below = _reached(freed, [[edge.next_task for edge in edges] for edges in graph.out_edges])
     leading = _reached(freed, [[edge.task for edge in edges] for edges in graph.in_edges])
     old = below & leading

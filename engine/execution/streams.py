@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.graph.capture_records import Operation
-from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_private.saved_variables import free_saved, kept_tensors
 from ...inspector.torch_private.thread_state import unobserved
 
@@ -64,15 +64,19 @@ class TaskStreams:
         """Return the streams of a graph's tasks; None if no device has streams."""
         if not any(map(_has_streams, graph.devices)):
             return None
-        found = {task.id: _captured_stream(task) for task in graph.tasks if _has_streams(task.device)}
-        known = {task_id: stream for task_id, stream in found.items() if stream is not None}
-        return TaskStreams(graph, known if len(known) == len(found) else None)
+        tasks = [task for task in graph.tasks if _has_streams(task.device)]
+        known: dict[int, Stream] = {}
+        for task in tasks:  # a capture records the stream on which the node was created
+            stream = task.operation.stream if isinstance(task.operation, Operation) else None
+            if stream is not None and stream.device == task.device:
+                known[task.id] = stream
+        return TaskStreams(graph, known if len(known) == len(tasks) else None)
 
     def of_task(self, task_id: int) -> Stream | None:
         """Return a task's own stream; None if it runs on the current one."""
         return self._by_task.get(task_id) if self.several else None
 
-    def give_up(self, waiting: Iterable[Tensor | None] = ()) -> None:
+    def use_one_stream(self, waiting: Iterable[Tensor | None] = ()) -> None:
         """Run each device's tasks on one stream from now on, because gradients are also used outside tasks.
 
         Args:
@@ -203,10 +207,3 @@ def _has_record_stream(stream: Stream) -> bool:
         except (NotImplementedError, RuntimeError):
             return False
     return True
-
-
-def _captured_stream(task: Task) -> Stream | None:
-    """Return the stream on which a capture saw the task's node created."""
-    operation = task.operation
-    stream = operation.stream if isinstance(operation, Operation) else None
-    return stream if stream is not None and stream.device == task.device else None

@@ -146,7 +146,7 @@ class TaskRunner(Runner):
         memory = None
         if measuring is not None:
             if streams is not None:
-                streams.give_up()
+                streams.use_one_stream()
             with unobserved():
                 memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
         runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)

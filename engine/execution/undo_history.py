@@ -30,7 +30,7 @@ class RecomputedBuffers:
     triggered it was not undone. It then reads the values of the first time, and its writes are undone immediately.
 
     Known limitations: a task may recompute an outer region again and a nested region for the first time; then the
-    nested region's writes are undone, too. Counters in Python keep the values of the forward.
+    nested region's writes are also undone. Counters in Python keep the values of the forward.
 
     Args:
         regions: the regions that the task may recompute.
@@ -336,7 +336,7 @@ class History:
         """The bytes of saved tensors that a backward would have freed by now."""
         if self._keeps_graph:
             return 0
-        if self._saved is None:  # created on first access, as it is rarely needed
+        if self._saved is None:  # created on first access, because it is rarely needed
             self._saved = _SavedBytes(self._graph)
             for entry in self.ran:
                 self._saved.run(entry.task)
@@ -382,10 +382,6 @@ class History:
         else:
             self._count(entry, -1)
         return entry
-
-    def edits_at(self, position: int) -> list[Edited]:
-        """Return the active edits made at this position."""
-        return [edit for edit in self.edits if edit.position == position]
 
     def _count(self, entry: Ran, by: int) -> None:
         """Count the storages of a record's gradients once more (1) or once less (-1)."""

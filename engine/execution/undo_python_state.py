@@ -35,8 +35,8 @@ from .undo_snapshots import (
     Place,
     PlaceChange,
     Set,
-    drawn_by,
-    drawn_by_all,
+    global_generators,
+    saved_state_of,
 )
 
 _SEQUENCES: tuple[Any, ...] = ([], (), "", "ä", b"", bytearray())
@@ -154,7 +154,7 @@ class HookState:
             else:
                 self._before.append((found, found.read()))
         if code:
-            self._before += [(each, each.read()) for each in drawn_by_all()]
+            self._before += [(each, each.read()) for each in global_generators()]
 
     def end(self) -> bool:
         """Read the state after the task. Return whether anything was changed."""
@@ -195,14 +195,14 @@ class Unseen:
 _Owner = FunctionType | None
 
 
-def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
+def reach(code: Iterable[Any], most: int | None = None, skips_large: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
     """Yield the places, and the named tensors and iterators, that hooks or a Function's state refer to, each once, with
     the function that refers to it.
 
     Args:
         code: the hooks and functions.
         most: the largest number of objects to examine; if there are more, the last item says so.
-        goes_on: whether to skip large objects and continue.
+        skips_large: whether to skip large objects and continue.
     """
     seen: set[int] = set()
     objects = 0
@@ -215,7 +215,7 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
         weight = _weight(each)
         if most is not None and objects + weight > most:
             yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
-            if goes_on:
+            if skips_large:
                 continue
             return
         objects += weight
@@ -223,15 +223,15 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
             if (each.__module__ or "").startswith(_NOT_OURS_TO_TOUCH):
                 continue
             owner = each if owner is None or _is_torchs(owner) else owner
-        place, follow = _at(each, name)
-        below = [  # what code may change, or what may refer to that
+        place, follow = _place_of(each, name)
+        below = [  # values that code may change, or that may refer to such values
             (value, called, owner, depth + 1)
             for value, called in follow
             if (_is_users(value) if isinstance(value, type) else not isinstance(value, _ATOMS))
         ]
         if most is not None and objects + len(queue) + len(below) > most:
             yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
-            if not goes_on:
+            if not skips_large:
                 return
             below = []
         if place is not None:
@@ -242,14 +242,14 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
 _Found = Place | Tensor | IteratorProgress | Unseen
 
 
-def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
+def _place_of(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
     """Return the place of an object with this name, if a task can change it, and the objects it refers to, by name."""
     place: _Found | None = None
     follow: Iterable[tuple[Any, str]] = ()
     if isinstance(each, Tensor):
         place = each
     elif isinstance(each, FunctionType):
-        place, follow = _at_function(each)
+        place, follow = _place_of_function(each)
     elif isinstance(each, MethodType):
         follow = ((each.__func__, name), (each.__self__, "self"))
     elif isinstance(each, partial):
@@ -276,7 +276,7 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         follow = _containers(each, name)
     elif (array := Array.of(each)) is not None:
         place = array
-    elif (drawn := drawn_by(each)) is not None:
+    elif (drawn := saved_state_of(each)) is not None:
         place = drawn
     elif isinstance(each, dataloader._BaseDataLoaderIter):  # restoring its attributes would not rewind it
         follow = [(value, name) for value in vars(each).values()]
@@ -389,7 +389,7 @@ def _attributes(found: Any) -> list[tuple[Any, str]]:
     return buffers + [(value, key) for value, key in own if not isinstance(value, nn.Module)]
 
 
-def _at_function(function: FunctionType) -> tuple[ByKey | None, list[tuple[Any, str]]]:
+def _place_of_function(function: FunctionType) -> tuple[ByKey | None, list[tuple[Any, str]]]:
     """Return the global names that a function assigns, and the objects it refers to: closure variables, defaults,
     globals."""
     variables = zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)

@@ -175,14 +175,14 @@ class SavedState(_ComparedPlace):
     write: Callable[[Any], object]
 
 
-def drawn_by_all() -> Iterator[SavedState]:
+def global_generators() -> Iterator[SavedState]:
     """Yield the states of Python's and NumPy's global generators; torch's are recorded with each task."""
     yield SavedState(random.getstate, random.setstate)
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _pickled(numpy.random.get_state, numpy.random.set_state)
 
 
-def drawn_by(found: Any) -> SavedState | None:
+def saved_state_of(found: Any) -> SavedState | None:
     if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):  # it has no state
         return SavedState(found.getstate, found.setstate)
     if isinstance(found, io.StringIO | io.BytesIO) and not found.closed:
@@ -303,8 +303,8 @@ class Array(_ComparedPlace):
         return self.kept[:] if isinstance(self.kept, bytearray | array.array) else self.kept.copy()
 
     def write(self, value: Any) -> None:
-        whole = ... if hasattr(value, "shape") else slice(None)
-        self.kept[whole] = value
+        every = ... if hasattr(value, "shape") else slice(None)
+        self.kept[every] = value
 
     def same(self, one: Any, other: Any) -> bool:
         bits_of = bytes if isinstance(one, bytearray) else type(one).tobytes

@@ -20,7 +20,7 @@ _ESTIMATE = "the prediction is an estimate"
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Adopted:
     """The policy whose order "auto" takes for a kind of graph.
 
     Attributes:
@@ -46,29 +46,29 @@ def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]
 
     A training loop plans once (`order_cache.fingerprint`).
     """
-    return _ordered_by(_taken(problem, portfolio), problem, ran)
+    return _ordered_by(_adopted(problem, portfolio), problem, ran)
 
 
 def auto_choice(problem: Problem, ran: Sequence[int], auto: Policy, portfolio: Sequence[Policy]) -> Policy:
     """Return the policy "auto" for this graph, with the name of the policy whose order it took."""
-    taken = _taken(problem, portfolio)
-    own = taken.order is None and not ran
-    chosen = HEAP if own else following(auto, _ordered_by(taken, problem, ran))
-    title = f"took {taken.policy}: {next(each.title for each in portfolio if each.name == taken.policy)}"
-    return replace(chosen, name=auto.name, title=title, took=taken.policy, note=taken.why)
+    adopted = _adopted(problem, portfolio)
+    own = adopted.order is None and not ran
+    chosen = HEAP if own else following(auto, _ordered_by(adopted, problem, ran))
+    title = f"took {adopted.policy}: {next(each.title for each in portfolio if each.name == adopted.policy)}"
+    return replace(chosen, name=auto.name, title=title, took=adopted.policy, note=adopted.why)
 
 
-def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int]:
-    order: Sequence[int] = problem.heap_order if taken.order is None else taken.order
+def _ordered_by(adopted: _Adopted, problem: Problem, ran: Sequence[int]) -> list[int]:
+    order: Sequence[int] = problem.heap_order if adopted.order is None else adopted.order
     gone = set(ran)
     return [*ran, *(task for task in order if task not in gone)]
 
 
-def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
-    basis = problem.footprints.basis if problem.given else "dry run"
+def _adopted(problem: Problem, portfolio: Sequence[Policy]) -> _Adopted:
+    basis = problem.footprints.basis if problem.has_footprints else "dry run"
     key = fingerprint(problem), basis, no_hooks(look=True)
-    taken: _Taken = CACHED_ORDERS.of(key, lambda: _best(problem, portfolio))
-    return taken
+    adopted: _Adopted = CACHED_ORDERS.of(key, lambda: _best(problem, portfolio))
+    return adopted
 
 
 def _unsure(problem: Problem) -> str:
@@ -82,14 +82,14 @@ def _unsure(problem: Problem) -> str:
     return ""
 
 
-def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
+def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Adopted:
     """Predict the peaks of the portfolio and choose."""
     with collector_paused():
         try:
             if not _has_choice(problem):
-                return _Taken("heap")
+                return _Adopted("heap")
             if unsure := _unsure(problem):
-                return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
+                return _Adopted("heap", why=f"{_ESTIMATE}: {unsure}")
             heap, *others = portfolio
             best = own = planned_order(problem, heap)
             bound = 0 if len(problem.tasks) > _MANY else lower_bound(problem).nbytes
@@ -106,8 +106,8 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                     best = row
         except Exception as error:  # a node's code may raise anything on fake tensors; training continues
             warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}')
-            return _Taken("heap", why=f"no order could be planned: {error}")
-    return _Taken("heap") if best is own else _Taken(best.policy, best.order)
+            return _Adopted("heap", why=f"no order could be planned: {error}")
+    return _Adopted("heap") if best is own else _Adopted(best.policy, best.order)
 
 
 def _has_choice(problem: Problem) -> bool:

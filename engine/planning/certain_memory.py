@@ -64,7 +64,7 @@ class Sum(NamedTuple):
     Attributes:
         task: the task.
         block: the number of the sum's block.
-        nbytes: the smallest size of a sum in a block of its own.
+        nbytes: the smallest size of a sum in a separate block.
         arrivals: the gradients.
     """
 
@@ -80,7 +80,7 @@ class CertainMemory:
 
     Attributes:
         needs: for each task, the bytes by which the level rises within it, at least.
-        keeps: for each task, the bytes of its own that are alive when its outputs arrive at the next tasks, at least.
+        keeps: for each task, the bytes it allocated that are alive when its outputs arrive at the next tasks, at least.
         blocks: the blocks by number; the blocks summed in a sum have lower numbers than the sum.
         sums: the sums by the number of their block.
     """
@@ -293,7 +293,7 @@ class CertainMemoryReader:
                         found.append(None)
                         continue
                     block = source.block
-                # A view keeps its base, which holds the block, too.
+                # A view keeps its base, which also holds the block.
                 alone = block != UNCOUNTED and not keeps_base and layouts.dense[layout]
                 tensor = _Tensor(block, layouts.nbytes[layout], layout, alone)
             if held and tensor is not None and tensor.block != UNCOUNTED:

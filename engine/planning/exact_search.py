@@ -14,7 +14,7 @@ from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ..schedule.greedy_order import allowed, chosen_order
 from ..schedule.policy import BFS, DFS, HEAP
 from ..schedule.ready_queue import PolicyError
-from . import planners
+from . import planning_policies
 from .lower_bound import lower_bound
 from .order_dependent_memory import Commuting
 from .scheduling_problem import Problem
@@ -106,7 +106,11 @@ class LimitSearch:
             state, following = self._settle(state, tasks, limit, inner)
             path = path, tasks
             if not inner & ~state.ran:
-                return [*_tasks_of(path), *reversed(last)]
+                parts = [list(reversed(last))]
+                while path is not None:  # from the end to the start
+                    path, tasks = path
+                    parts.append(tasks)
+                return [task for tasks in reversed(parts) for task in tasks]
             if (key := self._states.key(state)) in settled:
                 continue
             settled.add(key)
@@ -233,14 +237,6 @@ def _bits(numbers: Sequence[int]) -> int:
     return sum(1 << number for number in numbers)
 
 
-def _tasks_of(path: _Path) -> list[int]:
-    parts = []
-    while path is not None:
-        path, tasks = path
-        parts.append(tasks)
-    return [task for tasks in reversed(parts) for task in tasks]
-
-
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
 _FIRST_LOOK = 256  # states per limit in the first round; each round allows four times as many
 _FINE = 1024  # limits closer than peak / 1024 are not distinguished until the last round
@@ -341,7 +337,9 @@ class _Hunt:
             chosen_order(problem.graph, policy, allowed(problem.graph, problem.needed), ran)
             for policy in (HEAP, BFS, DFS)
         ]
-        orders += [plan(problem, ran) for plan in (planners.lpmf, planners.postorder, planners.liu)]
+        orders += [
+            plan(problem, ran) for plan in (planning_policies.lpmf, planning_policies.postorder, planning_policies.liu)
+        ]
         self.peak, number = min((problem.peak_bytes(order), number) for number, order in enumerate(orders))
         self.order = orders[number]
         self.bound = min(lower_bound(problem).nbytes, self.peak)

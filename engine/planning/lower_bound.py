@@ -96,19 +96,14 @@ def lower_bound(problem: Problem) -> LowerBound:
                 if level is not None and (number not in least or level < least[number][0]):
                     least[number] = level, moment
     number, (nbytes, _) = max(least.items(), key=lambda item: item[1][0])
-    return LowerBound(nbytes, *_task_and_sentence(problem, memory, cases[number], nbytes))
-
-
-def _task_and_sentence(problem: Problem, memory: CertainMemory, case: _Case, nbytes: int) -> tuple[int | None, str]:
-    """Return the task of the bound, if it is a single one, and the bound as a sentence."""
+    case = cases[number]
     task = case.moments[0].task
     if len(case.moments) > 1 or task is None:
-        return None, f"{case.words} at least {size_text(nbytes)} is alive."
-    needs = memory.needs[task]
+        return LowerBound(nbytes, None, f"{case.words} at least {size_text(nbytes)} is alive.")
+    needs, name = memory.needs[task], problem.graph.describe(task)
     alive = f"{size_text(nbytes - needs)} is certainly alive."
-    if not needs:
-        return task, f"as {problem.graph.describe(task)} runs, {alive}"
-    return task, f"{problem.graph.describe(task)} needs {size_text(needs)} while {alive}"
+    sentence = f"{name} needs {size_text(needs)} while {alive}" if needs else f"as {name} runs, {alive}"
+    return LowerBound(nbytes, task, sentence)
 
 
 def _legal_order(problem: Problem) -> list[int]:
@@ -218,8 +213,8 @@ class _Pass:
     the second one arrives, the sum is on a block that nothing else holds, until the task that reads it has ended.
 
     Attributes (sets of moments, for each task):
-        done: moments by which it certainly has run.
-        still: moments at which it certainly has not ended.
+        done: moments at which it has certainly run.
+        still: moments at which it has certainly not ended.
         arriving: moments at which its outputs arrive.
     """
 
@@ -304,13 +299,13 @@ class _Pass:
         return 0 if arrival.task == CALLER else self._still[arrival.task] | self._arriving[arrival.task]
 
     def _arrived(self, arrival: Arrival) -> Moments:
-        """Return the moments at which the gradient has arrived, or exists on a block of its own."""
+        """Return the moments at which the gradient has arrived, or exists in a separate block."""
         if arrival.only_here:
             return self._made[arrival.block] & ~self._not_arrived(arrival)
         return self._every if arrival.task == CALLER else self._done[arrival.task]
 
     def _sum(self, sum_: Sum) -> Moments:
-        """Return the moments at which at least two gradients of a sum exist, and note what is known before them."""
+        """Return the moments at which at least two gradients of a sum exist, and record the blocks known before."""
         blocks = self._memory.blocks
         total = blocks[sum_.block]
         arrived = [self._arrived(arrival) for arrival in sum_.arrivals]

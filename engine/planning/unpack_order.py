@@ -269,11 +269,11 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
     chosen = find_policy(policy)
     if is_dynamic(chosen):
         raise ValueError(
-            f"policy {policy_name(chosen)} decides while the backward runs, so its order is unknown before"
+            f"policy {policy_name(chosen)} decides while the backward runs, so its order cannot be planned"
         )
     _assert_has_nodes(graph)
     order = schedule(graph, chosen)
-    for task_id in order:  # each alone: another backward may have freed only what it shares with this graph
+    for task_id in order:  # one by one: another backward may have freed only the nodes that it shares with this graph
         if first_freed([graph.nodes[task_id]]) is not None:
             task = graph.describe(task_id)
             freed = (
@@ -292,7 +292,7 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
 def _assert_has_nodes(graph: Graph) -> None:
     if not graph.nodes:
-        raise ValueError(f"{graph.why_no_nodes}, so their saved tensors are unknown; pass the loss")
+        raise ValueError(f"{graph.why_no_nodes}, so its saved tensors are unknown; pass the loss")
 
 
 def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:

@@ -78,7 +78,7 @@ class TraceEvents:
             lane = self._new_track(f"{track}, {len(lanes) + 1}")
             lanes.append(lane)
         lane.ended_ns = end_ns
-        event = _event("X", name, start_ns, lane.number, cat=category, dur=_micro(end_ns - start_ns - _GAP_NS))
+        event = _event("X", name, start_ns, lane.number, cat=category, dur=(end_ns - start_ns - _GAP_NS) / _MICROSECOND)
         event["args"] = dict(what)
         self._events.append((start_ns, event))
         return event
@@ -106,11 +106,7 @@ class TraceEvents:
 
 
 def _event(phase: str, name: str, ns: int, track: int, **fields: Any) -> Event:
-    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": _micro(ns)} | fields
-
-
-def _micro(ns: int) -> float:
-    return ns / _MICROSECOND
+    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": ns / _MICROSECOND} | fields
 
 
 def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str]) -> Path:
@@ -125,7 +121,7 @@ def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str])
             text.write(",\n" if number else "\n")
             json.dump(event, text, separators=(",", ":"), allow_nan=False)
         text.write("\n]}\n")
-        text.detach()  # after a flush; the file is closed by who opened it
+        text.detach()  # after a flush; the caller closes the file
     return path
 
 

@@ -233,7 +233,7 @@ class Run:
 
         The file is JSON in the Trace Event Format, as gzip if the name ends in .gz. An existing file at `path` is
         replaced. Tasks are slices on one track per device, with their module, line and the reason for the choice; ready
-        tasks and memory are counters. If a capture in this process saw the forward, its operations are slices, too,
+        tasks and memory are counters. If a capture in this process saw the forward, its operations are also slices,
         with arrows to their tasks. Times are those of the trace or of the measured memory. In a run with neither, each
         task has one microsecond, and its track says so.
 

@@ -41,7 +41,7 @@ def save(run: Run, path: str | Path) -> Path:
     """Write one ASCII JSON object, as gzip if it is larger than a MiB, whatever the file's name:
 
     - `format`, `version`: "tapescope.trace" and 1. A reader that finds a higher version should refuse it.
-    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
+    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note` likewise, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing if they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null if it is the same.
     - `graph`: see `write_graph`.

@@ -128,7 +128,12 @@ class StatisticsTable:
             columns.inf_count[number],
             columns.zero_count[number],
         )
-        return as_statistics(form, numbers, self._histogram(number))
+        histogram, length = None, columns.bin_count[number]
+        if length >= 0:
+            first, start = columns.first_bin[number], columns.bins_at[number]
+            empty_after = BINS - first - length
+            histogram = Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)
+        return as_statistics(form, numbers, histogram)
 
     def snapshot(self) -> StatisticsTable:
         """Return a copy of the current rows, read from the accelerators."""
@@ -165,12 +170,3 @@ class StatisticsTable:
         columns.bin_count[row] = full[-1] + 1 - full[0]
         columns.bins_at[row] = len(columns.bins)
         columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
-
-    def _histogram(self, row: int) -> Histogram | None:
-        columns = self.columns
-        length = columns.bin_count[row]
-        if length < 0:
-            return None
-        first, start = columns.first_bin[row], columns.bins_at[row]
-        empty_after = BINS - first - length
-        return Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)

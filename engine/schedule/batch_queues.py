@@ -1,4 +1,4 @@
-"""Ready queues that hold a task back until the tasks of its batch are ready, too."""
+"""Ready queues that hold a task back until all tasks of its batch are ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .policy import Choice, Key, Policy
 from .ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, push, sort_key
 
 Together = Callable[[int], Sequence[int]]
-"""By task, the tasks that run together with it, including itself; empty for a task that runs alone."""
+"""Returns the tasks that run together with a task, including itself; empty for a task that runs alone."""
 
 
 class _Grouped:

@@ -239,7 +239,7 @@ def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(set(devices), key=lambda name: (name != "cpu", name)))
 
 
-def why_still(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
+def why_idle(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
     """Return why no task is ready on a device.
 
     Args:

@@ -25,7 +25,7 @@ from ...inspector.torch_private.distributed import flat_names, has_flat_paramete
 from ...inspector.torch_private.nodes import function_of
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
-"""The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
+"""The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py), and `replicate` as well."""
 
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
 _KNOWN = (POST_BACKWARD, "RegisterPreBackwardFunctionBackward")

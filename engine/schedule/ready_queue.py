@@ -19,7 +19,7 @@ Entry = tuple[tuple[int, ...], Item]
 
 
 # Equal keys must come in the order of the engine's std::priority_queue, so these follow libstdc++'s heap and compare
-# only keys. heapq would compare the items, too.
+# only keys. heapq would also compare the items.
 def push(heap: list[Entry[Item]], entry: Entry[Item]) -> None:
     heap.append(entry)
     if (last := len(heap) - 1) and heap[(last - 1) // 2][0] > entry[0]:  # otherwise it stays at the end

@@ -84,7 +84,7 @@ class Branch:
             parts.append(counted(len(self.edits), "edit"))
         return ", ".join(parts)
 
-    def goes_on_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
+    def continues_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
         """Return whether this task, with these edits in force, ran next on this branch."""
         if position >= len(self.order) or self.order[position] != task:
             return False
@@ -147,13 +147,13 @@ class Branches:
             branch.gradients = None
         self._at_most = self.gradient_bytes
 
-    def go_on(self, position: int, task: int, edits: Sequence[Edited]) -> None:
+    def follow(self, position: int, task: int, edits: Sequence[Edited]) -> None:
         """Follow or fork the branch for the task that runs next at this position."""
         future = self.future
-        if future is not None and not future.goes_on_with(position, task, edits):
+        if future is not None and not future.continues_with(position, task, edits):
             self.kept[future.number] = future
             self.future = next(
-                (each for each in self._left if each.shared == position and each.goes_on_with(position, task, edits)),
+                (each for each in self._left if each.shared == position and each.continues_with(position, task, edits)),
                 None,
             )
             if self.future is None:
@@ -163,7 +163,7 @@ class Branches:
                 self.current = self.future.number
                 del self.kept[self.current]
         for branch in self._left:
-            if branch.shared == position and branch.goes_on_with(position, task, edits):
+            if branch.shared == position and branch.continues_with(position, task, edits):
                 branch.shared += 1
         if self.future is not None and position + 1 == len(self.future.order):
             self.future = None  # all undone tasks have run again
@@ -206,7 +206,7 @@ class Past:
     def begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
         """Record the state that a task finds before it runs."""
         history, runner = self.history, self._runner
-        self.branches.go_on(len(self._order), task_id, history.edits)
+        self.branches.follow(len(self._order), task_id, history.edits)
         entry = Ran(task_id, by_hand, runner.changes.callbacks_left, Waited(buffer.waiting()))
         got = self._graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
         with without_torch_function():

@@ -38,7 +38,7 @@ class Element:
     expected: float
 
     @property
-    def apart(self) -> float:
+    def difference(self) -> float:
         """Difference of the two gradients; infinite if the backward's is NaN or infinite."""
         return abs(self.given - self.expected) if isfinite(self.given) else float("inf")
 
@@ -63,8 +63,8 @@ def furthest_element(differences: FiniteDifferences, place: int, gradient: Tenso
     else:
         some = _narrowed(differences, place, gradient, movable)
     found = [each for each in _looked_at(differences, place, gradient, some) if isfinite(each.expected)]
-    furthest = max(found, key=lambda each: each.apart, default=None)
-    if furthest is None or furthest.apart <= ALLOWED * max(abs(furthest.given), abs(furthest.expected)):
+    furthest = max(found, key=lambda each: each.difference, default=None)
+    if furthest is None or furthest.difference <= ALLOWED * max(abs(furthest.given), abs(furthest.expected)):
         return None
     return furthest
 
@@ -86,17 +86,17 @@ def _narrowed(differences: FiniteDifferences, place: int, gradient: Tensor, elem
     """Halve the elements repeatedly, keeping the half that differs more."""
     directions = [differences.direction(place, number) for number in range(_DIRECTIONS)]
 
-    def apart(some: Tensor) -> list[float]:
+    def errors(some: Tensor) -> list[float]:
         """Return the difference in each direction if only these elements move."""
         only = torch.zeros_like(gradient, dtype=torch.bool)
         only.view(-1)[some] = True
         moves = [torch.where(only, direction, torch.zeros_like(direction)) for direction in directions]
         return [differences.along(place, gradient, move) - differences.slope(place, move) for move in moves]
 
-    total = apart(elements)
+    total = errors(elements)
     while len(elements) > _LAST:
         first, second = elements.tensor_split(2)
-        of_first = apart(first)
+        of_first = errors(first)
         of_second = [both - one for both, one in zip(total, of_first, strict=True)]
         takes_first = sum(each * each for each in of_first) >= sum(each * each for each in of_second)
         elements, total = (first, of_first) if takes_first else (second, of_second)
@@ -211,10 +211,10 @@ class FiniteDifferences:
         slopes = self.slopes(place)
         return not any([*slopes.before, *slopes.middle, *slopes.after])
 
-    def apart(self, place: int, gradient: Tensor | None) -> float:
+    def relative_error(self, place: int, gradient: Tensor | None) -> float:
         """Return the difference between a gradient and finite differences, relative to the larger; NaN if either is."""
         expected = self.slopes(place).middle
-        return _apart(expected, self._along_each(place, gradient), self._noise)
+        return _relative_error(expected, self._along_each(place, gradient), self._noise)
 
     def factor(self, place: int, gradient: Tensor) -> float | None:
         """Return the factor by which the gradient has to be multiplied to be right; None if there is none."""
@@ -223,7 +223,7 @@ class FiniteDifferences:
         if not isfinite(size) or size == 0:
             return None
         factor = sum(one * other for one, other in zip(expected, given, strict=True)) / size
-        right = factor != 0 and _apart(expected, [factor * each for each in given], self._noise) <= ALLOWED
+        right = factor != 0 and _relative_error(expected, [factor * each for each in given], self._noise) <= ALLOWED
         return factor if right else None
 
     def has_kink(self, place: int, gradient: Tensor | None) -> bool:
@@ -305,7 +305,7 @@ class _Slopes:
     after: list[float]
 
 
-def _apart(some: Sequence[float], others: Sequence[float], noise: float) -> float:
+def _relative_error(some: Sequence[float], others: Sequence[float], noise: float) -> float:
     values = [*some, *others]
     if not all(map(isfinite, values)):
         return float("nan")

@@ -21,7 +21,7 @@ from ..execution.backward_arguments import BackwardCall
 from ..execution.run_hooks import Gradients
 from ..planning.simulate import schedule
 from ..recording.recorder import Recorder
-from ..schedule.device_queues import devices_in_order, why_still
+from ..schedule.device_queues import devices_in_order, why_idle
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops
@@ -47,7 +47,7 @@ class Lane:
         running: the task that is running.
         gradients: the input buffer of the held task.
         edited: the gradients that replace it, if edited.
-        goes_on: whether the thread may continue.
+        may_resume: whether the thread may continue.
     """
 
     device: str
@@ -57,7 +57,7 @@ class Lane:
     running: int | None = None
     gradients: Gradients | None = None
     edited: tuple[Tensor | None, ...] | None = None
-    goes_on: bool = False
+    may_resume: bool = False
 
 
 class Lanes(Worker):
@@ -109,15 +109,15 @@ class Lanes(Worker):
         held = self.held
         return held + sorted(self.ready.keys() - held, key=self._rank.__getitem__)
 
-    def go_on(self) -> None:
-        self.stay_last()
+    def resume(self) -> None:
+        self.move_hooks_last()
         if self.pin.disturbed:  # another backward renumbered shared leaves; queued tasks keep their places
             self.pin.take_back()
-        self._start_clock()
+        self._note_time(runs=True)
         with self._changed:
             self.stopped_before = None
             for lane in self.lanes.values():
-                lane.goes_on = lane.held is not None and (self.chosen is None or lane.held in self.chosen)
+                lane.may_resume = lane.held is not None and (self.chosen is None or lane.held in self.chosen)
             self._changed.notify_all()
 
     def report(self) -> tuple[BaseException, ...] | None:
@@ -127,7 +127,7 @@ class Lanes(Worker):
             while self._over is None and not self._stands():
                 self._changed.wait(HEARS_SIGNALS_S)
             if self._over is None:
-                self._stop_clock()
+                self._note_time(runs=False)
             return self._over
 
     def _stands(self) -> bool:
@@ -138,7 +138,7 @@ class Lanes(Worker):
         for lane in self.lanes.values():
             held = held or lane.held is not None
             # A device without a ready task is idle until another device makes one of its tasks ready.
-            if lane.goes_on or (lane.held is None and (lane.running is not None or lane.ready)):
+            if lane.may_resume or (lane.held is None and (lane.running is not None or lane.ready)):
                 return False
         return held
 
@@ -223,10 +223,10 @@ class Lanes(Worker):
                 lane.held, lane.gradients = task_id, gradients
                 self._changed.notify_all()
                 # The device's thread waits here in the pre-hook, after popping the task and before its node runs.
-                self._changed.wait_for(lambda: lane.goes_on or self.abandoned or self.raised_in is not None)
+                self._changed.wait_for(lambda: lane.may_resume or self.abandoned or self.raised_in is not None)
             edited, lane.edited = lane.edited, None
             lane.held = lane.gradients = None
-            lane.goes_on = False
+            lane.may_resume = False
             raised = self.raised_in is not None
             if not raised and not (self.abandoned and not self.has_to_end):
                 lane.ready.discard(task_id)
@@ -299,7 +299,7 @@ class LanesBackward(NativeBackward):
             self.stopped_at()
         held = self.worker.lanes[device].held
         if held is None:
-            raise ValueError(why_still(self.graph, device, self.planned, self.worker.order))
+            raise ValueError(why_idle(self.graph, device, self.planned, self.worker.order))
         return self.graph.tasks[held]
 
     def step(self, task: Task | None = None) -> Task:
@@ -331,8 +331,8 @@ class LanesBackward(NativeBackward):
             self.worker.stopped_before = last
         super().run_until(last)
 
-    def _go_on(self, until: int) -> None:
+    def _resume(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():
             raise RuntimeError("another session already steps the devices' queues; close it first")
         with errors_are_told():  # only while tasks run, since this affects other backwards, too
-            super()._go_on(until)
+            super()._resume(until)

@@ -89,13 +89,13 @@ class DirectBackward:
         self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
         self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
         if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
-            runner.streams.give_up()
+            runner.streams.use_one_stream()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
         self._queue = self._make_queue(self.graph, policy, self.order)
         self._cached_order: Sequence[int] | None = None  # while tasks run by it, the queue is not updated
         self._asked_cache = False
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
-        self.stops.speak_of(self.order)
+        self.stops.use_order(self.order)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
         if self.recorder is not None and runner.memory is not None:
             self.recorder.apart = runner.memory.apart
@@ -277,7 +277,7 @@ class DirectBackward:
                     stops.stopped = stop
                     return
             if stops.stop_asked and queue:
-                stops.stopped = stops.asked()
+                stops.stopped = stops.take_request()
             elif from_start and watch is not None and type(queue) is KeyedQueue:
                 key = queue_key(self.graph, self.policy)
                 if key is not None and len(self.order) == len(self.graph) and key not in CACHED_ORDERS:
@@ -336,7 +336,7 @@ class DirectBackward:
             self.runner.on_outputs = self.stops.produced if self.stops.watchpoints else None
             if self.groups is not None and (watching := self.stops.watchpoints):
                 watchpoint = watching[0]
-                self.groups.give_up_all(
+                self.groups.dissolve_all(
                     self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) reads the outputs of {at}"
                 )
             body()
@@ -431,7 +431,7 @@ class DirectBackward:
             if self.recorder is not None:
                 self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
         if self.recorder is not None:
-            self.recorder.doubtful.add(edge.next_task)
+            self.recorder.unusual_tasks.add(edge.next_task)
 
     def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
         """Replace the gradients in a ready task's input buffer by checked ones, and record the edit."""
@@ -439,7 +439,7 @@ class DirectBackward:
         before, now = buffer.shown(), tuple(after)
         if self.recorder is not None:
             self.recorder.edit(task_id, before, now)
-            self.recorder.doubtful.add(task_id)
+            self.recorder.unusual_tasks.add(task_id)
         if self.past is not None:
             self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
         buffer.put(alone(now))

@@ -26,7 +26,7 @@ from ..recording.batch_report import Batches
 from ..recording.run import Run
 from ..recording.statistics import Level
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
-from ..schedule.device_queues import DeviceQueues, Queues, why_still
+from ..schedule.device_queues import DeviceQueues, Queues, why_idle
 from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .batching.run_batches import AnyBatch, check_batch
@@ -247,7 +247,7 @@ class Stepper(Verbs):
         else:
             found = next((each.task.id for each in queue.entries() if str(each.task.device) == device), None)
         if found is None:
-            raise ValueError(why_still(self.graph, device, self.planned, self.order))
+            raise ValueError(why_idle(self.graph, device, self.planned, self.order))
         return tasks[found]
 
     def result(self) -> Run:
@@ -349,9 +349,10 @@ class Stepper(Verbs):
         """Compare the branches: their orders, the gradients of their leaves, and their predicted memory.
 
         Args:
-            footprints: the memory that tasks allocate; if None, a dry run predicts it, as `ts.simulate` does.
+            footprints: the memory that tasks allocate; None for the session's `footprints`, or if it has none, for a
+                dry run, as in `ts.simulate`.
         """
-        return self._rewinder.compare(footprints)
+        return self._rewinder.compare(self.footprints if footprints is None else footprints)
 
     def close(self) -> None:
         """End the session and release its input buffers and the graph's nodes; a second call does nothing.

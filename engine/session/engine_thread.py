@@ -162,17 +162,15 @@ class Worker(Watch):
         ran_ns, since_ns = self._clock
         return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
 
-    def _start_clock(self) -> None:
-        if self.numbering is not None:
+    def _note_time(self, runs: bool) -> None:
+        """Record that the run starts or continues (`runs`), or that it stops or ends."""
+        if self.numbering is not None and runs:
             self.numbering.begin = sequence_nr()
-        self._clock = (self.elapsed_ns, time.perf_counter_ns())
-
-    def _stop_clock(self) -> None:
-        if self.numbering is not None:
+        elif self.numbering is not None:
             self.numbering.end = sequence_nr()
-        self._clock = (self.elapsed_ns, None)
+        self._clock = (self.elapsed_ns, time.perf_counter_ns() if runs else None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the engine run from a stop to the next one."""
         self._go.put(None)
 
@@ -225,7 +223,7 @@ class Worker(Watch):
     def _main(self) -> None:
         self.begun = True
         raised: tuple[BaseException, ...] = ()
-        self._start_clock()
+        self._note_time(runs=True)
         _running.add(self)
         try:
             if not self.abandoned:
@@ -238,7 +236,7 @@ class Worker(Watch):
             empty_queue()
             raised = (error,)
         finally:
-            self._stop_clock()
+            self._note_time(runs=False)
             self._call = self.gradients = self._edited = None
             if raised or self.abandoned:
                 self.release()
@@ -304,14 +302,14 @@ class Worker(Watch):
         self.gradients = gradients
         # call_function (engine.cpp) calls pre-hooks in the thread that popped the task, before the node runs. Waiting
         # in this pre-hook therefore stops the engine; get() releases the GIL.
-        self._stop_clock()
+        self._note_time(runs=False)
         self.reports.put(None)
         self._go.get()
-        self._start_clock()
+        self._note_time(runs=True)
         gradients, self.gradients = self.gradients, None
         if self.abandoned:
             return self._abandoned_before(gradients)
-        self.stay_last()
+        self.move_hooks_last()
         if self.pin.disturbed:  # another backward renumbered shared leaves during the stop
             self.pin.take_back()
             self.sort_again = True

@@ -43,7 +43,7 @@ from ..schedule.dependencies import Pending, queue_lengths
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Key, Policy, is_dynamic, label_of, policy_name
 from ..schedule.ready_queue import sort_key
-from .rank_agreement import in_group, why_not
+from .rank_agreement import in_group, reason_against
 
 if TYPE_CHECKING:
     from ..memory.measurement import Measurement
@@ -142,10 +142,10 @@ class Plan:
         own = schedule(self.graph, "heap", self.needed)
         if is_dynamic(self.policy):
             # Tell the other ranks, which would otherwise wait for this one's answer until the time limit.
-            why_not(self.graph, self.needed, None)
+            reason_against(self.graph, self.needed, None)
             why: str | None = "it chooses tasks while the backward runs, so ranks cannot agree on its order in advance"
         else:
-            why = why_not(self.graph, self.needed, None if self.order == own else self.order)
+            why = reason_against(self.graph, self.needed, None if self.order == own else self.order)
         if why is None or self.order == own:
             return self
         policy = replace(POLICIES["heap"], name=f"{policy_name(self.policy)}: heap", note=why)
@@ -350,10 +350,6 @@ class Watch:
         if self.live is not None:
             self.live.remove(task_id)
 
-    def label(self, task_id: int) -> str:
-        """Return the key of a ready task as text."""
-        return self._label(self.graph.tasks[task_id], self.ready[task_id])
-
     def __enter__(self) -> Watch:
         """Register the hooks; the pin must be open."""
         try:
@@ -379,7 +375,7 @@ class Watch:
         self._handles.clear()
         self._tensor_hooks = None  # it holds the nodes
 
-    def stay_last(self) -> None:
+    def move_hooks_last(self) -> None:
         """Move these hooks behind those that users have registered since, so that they see the users' results."""
         if RemovableHandle.next_id != self._handles_seen:
             for handles in self._handles.values():
@@ -481,4 +477,4 @@ class Watch:
                 key = sort_key(self.policy, self.graph, task_id, arrival)
                 self.live.add(task_id, key)
             if self.recorder is not None:
-                self.recorder.arrive(task_id, self.label(task_id), key)
+                self.recorder.arrive(task_id, self._label(self.graph.tasks[task_id], arrival), key)

@@ -51,7 +51,7 @@ class NativeBackward:
         self.recorder = recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
         self.worker = self.worker_type(call, state, plan, recorder, self.stops)
-        self.stops.speak_of(self.worker.order)
+        self.stops.use_order(self.worker.order)
         self.over: str | None = None
         self._root_gradients = given
         self._ended = False
@@ -93,7 +93,7 @@ class NativeBackward:
     def stopped_at(self) -> Task:
         """Start the engine if needed, and return the task before which it has stopped."""
         if not self.worker.begun:
-            self._go_on(NEXT)
+            self._resume(NEXT)
             self.check_open()
         current = self.current
         if current is None:
@@ -146,7 +146,7 @@ class NativeBackward:
             )
         self.stopped_at()
         ran = len(self.worker.order)
-        self._go_on(NEXT)
+        self._resume(NEXT)
         if len(self.worker.order) == ran:  # another thread has closed the session
             self.check_open()
         return self.graph.tasks[self.worker.order[ran]]
@@ -193,23 +193,23 @@ class NativeBackward:
                 self.stopped_at()
             current = self.current
             if not (self._ended or stops.stop_asked or (current is not None and current.id == last)):
-                self._go_on(NEVER if last is None else last)
+                self._resume(NEVER if last is None else last)
                 stops.stopped = worker.stopped
                 if self._ended:
                     stops.stopped = stops.at_end(worker.order)
             if stops.stopped is None and not self._ended:
-                stops.stopped = stops.asked()
+                stops.stopped = stops.take_request()
         finally:
             stops.stop_asked = False
 
-    def _go_on(self, until: int) -> None:
+    def _resume(self, until: int) -> None:
         """Let the engine run until it stops or ends."""
         worker = self.worker
         worker.until, worker.stopped = until, None
         before = sequence_nr()
         try:
             if worker.begun:
-                worker.go_on()
+                worker.resume()
             else:
                 worker.start()
             report = worker.report()

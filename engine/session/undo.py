@@ -10,7 +10,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.random_states import random_states, set_random_states
 from ..execution.input_buffer import alone
-from ..execution.undo_history import Edited, History, Ran, Waited, expect_budget
+from ..execution.undo_history import History, Ran, Waited, expect_budget
 from ..memory.task_memory import Footprints
 from .branches import Branch, Past
 from .compare_branches import BranchComparison, compare_branches
@@ -45,11 +45,11 @@ class Rewinder:
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
         if (groups := backward.groups) is not None:
-            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history undoes {at} alone"))
+            backward.inside(lambda: groups.dissolve_all(backward, lambda at: f"a history undoes {at} alone"))
         if backward.past is None:
-            why = f"the history was started {self._position()}" if backward.order else ""
+            why = f"the history was started after {counted(len(backward.order), 'task')}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:
-                streams.give_up(
+                streams.use_one_stream(
                     gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
                 )
             backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
@@ -58,7 +58,7 @@ class Rewinder:
         """Discard the history; undo can then return to this position at the earliest."""
         backward = self._backward
         if (past := backward.past) is not None:
-            backward.inside(lambda: past.forget(f"forget() was called {self._position()}"))
+            backward.inside(lambda: past.forget(f"forget() was called after {counted(len(backward.order), 'task')}"))
 
     def back(self, count: int) -> Task | None:
         """Undo the last `count` tasks."""
@@ -124,9 +124,6 @@ class Rewinder:
             )
         return past
 
-    def _position(self) -> str:
-        return f"after {counted(len(self._backward.order), 'task')}"
-
     def _rewind(self, position: int) -> None:
         """Undo all tasks from this position on."""
         past, backward = self._past(), self._backward
@@ -170,8 +167,9 @@ class Rewinder:
         backward.stops.forget_undone(backward.order[position:])
         # The callbacks at the end ran after the last task, so they are undone first.
         graph_task = runner.changes.graph_task
-        if graph_task is not None:
-            graph_task.undo_end()
+        if graph_task is not None and graph_task.end is not None:
+            graph_task.end.undo()
+            graph_task.end = None
         callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
             entry = self._take_back(past, lost)
@@ -246,7 +244,7 @@ class Rewinder:
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
         backward, runner = self._backward, self._backward.runner
         for position, entry in enumerate(ran, history.reach):
-            self._edit_again(history.edits_at(position))
+            self._edit_again(history, position)
             if entry.random is not None:
                 set_random_states(entry.random)
             buffer = backward.buffers.by_task.pop(entry.task)
@@ -272,11 +270,13 @@ class Rewinder:
                 runner.changes.end(entry)
                 runner.spend(task)
             history.end(entry)
-        self._edit_again(history.edits_at(history.reach + len(ran)))
+        self._edit_again(history, history.reach + len(ran))
 
-    def _edit_again(self, edits: Sequence[Edited]) -> None:
-        for edit in edits:
-            self._backward.buffers.by_task[edit.task].put(alone(edit.after))
+    def _edit_again(self, history: History, position: int) -> None:
+        """Repeat the active edits made at this position."""
+        for edit in history.edits:
+            if edit.position == position:
+                self._backward.buffers.by_task[edit.task].put(alone(edit.after))
 
     def _now(self, past: Past) -> Branch:
         """Return the current branch, up to the current position."""

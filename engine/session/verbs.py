@@ -327,7 +327,7 @@ class Verbs(SessionBase):
 
     def _stops(self, wait: bool) -> bool:
         """Set `stopped` after one step of several and return whether the run ends here."""
-        self.stops.stopped = found = self.stop_here(wait) or self.stops.asked()
+        self.stops.stopped = found = self.stop_here(wait) or self.stops.take_request()
         return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:

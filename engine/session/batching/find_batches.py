@@ -281,7 +281,7 @@ class _Stacks:
                 small.append((number, batch))
             elif tasks := self._allowed(batch.tasks):
                 found += [self._group(part, ends) for part in self._parts(tasks)]
-        self._say_small(small)
+        self._refuse_small(small)
         return found, [Refused(tuple(tasks), why, self._direction) for why, tasks in self._refused.items()]
 
     def _key(self, task: int) -> Hashable:
@@ -355,7 +355,7 @@ class _Stacks:
     def _too_few(self, count: int, product: Product) -> str:
         return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
 
-    def _say_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
+    def _refuse_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
         """Record products that are near each other but too few, of equal or of different shapes.
 
         Those of different shapes were near each other if the last of them was ready when the first ran.

@@ -161,7 +161,7 @@ class GroupRunner:
         found = find_batches(graph, rules)
         self._products = found.products
         for group in found.backward:
-            if (why := self._never(group)) is not None:
+            if (why := self._obstacle(group)) is not None:
                 fallbacks.append(Fallback(group.kind, group.tasks, why))
             elif group.kind == "tree":
                 tree = _Tree(group, graph)
@@ -190,8 +190,8 @@ class GroupRunner:
             last: the task before which the run stops.
         """
         stack = self._stacks.get(task_id)
-        if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
-            self._give_up(loop, stack, why)
+        if stack is not None and (why := self._why_not_together(loop, stack, task_id, last)) is not None:
+            self._dissolve(loop, stack, why)
             stack = None
         queue = loop.queue
         assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups need a queue that holds tasks back"
@@ -200,19 +200,19 @@ class GroupRunner:
         found = self._of(task_ids)
         if found and (why := self._why_alone(loop, task_ids, hooks)) is not None:
             for group in found:
-                self._give_up(loop, group, why)
+                self._dissolve(loop, group, why)
             found = []
         if found:
             self._run_all(loop, task_ids, by_hand)
         else:
             loop.execute(task_id, hooks, by_hand)
 
-    def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
+    def dissolve_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """Dissolve all groups, so that every task runs alone. `why` returns the reason from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
-            self._give_up(loop, group, why(self._name_of(group.tasks[0])))
+            self._dissolve(loop, group, why(self._name_of(group.tasks[0])))
 
-    def _never(self, group: Group) -> str | None:
+    def _obstacle(self, group: Group) -> str | None:
         """Return the reason why a group cannot run as one in this backward."""
         first, runner = group.tasks[0], self._runner
         if runner.graph_task.create_graph:
@@ -241,7 +241,7 @@ class GroupRunner:
             found.update((id(group), group) for group in of_task)
         return list(found.values())
 
-    def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
+    def _why_not_together(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Return the reason why a stack's tasks cannot run at the same time."""
         describe = self._name_of
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
@@ -418,7 +418,7 @@ class GroupRunner:
             if not tree.left:
                 outputs[output] = tree.total(self._graph, loop.order, self._batches)
 
-    def _give_up(self, loop: GroupLoop, group: Group, why: str) -> None:
+    def _dissolve(self, loop: GroupLoop, group: Group, why: str) -> None:
         """Dissolve a group, so that its tasks run alone; add the operands kept by a tree to its sum."""
         left, tree = group.tasks, None
         for task_id in group.tasks:

@@ -11,8 +11,6 @@ from torch import Tensor
 from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
-from ....inspector.validation import a_kind
-from ...schedule.find_tasks import tasks_and_calls_at
 from ...schedule.ready_queue import ReadyTask
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
@@ -100,7 +98,7 @@ class Breakpoint:
     ) -> Stop | None:
         """Return the stop before this task, or None.
 
-        An exception in a predicate is a stop, too, since it must not end the backward.
+        An exception in a predicate also stops the run, because it must not end the backward.
         """
         if self.tasks is not None and task_id not in self.tasks:
             return None
@@ -137,22 +135,6 @@ class Breakpoint:
         if self.calls is not None:
             return len({self.calls[ran] for ran in order if ran in self.calls})
         return len(self.tasks.intersection(order))
-
-
-def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, when: Predicate | None) -> Breakpoint:
-    """Create a breakpoint; see `Verbs.break_at`."""
-    if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
-        raise ValueError(f"hit must be a whole number of at least 1, got {hit!r}")
-    if when is not None and not callable(when):
-        raise TypeError(f"when must be a function (task, gradients) -> bool, got {a_kind(when)}")
-    predicates = () if when is None else (when,)
-    if callable(where):
-        return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
-    tasks, calls = tasks_and_calls_at(graph, where)
-    text = where if isinstance(where, str) else f"#{min(tasks)}"
-    if when is not None:
-        text = f"{text} when {name_of(when)}"
-    return Breakpoint(number, text, tasks, hit, predicates, calls=calls)
 
 
 def name_of(predicate: Callable[..., object]) -> str:

@@ -202,14 +202,13 @@ def what_is_bad(tensor: Tensor | None) -> str:
     words = [f"{word} in {count:,}" for word, count in counts if count]
     count = sum(each.numel() for each in found)
     first = f", first at {index_text(first_bad(bad))}" if bad.shape == tensor.shape and len(parts) == 1 else ""
-    return f"{joined(words)} of {count:,} elements{_of_part(tensor)}{first}"
-
-
-def _of_part(tensor: Tensor) -> str:
-    """Return a phrase for the elements that were read, if they are not the tensor's own."""
+    part = ""  # names the elements that were read, if they are not the tensor's own
     if not computes_itself(tensor) or tensor.is_nested:
-        return " that it stores" if tensor.layout in SPARSE else ""
-    return " of this rank's part" if local_of(tensor) is not tensor else f" of the {type(tensor).__name__}'s tensors"
+        part = " that it stores" if tensor.layout in SPARSE else ""
+    else:
+        local = local_of(tensor) is not tensor
+        part = " of this rank's part" if local else f" of the {type(tensor).__name__}'s tensors"
+    return f"{joined(words)} of {count:,} elements{part}{first}"
 
 
 def first_bad(tensor: Tensor) -> tuple[int, ...]:

@@ -9,8 +9,10 @@ from typing import TypeAlias
 from torch import Tensor
 
 from ....inspector.graph.graph import Graph
+from ....inspector.validation import a_kind
 from ...recording.task_records import Trace
-from .breakpoints import Breakpoint, Gradients, Predicate, Stop, Where, make_breakpoint
+from ...schedule.find_tasks import tasks_and_calls_at
+from .breakpoints import Breakpoint, Gradients, Predicate, Stop, Where, name_of
 from .watch_conditions import GradientPredicate
 from .watch_gradients import Watching
 from .watchpoints import Watchpoint, make_watchpoint
@@ -70,7 +72,18 @@ class Stops:
 
     def break_at(self, where: Where, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
         """Create a breakpoint; see `Verbs.break_at`."""
-        made = make_breakpoint(self._graph, self._made + 1, where, hit, when)
+        if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
+            raise ValueError(f"hit must be a whole number of at least 1, got {hit!r}")
+        if when is not None and not callable(when):
+            raise TypeError(f"when must be a function (task, gradients) -> bool, got {a_kind(when)}")
+        number, predicates = self._made + 1, () if when is None else (when,)
+        if callable(where):
+            made = Breakpoint(number, name_of(where), None, hit, (where, *predicates))
+        else:
+            tasks, calls = tasks_and_calls_at(self._graph, where)
+            text = where if isinstance(where, str) else f"#{min(tasks)}"
+            text = text if when is None else f"{text} when {name_of(when)}"
+            made = Breakpoint(number, text, tasks, hit, predicates, calls=calls)
         self._add(made)
         return made
 
@@ -82,10 +95,10 @@ class Stops:
         self._add(made)
         return made
 
-    def speak_of(self, order: Sequence[int]) -> None:
+    def use_order(self, order: Sequence[int]) -> None:
         """Use this order for task positions in messages; it may grow."""
         self._graph = self._graph.in_order(order)
-        self._watching.speak_of(order)
+        self._watching.use_order(order)
 
     def number_from(self, number: int) -> None:
         """Continue the numbering of an earlier session: the next entry gets at least this number."""
@@ -161,7 +174,7 @@ class Stops:
         """
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
 
-    def asked(self) -> Stop | None:
+    def take_request(self) -> Stop | None:
         """Return the stop requested by `stop_asked` and clear the request; None if there is no request."""
         asked, self.stop_asked = self.stop_asked, False
         return Stop("asked", None, None, "stop() was called") if asked else None

@@ -182,7 +182,7 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
     return Conditions(tuple(conditions), tuple(ratios), missing)
 
 
-def _term(part: str, whole: str) -> Term:
+def _term(part: str, condition: str) -> Term:
     word = part.strip().lower()
     if word in WORDS:
         return WORDS[word]
@@ -192,7 +192,7 @@ def _term(part: str, whole: str) -> Term:
     if bound is not None or word == MISSING:
         about = "a module's call" if bound is not None else "a parameter at the end of the backward"
         raise ValueError(
-            f'"{part.strip()}" in "{whole}" describes {about}, not one gradient; pass it as a separate condition'
+            f'"{part.strip()}" in "{condition}" describes {about}, not one gradient; pass it as a separate condition'
         )
     near = get_close_matches(word, _KNOWN, 1)
     hint = f' (did you mean "{near[0]}"?)' if near else ""

@@ -83,7 +83,7 @@ class BadGradients:
     def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
         """Return ids of the tasks whose non-finite gradients eventually reach a leaf.
 
-        Gradients of `unread` tasks may be non-finite, too.
+        Gradients of `unread` tasks may also be non-finite.
         """
         stack = [task.id for task in graph.tasks if task.is_leaf]
         found: set[int] = set()
@@ -260,8 +260,8 @@ class Watching:
         for watchpoint in self._watchpoints:
             watchpoint.unread.pop(task_id, None)
 
-    def speak_of(self, order: Sequence[int]) -> None:
-        """See `Stops.speak_of`."""
+    def use_order(self, order: Sequence[int]) -> None:
+        """See `Stops.use_order`."""
         self._order = order
 
     def _graph_in_order(self, task_id: int) -> Graph:

@@ -231,9 +231,9 @@ def test_one_micro_batch_that_is_left_alone_leaves_no_other_alone_that_is_not() 
     model, make_loss = workload("din").build()
     own = auto._best
 
-    def best(problem: Problem, portfolio: Sequence[Policy]) -> auto._Taken:  # HEAP is the best once there are .grad
+    def best(problem: Problem, portfolio: Sequence[Policy]) -> auto._Adopted:  # HEAP is the best once there are .grad
         without = all(leaf.grad is None for leaf in problem.graph.leaves.values())
-        return own(problem, portfolio) if without else auto._Taken("heap")
+        return own(problem, portfolio) if without else auto._Adopted("heap")
 
     with mock.patch.object(auto, "_best", best):
         counts = ordered(lambda: [make_loss(), make_loss()], model, 5)
