@@ -124,13 +124,13 @@ class Lanes(Worker):
         """Wait until all lanes have stopped or the run is over. Each wait is short, because a signal does not end a
         wait."""
         with self._changed:
-            while self._over is None and not self._stands():
+            while self._over is None and not self._have_stopped():
                 self._changed.wait(HEARS_SIGNALS_S)
             if self._over is None:
                 self._note_time(runs=False)
             return self._over
 
-    def _stands(self) -> bool:
+    def _have_stopped(self) -> bool:
         """Return whether all threads have stopped, at least one of them before a task."""
         if self.abandoned or self.raised_in is not None:
             return False
