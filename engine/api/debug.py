@@ -37,7 +37,7 @@ def debug(
 ) -> Stepper | NativeSession:
     """Start a backward that runs one task at a time.
 
-    With engine="direct" any ready task may run next; see `Stepper` for what the session can do and what it refuses.
+    With engine="direct" any ready task may run next; see `Stepper` for the session's abilities and limitations.
     With "native" PyTorch's own engine runs everything, and stops on request; see `NativeSession`.
 
         session = ts.debug(loss, policy="bfs")

@@ -268,7 +268,7 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
         _session(loss, engine) as session,
     ):  # a checkpoint must recompute the forward as it ran
         # The leaves run last here, but the report gives a task's position in PyTorch's own order.
-        session.stops.speak_of(schedule(session.graph, "heap", session.needed))
+        session.stops.use_order(schedule(session.graph, "heap", session.needed))
         session.watch("nan", "inf", synchronize=True)
         runs_leaves = is_sharded(session.graph)  # FSDP2 ends the step in its leaves' hooks
         if not runs_leaves and any(task.is_leaf for task in session.graph.tasks):

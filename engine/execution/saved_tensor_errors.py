@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from threading import local
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -30,9 +29,6 @@ from ...inspector.torch_private.saved_variables import (
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
-
-if TYPE_CHECKING:
-    pass
 
 _FREED = FREED.partition(" (")[0]
 _NOTE = "tapescope: "
@@ -86,9 +82,9 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_of_freed(graph, ran, since), begun_by_session(graph))
+        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since), begun_by_session(graph))
     elif MODIFIED in said:
-        notes = _of_written(graph, maker)
+        notes = _notes_on_modified(graph, maker)
     else:
         return
     for note in notes:
@@ -97,10 +93,10 @@ def explain_spoiled_graph(
 
 def crossings_told(graph: Graph, since: int) -> list[str]:
     """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
-    return list(_of_freed(graph, None, since))
+    return list(_notes_on_freed(graph, None, since))
 
 
-def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
+def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_over(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
@@ -120,13 +116,14 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
             )
         return
     names = [
-        _in_frames(graph, edge) or _held_elsewhere(graph.nodes[edge.next_task], edge.input)
+        _name_in_frames(graph, edge) or _name_elsewhere(graph.nodes[edge.next_task], edge.input)
         for edge in crossings[:_MOST_SHOWN]
     ]
     for name, edge in zip(names, crossings, strict=False):
+        meta = graph.tasks[edge.next_task].inputs[edge.input]
         yield (
             f"{told_apart(graph, edge.task)} uses {f'{name}, ' if name else ''}"
-            f"the result of {told_apart(graph, edge.next_task)}, {_meta(graph, edge)}, which is in an earlier graph"
+            f"the result of {told_apart(graph, edge.next_task)}, {meta}, which is in an earlier graph"
         )
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
@@ -145,7 +142,7 @@ def _of_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> I
 
 def _crossings(graph: Graph, freed: Collection[int], over: Collection[int], since: int | None) -> list[Edge]:
     """Return the edges on which this backward reaches freed tasks, one per tensor. Tasks below a freed task are older,
-    so they belong to the earlier graph, too, freed or not."""
+    so they belong to the earlier graph whether they are freed or not."""
     below = _reached(freed, [[edge.next_task for edge in edges] for edges in graph.out_edges])
     leading = _reached(freed, [[edge.task for edge in edges] for edges in graph.in_edges])
     old = below & leading
@@ -166,10 +163,6 @@ def _reached(start: Collection[int], following: Sequence[Sequence[int]]) -> set[
                 found.add(each)
                 waiting.append(each)
     return found
-
-
-def _meta(graph: Graph, edge: Edge) -> str:
-    return str(graph.tasks[edge.next_task].inputs[edge.input])
 
 
 def _is_new(graph: Graph, task_id: int, freed: Collection[int], over: Collection[int], since: int | None) -> bool:
@@ -195,13 +188,13 @@ def _keeps(graph: Graph, task_id: int) -> bool:
     return not hides_saved(node) and holds_saved(node)
 
 
-def _held_elsewhere(node: Node, number: int) -> str | None:
+def _name_elsewhere(node: Node, number: int) -> str | None:
     """Return the program's reference to the tensor: `trainer.hidden`."""
     from ...inspector.references.find_referrers import who_holds
 
     with all_objects() as objects:
         tensors = (each for each in objects if issubclass(type(each), Tensor) and not is_lazy(each))
-        made = [*islice((each for each in tensors if _is_made_by(node, number, each)), 1)]
+        made = [*islice((each for each in tensors if _is_output(node, number, each)), 1)]
     if not made:
         return None
     with unobserved():
@@ -209,11 +202,11 @@ def _held_elsewhere(node: Node, number: int) -> str | None:
     return holder.text if holder.kind == "named" else None
 
 
-def _in_frames(graph: Graph, edge: Edge) -> str | None:
+def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
     roots = {root.task for root in graph.roots}
     for _ in range(_MOST_VIEWS):
         node, number = graph.nodes[edge.next_task], edge.input
-        name = variable_name(partial(_is_made_by, node, number))
+        name = variable_name(partial(_is_output, node, number))
         if name is not None or edge.task in roots or _keeps(graph, edge.task) or is_over(graph.nodes[edge.task]):
             return name
         above = graph.in_edges[edge.task]
@@ -223,14 +216,14 @@ def _in_frames(graph: Graph, edge: Edge) -> str | None:
     return None
 
 
-def _is_made_by(node: Node, number: int, tensor: Tensor) -> bool:
+def _is_output(node: Node, number: int, tensor: Tensor) -> bool:
     try:
         return tensor.grad_fn is node and tensor.output_nr == number
     except RuntimeError:  # one of several views whose base was modified
         return False
 
 
-def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator[str]:
+def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> Iterator[str]:
     found: list[tuple[int, WrittenSlot]] = []
     with unobserved():
         for task_id in reversed(range(len(graph))):
@@ -244,14 +237,14 @@ def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator
     }
     of_leaf = False
     for task_id, slot in found[:_MOST_SHOWN]:
-        name, is_leaf = _written_name(slot, leaves)
+        name, is_leaf = _slot_name(slot, leaves)
         of_leaf |= is_leaf
         called = f", {name}," if name else ""
         task = graph.tasks[task_id]
         made = None if maker is None or task.source is not None else maker(task.sequence_nr)
         who = told_apart(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_by_whom(slot)} and is "
+            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_writers(slot)} and is "
             f"now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
@@ -268,7 +261,7 @@ def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator
         )
 
 
-def _by_whom(slot: WrittenSlot) -> str:
+def _writers(slot: WrittenSlot) -> str:
     """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
     from ...inspector.capture.inplace_writes import writes_between
 
@@ -281,7 +274,7 @@ def _by_whom(slot: WrittenSlot) -> str:
     return f" by {joined([*said[:_MOST_SHOWN], *more])}"
 
 
-def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
+def _slot_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
     """Return the name of the slot's tensor, and whether it is a leaf."""
     storage = None if slot.tensor is None else storage_of(slot.tensor)
     if slot.tensor is None or storage is None:
@@ -290,9 +283,8 @@ def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | N
         return leaves[storage.address], True
     if is_fake(slot.tensor):
         return None, False
-    return variable_name(lambda tensor: _has_bytes(tensor, storage.address)), False
-
-
-def _has_bytes(tensor: Tensor, address: int) -> bool:
-    storage = None if is_lazy(tensor) else storage_of(tensor)
-    return storage is not None and storage.address == address
+    address = storage.address
+    name = variable_name(
+        lambda each: not is_lazy(each) and (its := storage_of(each)) is not None and its.address == address
+    )
+    return name, False

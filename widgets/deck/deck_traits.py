@@ -13,10 +13,10 @@ import traitlets
 
 from ...engine.schedule.policy import AnyPolicy
 from ...engine.session.breakpoints.breakpoints import Breakpoint
+from ...engine.session.breakpoints.stop_list import session_over
 from ...engine.session.direct_session import Stepper
 from ...engine.session.engine_thread import HEARS_SIGNALS_S
 from ...engine.session.native_session import NativeSession
-from ...engine.session.session import session_over
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.validation import asked_in_vain
