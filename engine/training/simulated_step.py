@@ -383,9 +383,12 @@ class _Trained:
         self._name(BATCH, (("batch", each) for each in tree_leaves(batches)))
         self._name(BUFFERS, self._model.named_buffers())
         self._name(PARAMETERS, self._model.named_parameters())
-        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for parameter, state in self._optimizer.state.items():
-            of, parts = names.get(parameter, "other parameters"), state.items() if isinstance(state, Mapping) else ()
+            of, parts = (
+                names.get(id(parameter), "other parameters"),
+                state.items() if isinstance(state, Mapping) else (),
+            )
             self._name(STATE, (("state", each) for each in tree_leaves(state)))
             self._name(STATE, ((f"{key} of {of}", each) for key, part in parts for each in tree_leaves(part)))
         device = next((each.device for each in self._model.parameters()), _CPU)
