@@ -27,12 +27,15 @@ class Apart(NamedTuple):
             compared: one is missing, has another shape, or has NaN or infinite elements that the other does not have.
         by: the statistic that differs most: "norm", "mean", "least", "largest", "NaN", "infinite", "shape", "missing".
         first, second: its value for the two gradients.
+        ratio: the factor from the first gradient's statistics to the second's, negative for the opposite sign; None if
+            no factor fits all of them, or both gradients are zero.
     """
 
     share: float
     by: str
     first: float | str | None = None
     second: float | str | None = None
+    ratio: float | None = None
 
 
 EQUAL = Apart(0.0, "norm")
@@ -74,7 +77,28 @@ def _of_finite(first: Statistics, second: Statistics) -> Apart:
         found.append(_relative("mean", first.mean, second.mean, norm / math.sqrt(count)))
         found.append(_relative("least", first.min, second.min, norm))
         found.append(_relative("largest", first.max, second.max, norm))
-    return max(found, key=lambda each: each.share)
+    return max(found, key=lambda each: each.share)._replace(ratio=_ratio(first, second))
+
+
+_FITS = 1e-3
+"""The relative deviation, of the norm, up to which a factor fits a statistic; rounding in float16 stays below it."""
+
+
+def _ratio(first: Statistics, second: Statistics) -> float | None:
+    """Return the factor between two gradients, see `Apart`; the mean and the extremes decide about its sign."""
+    if not first.norm or not second.norm or first.layout != second.layout:
+        return None
+    ratio, allowed = second.norm / first.norm, _FITS * second.norm
+    mine, other = (first.min, first.max, first.mean), (second.min, second.max, second.mean)
+    if None in mine or None in other:
+        return None
+    least, largest, mean = (ratio * (each or 0.0) for each in mine)
+    count = math.sqrt(max(first.count or 1, 1))
+    for sign, expected in ((1, (least, largest, mean)), (-1, (-largest, -least, -mean))):
+        off = [abs(each - (found or 0.0)) for each, found in zip(expected, other, strict=True)]
+        if max(off[0], off[1], off[2] * count) <= allowed:
+            return sign * ratio
+    return None
 
 
 def _relative(by: str, first: float | None, second: float | None, of: float) -> Apart:
