@@ -11,6 +11,7 @@ from ...inspector.torch_private.saved_variables import FREED
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.backward_arguments import BackwardCall
 from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..execution.unsupported import refuse_transforms
 from ..recording.run import Engine
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
@@ -62,8 +63,10 @@ def debug(
     Raises:
         NotImplementedError: with engine="native", a history, an accumulation other than PyTorch's, or batch= was
             requested; or a queue per device together with an argument that needs one queue.
-        RuntimeError: a backward has freed the graph.
+        RuntimeError: a backward has freed the graph; or the call is inside a transform of torch.func, or while a CUDA
+            graph is captured.
     """
+    refuse_transforms("ts.debug")
     check_choices(engine, trace)
     check_batch(batch, engine)
     if engine == "direct":

@@ -72,7 +72,7 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
     with telling(None, "recording", timed=True) as tell, nothing_reduced(), nothing_sharded("recording a forward"):
         tell("a forward")
         names = capture(model, every_call=True)
-        recorder = ForwardRecorder(names)
+        recorder = ForwardRecorder(names, world.verb)
         try:
             with same_random_numbers(), same_flags(), names, recorder:
                 since = sequence_nr()

@@ -88,6 +88,7 @@ class AsFound:
         self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
     ) -> None:
         self._program = make_loss, verb, refuses, also
+        self.verb = verb
         self.carried: CarriedState
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # dicts of parameters or buffers, and copies

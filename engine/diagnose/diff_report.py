@@ -25,6 +25,7 @@ _MOST_LEAVES = 8  # rows of the table; `leaves` has all
 _PASSING = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "ToCopy"})
 """Nodes that may stand between a weight and the operation that multiplies with it."""
 
+_SUMMED = "as for a sum over batches or elements in place of a mean"
 _ALIKE = 2e-3  # relative difference of two ratios that count as one
 
 _COMPARED = "The norms, means, least and largest elements"
@@ -250,9 +251,9 @@ class Difference:
         if not self.ratio.is_everywhere:
             do = "compare the factors in that line and in the tasks that only one run has"
         elif value > 1:
-            do = f"divide the loss of {other} by {ratio_text(value)}, as for a sum over batches or elements in place of a mean"
+            do = f"divide the loss of {other} by {ratio_text(value)}, {_SUMMED}"
         elif value > 0:
-            do = f"divide the loss of {one} by {ratio_text(1 / value)}, as for a sum over batches or elements in place of a mean"
+            do = f"divide the loss of {one} by {ratio_text(1 / value)}, {_SUMMED}"
         times = "have the opposite sign" if ratio_text(value) == "-1.0" else f"are {ratio_text(value)} times as large"
         begins = f"beginning at {self._both(self.ratio.task)}"
         yield f"The gradients of {other} {times} {where}, {begins}: {do}."

@@ -332,7 +332,7 @@ _CASES = (
     _Case("ctcloss", _impossible_target, "{found}", "pass zero_infinity=True, or drop such targets"),
     _Case("linalgeigh linalgsvd linalgeig", _equal_values,
           "{found}, and the derivative of the vectors divides by their difference",
-          "use only torch.linalg.eigvalsh or svdvals, or separate the values, as in A + eps * torch.diag(torch.arange(n))"),
+          "use only torch.linalg.eigvalsh or svdvals, or separate the values, as in A + eps * torch.arange(n).diag()"),
     _Case("linalgqr", lambda bad: (r := bad.of("R")) is not None and bool((r.diagonal(0, -2, -1) == 0).any()),
           "the matrix does not have full rank, and the derivative of qr solves with R", "add eps * torch.eye(n)"),
     _Case("linalgslogdet linalginvex", lambda bad: bad.is_forward or bad.at["inverse"] != 0,
