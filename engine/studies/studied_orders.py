@@ -54,6 +54,7 @@ class StudiedWorkload:
 
     @property
     def name(self) -> str:
+        """The workload's name."""
         return self.workload.name
 
     @property
