@@ -68,6 +68,7 @@ class BatchedWay:
 
     @property
     def time(self) -> Spread:
+        """The median of its times in nanoseconds, and the quartiles."""
         return Spread.of(self.times_ns)
 
 

@@ -214,7 +214,7 @@ class OwnProgram(Workload):
             raise ValueError(f"{self.name} is your own function, which has no knob {knob!r}")
 
 
-def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> OwnProgram:
+def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> Workload:
     """Return a user's function as a workload.
 
     Args:

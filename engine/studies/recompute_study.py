@@ -112,6 +112,7 @@ class StudiedWay:
 
     @property
     def predicted_bytes(self) -> int | None:
+        """The predicted peak of the backward; None for ways without a plan."""
         return None if self.plan is None else self.plan.peak_bytes
 
     @property

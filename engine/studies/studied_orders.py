@@ -55,6 +55,7 @@ class StudiedWorkload:
 
     @property
     def name(self) -> str:
+        """The workload's name."""
         return self.workload.name
 
     @property
