@@ -59,6 +59,7 @@ class Wiring:
     Attributes:
         boxes: the boxes; number 0 is the whole picture.
         wires: the wires by number.
+        ends: for each wire, the items at both ends: tasks or closed boxes.
         anchor: for each task, the item that shows it: a task or a closed box. For an AccumulateGrad, its own id.
         caption: for each task that is the only one of a module without parameters, that module.
         rows: the tasks of each row of chips.
@@ -76,7 +77,7 @@ class Wiring:
         self.uses: dict[int, list[Use]] = {}
         self.apart: list[int] = []
         self._holder = [0] * len(graph.tasks)
-        self._ends: list[tuple[int, int]] = []  # the items at which each wire ends
+        self.ends: list[tuple[int, int]] = []
         self._place_tasks(folded)
         self._join(folded)
         crossings = [self._crossing(number) for number in range(len(self.wires))]
@@ -96,10 +97,6 @@ class Wiring:
         """Return the number of the box that directly contains an item."""
         tasks = len(self.graph.tasks)
         return self._holder[item] if item < tasks else self.boxes[item - tasks].around
-
-    def ends_of(self, wire: int) -> tuple[int, int]:
-        """Return the items at both ends of a wire: tasks or closed boxes."""
-        return self._ends[wire]
 
     def _place_tasks(self, folded: Folded) -> None:
         drawn = Contents(None, -1, 0)
@@ -157,13 +154,13 @@ class Wiring:
             if wire is None:
                 numbers[source, target] = len(self.wires)
                 self.wires.append(Wire(stands_in[edge.task], stands_in[edge.next_task], [number]))
-                self._ends.append((source, target))
+                self.ends.append((source, target))
             else:
                 self.wires[wire].edges.append(number)
 
     def _crossing(self, wire: int) -> tuple[int, int, int]:
         """Return the innermost box around both ends of a wire, and the two items of that box that it connects."""
-        source, target = self._ends[wire]
+        source, target = self.ends[wire]
         here, there = self.box_of(source), self.box_of(target)
         boxes, tasks = self.boxes, len(self.graph.tasks)
         while here != there:
@@ -182,7 +179,14 @@ class Wiring:
             index = {item: number for number, item in enumerate(contents.items)}
             pairs = {(index[source], index[target]) for source, target in found}
             contents.ranks, _ = ranks_of(len(index), pairs)
-            _lower_sources(contents.ranks, pairs)
+            # Move each item without predecessors to the rank directly above its first successor.
+            lowest: dict[int, int] = {}
+            for source, target in pairs:
+                lowest[source] = min(lowest.get(source, contents.ranks[target]), contents.ranks[target])
+            entered = {target for _, target in pairs}
+            for source, rank in lowest.items():
+                if source not in entered:
+                    contents.ranks[source] = rank - 1
 
     def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
         """Find the wires that would fill the picture: large fans of long wires, and wires that exceed a box's room."""
@@ -195,8 +199,8 @@ class Wiring:
             span = rank[target] - rank[source]
             spans.append(span)
             if span > LONG:
-                fans["from", self._ends[wire][0]].append(wire)
-                fans["to", self._ends[wire][1]].append(wire)
+                fans["from", self.ends[wire][0]].append(wire)
+                fans["to", self.ends[wire][1]].append(wire)
         apart = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
         # A wire needs a place in each rank it passes. The shortest are drawn first, until a box has no places left.
         room = [12 * len(contents.items) + 500 for contents in self.boxes]
@@ -213,9 +217,9 @@ class Wiring:
         for wire, (box, source, target) in enumerate(crossings):
             if wire not in apart:
                 self.boxes[box].links.append((source, target, wire))
-                for item, crossed in self._ways_out(self._ends[wire][0], box):
+                for item, crossed in self._ways_out(self.ends[wire][0], box):
                     crossed.exits.append((item, wire))
-                for item, crossed in self._ways_out(self._ends[wire][1], box):
+                for item, crossed in self._ways_out(self.ends[wire][1], box):
                     crossed.entries.append((item, wire))
 
     def _ways_out(self, item: int, outside: int) -> Iterator[tuple[int, Contents]]:
@@ -244,14 +248,14 @@ class Wiring:
                 around = self.boxes[frame].around
                 ways = list(self._ways_out(item, around))
                 side = ways[-1][1].exits if out else ways[-1][1].entries
-                if any(self._ends[wire][0 if out else 1] == item for _, wire in side):
+                if any(self.ends[wire][0 if out else 1] == item for _, wire in side):
                     continue  # a wire from outside the run is already drawn here
                 wire = len(self.wires)
                 task = folded.stands_in[
                     self.graph.edges[edges[0]].task if out else self.graph.edges[edges[0]].next_task
                 ]
                 self.wires.append(Wire(task, None, edges) if out else Wire(None, task, edges))
-                self._ends.append((item, item))
+                self.ends.append((item, item))
                 for way, contents in ways:
                     (contents.exits if out else contents.entries).append((way, wire))
 
@@ -275,14 +279,3 @@ class Wiring:
             ranks = {row_of.get(item, item): rank for item, rank in zip(contents.items, contents.ranks, strict=True)}
             contents.items, contents.ranks = list(ranks), list(ranks.values())
         self.row_of = row_of
-
-
-def _lower_sources(ranks: list[int], links: set[tuple[int, int]]) -> None:
-    """Move each item without predecessors to the rank directly above its first successor."""
-    lowest: dict[int, int] = {}
-    for source, target in links:
-        lowest[source] = min(lowest.get(source, ranks[target]), ranks[target])
-    entered = {target for _, target in links}
-    for source, rank in lowest.items():
-        if source not in entered:
-            ranks[source] = rank - 1

@@ -86,11 +86,6 @@ class _Tree:
             number = self.boxes[number].parent
         return number < 0
 
-    def things(self, opened: frozenset[int]) -> int:
-        """Count the rows of the picture with these boxes open."""
-        seen = (box.group for number, box in enumerate(self.boxes) if self.is_seen(number, opened))
-        return len(self.folded.items) + sum(len(group.items) - 1 for group in seen)
-
     def with_open(self, opened: frozenset[int]) -> Folded:
         """Return the graph with these boxes open, and all others closed."""
         made: dict[int, FoldedCalls] = {}
@@ -118,7 +113,9 @@ def _is_single(group: FoldedCalls) -> bool:
 
 def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, height: float) -> Layout | None:
     """Return the layout with these boxes open, or None if it is too large."""
-    if tree.things(opened) * LEAST_AREA > width * height:
+    seen = (box.group for number, box in enumerate(tree.boxes) if tree.is_seen(number, opened))
+    rows = len(tree.folded.items) + sum(len(group.items) - 1 for group in seen)
+    if rows * LEAST_AREA > width * height:
         return None
     folded = tree.with_open(opened)
     for share in TALL:

@@ -13,13 +13,8 @@ from .crossing_reduction import FAR, Net, Piece
 from .layout_types import GUTTER, ITEM_GAP, LANE, LAYOUT, RANK_GAP, Arrangement, Extent, Link, Point, Port
 
 
-def draw(net: Net, extents: Sequence[Extent]) -> Arrangement:
-    """Place the columns side by side and the ranks below one another, and lead each wire through its places."""
-    return _Drawing(net, extents).arrangement()
-
-
 class _Drawing:
-    """Positions of columns and ranks, and the points of each wire."""
+    """Positions of columns, side by side, and ranks, below one another, and the points of each wire."""
 
     def __init__(self, net: Net, extents: Sequence[Extent]) -> None:
         self.net = net
@@ -203,7 +198,7 @@ def arrange(
     net.thread(links, entries, exits)
     net.sort()
     pack(net)
-    return draw(net, extents)
+    return _Drawing(net, extents).arrangement()
 
 
 def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list[int]:
@@ -243,13 +238,9 @@ def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link]
         crossing[ranks[link.target] + 1] -= 1
     typical = sorted(widths)[int(0.8 * (count - 1))] + GUTTER
     most = max(tall, sqrt(ends[-1] * typical / WIDEST_SHAPE)) + RANK_GAP
-    return _balanced_cuts(ends, list(accumulate(crossing)), most)
-
-
-def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[int]:
-    """Cut into the fewest columns of at most `most` pixels, of nearly equal height."""
+    crossing = list(accumulate(crossing))
     cuts = _fill(ends, crossing, most)
-    low, high = ends[-1] / (len(cuts) - 1), most
+    low, high = ends[-1] / (len(cuts) - 1), most  # find the lowest height with that many columns
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         lower = _fill(ends, crossing, middle)
