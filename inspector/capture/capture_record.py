@@ -118,10 +118,6 @@ class CaptureRecord:
         self._add_named_root()
         return self.facts
 
-    def note_result(self, result: object) -> None:
-        """Note the result of the newest operation, by a weak reference."""
-        self.last_result = ref(result) if isinstance(result, Tensor) else None
-
     def note_stream(self, operation: Operation, result: object) -> None:
         """Note the stream current at an operation's end, on which its nodes' backward runs (node.h)."""
         if self.accelerator is None:

@@ -259,10 +259,10 @@ class _Follower(TorchFunctionMode):
 
     def around_apply(
         self, function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None]:
+    ) -> Callable[[object], None] | None:
         """Record a custom Function, which the function mode does not see."""
         if get_ident() != self._thread or is_dynamo_compiling() or in_function_forward():
-            return _ignore
+            return None
         with without_torch_function():
             given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=4)]
             start = sequence_nr()
@@ -400,10 +400,6 @@ def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]]
             seen.add(below)
             stack += below.next_functions
     return edges, leaves
-
-
-def _ignore(result: object) -> None:
-    pass
 
 
 _AUGMENTED = re.compile("__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")

@@ -204,7 +204,7 @@ def _forward_call(code: CodeType) -> int:
     return next((step.offset for step in steps[loaded:] if step.opname == "CALL_FUNCTION_EX"), 2**31)
 
 
-AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
+AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
@@ -214,7 +214,7 @@ _original_apply = Function.__dict__["apply"]
 def around_function_apply(around: AroundApply) -> Iterator[None]:
     """Call `around(SomeFunction, args, kwargs)` before each `SomeFunction.apply`, in any thread.
 
-    The function it returns is called with the result afterwards. torch has no hook for this, so `Function.apply` is
+    The function it returns, if any, is called with the result afterwards. torch has no hook for this, so `Function.apply` is
     replaced while at least one watcher is active.
     """
     with _apply_lock:
@@ -242,7 +242,8 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     afterwards = [around(cls, args, kwargs) for around in tuple(_around_apply)]
     result = _original_apply.__get__(None, cls)(*args, **kwargs)
     for after in afterwards:
-        after(result)
+        if after is not None:
+            after(result)
     return result
 
 
