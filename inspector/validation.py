@@ -122,7 +122,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ";"
 
 
-def asked_in_vain(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:
+def raise_no_attribute(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:
     """Raise AttributeError from a `__getattr__`, with advice for names that users may look for on this object.
 
     Args:

@@ -17,7 +17,7 @@ from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import operation_of, tensors_of
 from ...inspector.torch_private.engine import current_node
 from ...inspector.torch_private.operators import EveryOperation, is_operator
-from ...inspector.torch_private.tensors import FollowedStorage, View, computable, is_abstract, is_lift, storage_of
+from ...inspector.torch_private.tensors import LIFT, FollowedStorage, View, computable, is_abstract, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..session.breakpoints.nan_origin import dense_parts, has_element, is_bad
 from .torch_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
@@ -211,7 +211,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         before: Mapping[int, GivenTensor],
         writes: bool,
     ) -> None:
-        lifts = is_lift(operator)
+        lifts = operator is LIFT
         if lifts and self._calls.current is None:
             return  # data from NumPy
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}

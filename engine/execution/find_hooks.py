@@ -18,10 +18,10 @@ from ...inspector.torch_private.engine import is_own
 from ...inspector.torch_private.hooks import (
     hooks_registered,
     leaf_hooks,
-    note_retained,
+    note_already_retained,
     noting,
-    retained_before,
     retaining,
+    start_noting_retained,
 )
 from ...inspector.torch_private.thread_state import without_torch_function
 from .run_hooks import Hook, hook_name
@@ -153,11 +153,11 @@ class HookWatch:
     def _look(self) -> list[Tensor]:
         """Search for hooks, and return all tensors of the process."""
         global _none_of
-        note_retained()
+        start_noting_retained()
         tensors, hooks = look_through()
         self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(hooks)
         if not gc.get_freeze_count():
-            retained_before([tensor for tensor in tensors if tensor.retains_grad])
+            note_already_retained([tensor for tensor in tensors if tensor.retains_grad])
         if not self._found:
             _none_of = self._handles
         return tensors

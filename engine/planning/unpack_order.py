@@ -16,7 +16,7 @@ from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.freed_nodes import begun_by_session
-from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.phrases import joined, module_title
 from ...inspector.graph.source_lines import Source
@@ -170,10 +170,10 @@ class UnpackOrder(ShownAsFindings):
             which = "All were" if packed == len(self.rows) > 1 else which
             yield f"{which} packed by saved_tensors_hooks, so their shapes are unknown until the unpack hook runs."
         if self.hidden:
-            names = joined([told_apart(self.graph, task) for task in self.hidden])
+            names = joined([unique_name(self.graph, task) for task in self.hidden])
             yield f"Python cannot see the saved tensors of these tasks, so they are not listed: {names}."
         if self.inside:
-            names = joined([told_apart(self.graph, task) for task in self.inside])
+            names = joined([unique_name(self.graph, task) for task in self.inside])
             yield f"Tensors unpacked inside these tasks are not listed: {names}."
 
     def _against_packing(self) -> str:
@@ -393,7 +393,7 @@ class SavedBy:
     def _nobody(self, tensor: Tensor) -> str:
         said = f"no task of this graph is known to unpack this tensor of {tensor_text(tensor)}"
         if self._packed:
-            tasks = joined([told_apart(self._graph, task) for task in self._packed])
+            tasks = joined([unique_name(self._graph, task) for task in self._packed])
             return (
                 f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
                 "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of "

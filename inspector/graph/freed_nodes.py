@@ -54,17 +54,15 @@ def is_spent(node: Node) -> bool:
     return _any_spent and _NOTE in notes_on(node)
 
 
-def first_over(nodes: Iterable[Node]) -> Node | None:
+def first_freed_node(nodes: Iterable[Node]) -> Node | None:
     """Return the first node that is known to be freed by a backward, so that another backward would raise."""
-    return next(filter(is_over, nodes), None)
+    return next(filter(is_freed, nodes), None)
 
 
-def is_over(node: Node) -> bool:
+def is_freed(node: Node) -> bool:
     """Return whether the node is known to be freed by a backward, so that another backward would raise."""
-    return is_spent(node) or _is_freed(node)
-
-
-def _is_freed(node: Node) -> bool:
+    if is_spent(node):
+        return True
     if isinstance(node, BackwardCFunction):  # a node that never reads its saved tensors may run again
         code = getattr(function_of(node).backward, "__code__", None)
         return code is not None and "saved_tensors" in code.co_names and function_is_freed(node)

@@ -204,16 +204,6 @@ def read_operations(section: Section) -> list[StoredOperation]:
     ]
 
 
-def _parameters(section: Section, tasks: int) -> dict[int, str]:
-    found = {}
-    for row in section.rows("parameters"):
-        task, name = _fields(section, "parameters", row, 2)
-        if not (_is_count(task) and task < tasks and isinstance(name, str)):
-            raise section.wrong("parameters", f"has an entry that names nothing: {row!r:.80}")
-        found[task] = name
-    return found
-
-
 def _sequence_numbers(section: Section, count: int) -> list[int]:
     if (entries := section.count("sequence_nr")) not in (-1, count):
         raise section.wrong("sequence_nr", f"has {entries} entries, not {count}")
@@ -238,8 +228,13 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
     name = section.integers("name", len(names))
     count = len(name)
     if count > _MOST_TASKS:
-        raise section.wrong("name", f"is of {count:,} tasks, where {_MOST_TASKS:,} are the most that is read")
-    parameters = _parameters(section, count)
+        raise section.wrong("name", f"is of {count:,} tasks, where at most {_MOST_TASKS:,} are read")
+    parameters: dict[int, str] = {}
+    for row in section.rows("parameters"):
+        task, parameter = _fields(section, "parameters", row, 2)
+        if not (_is_count(task) and task < count and isinstance(parameter, str)):
+            raise section.wrong("parameters", f"has an entry that names nothing: {row!r:.80}")
+        parameters[task] = parameter
     columns = zip(
         name,
         section.integers("kind", len(kinds), length=count),

@@ -46,7 +46,10 @@ def entries_of(content: Content) -> Entries:
     Raises:
         ValueError: the text is not a JSON object, is cut off, or has more lists than a file of its size should.
     """
-    _check_text(content)
+    if not content.isascii():
+        decoder = getincrementaldecoder("utf-8")()
+        for at in range(0, len(content), _PIECE):
+            decoder.decode(content[at : at + _PIECE], final=at + _PIECE >= len(content))
     try:
         found, end = _Scan(content).object(_skip(content, 0), 1)
     except IndexError:
@@ -91,13 +94,6 @@ def count_of(content: Content, span: Span) -> int:
     """Return the number of entries of a list of numbers."""
     empty = _skip(content, span.start + 1) == span.end - 1
     return 0 if empty else content.count(b",", span.start, span.end) + 1
-
-
-def _check_text(content: Content) -> None:
-    decoder = getincrementaldecoder("utf-8")()
-    if not content.isascii():
-        for at in range(0, len(content), _PIECE):
-            decoder.decode(content[at : at + _PIECE], final=at + _PIECE >= len(content))
 
 
 class _Scan:
@@ -343,10 +339,7 @@ class Section:
 
     def wrong(self, key: str, reason: str) -> ValueError:
         """Return the error for an entry that the caller found to be invalid."""
-        return ValueError(f"{self._name(key)} {reason}")
-
-    def _name(self, key: str) -> str:
-        return f'"{self._where}.{key}"' if self._where else f'"{key}"'
+        return ValueError(f'"{self._where}{"." if self._where else ""}{key}" {reason}')
 
     def _entry(self, key: str) -> Span | Entries:
         if key not in self._entries:

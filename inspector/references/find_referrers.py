@@ -118,9 +118,7 @@ class _Search:
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
-        for name, variables in reversed(
-            self.namespaces.items()
-        ):  # a variable of several modules belongs to the first one
+        for name, variables in reversed(self.namespaces.items()):  # a variable in several modules is the first one's
             ids = [id(value) for value in list(dict.values(variables))]
             self.of_modules.update(dict.fromkeys(ids, name))  # the collector does not track every module's dict
         array = _array_type()

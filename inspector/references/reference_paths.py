@@ -77,7 +77,15 @@ def place_in(chain: Sequence[object], start: HeldAt) -> HeldAt:
     while at + 1 < len(chain):
         holder, held = chain[at], chain[at + 1]
         if type(holder) is FunctionType and held is holder.__closure__ and at + 3 < len(chain):
-            place = _closure_variable(place, holder, chain[at + 2])
+            code = holder.__code__
+            name = next(
+                name
+                for name, each in zip(code.co_freevars, holder.__closure__ or (), strict=True)
+                if each is chain[at + 2]
+            )
+            source = Source(code.co_filename, code.co_firstlineno, "").short
+            scope = f"closure variable {name} of {code.co_qualname}() at {source}"
+            place = HeldAt(name, scope, f"that function is held as {place}", at=source)
             at += 3
         else:
             place = _held_by(place, holder, held, chain[at - 1] if at else None)
@@ -185,15 +193,6 @@ def _attribute(holder: object, held: object) -> str | None:
                 if found is not None and type(found[0]) is str:
                     return found[0]
     return None
-
-
-def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> HeldAt:
-    """Return the place of a closure variable: `closure variable y of hook() at train.py:12`."""
-    code = function.__code__
-    name = next(name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=True) if each is cell)
-    source = Source(code.co_filename, code.co_firstlineno, "").short
-    scope = f"closure variable {name} of {code.co_qualname}() at {source}"
-    return HeldAt(name, scope, f"that function is held as {place}", at=source)
 
 
 def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:

@@ -54,7 +54,7 @@ _leaves_out: tuple[int, Callable[[], AbstractContextManager[None]]] | None = Non
 
 @contextmanager
 def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Let `not_the_programs` in this thread open `apart`, so that a recording leaves out the allocations inside."""
+    """Let `left_out_of_recording` in this thread open `apart`; a recording leaves out the allocations inside of it."""
     global _leaves_out
     _leaves_out = get_ident(), apart
     try:
@@ -63,7 +63,7 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
         _leaves_out = None
 
 
-def not_the_programs() -> AbstractContextManager[None]:
+def left_out_of_recording() -> AbstractContextManager[None]:
     """Return a context whose allocations, tapescope's own, are left out of a recording of the program."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
         return nullcontext()
@@ -123,11 +123,15 @@ def _start_profiler(tasks: bool) -> None:
         False,  # modules
         profiler._ExperimentalConfig(),
     )
-    with (
-        _quiet_kineto(),
-        suppress(RuntimeError),
-    ):  # torch 2.11 raises if an interrupt came between this call and the next
-        torch._C._autograd._prepare_profiler(config, activities)
+    # Kineto reads its log level at its first use. By default each run prints two lines.
+    is_level_ours = "KINETO_LOG_LEVEL" not in os.environ
+    try:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+        with suppress(RuntimeError):  # torch 2.11 raises if an interrupt came between this call and the next
+            torch._C._autograd._prepare_profiler(config, activities)
+    finally:
+        if is_level_ours:
+            os.environ.pop("KINETO_LOG_LEVEL", None)
     scopes = {profiler.RecordScope.USER_SCOPE} | ({profiler.RecordScope.FUNCTION} if tasks else set())
     torch._C._autograd._enable_profiler(config, activities, scopes)  # type: ignore[call-arg]
 
@@ -170,19 +174,6 @@ def _end_scope() -> None:
     while _open_scope:
         with unobserved():
             torch.ops.profiler._record_function_exit._RecordFunction(_open_scope.pop())
-
-
-@contextmanager
-def _quiet_kineto() -> Iterator[None]:
-    """Set Kineto's log level, which it reads at its first use. By default each run prints two lines."""
-    if "KINETO_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["KINETO_LOG_LEVEL"] = "6"
-    try:
-        yield
-    finally:
-        del os.environ["KINETO_LOG_LEVEL"]
 
 
 _ALLOCATION = "[memory]"

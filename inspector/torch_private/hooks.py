@@ -198,14 +198,14 @@ noting = _Noting()
 _complete = False
 
 
-def note_retained() -> None:
+def start_noting_retained() -> None:
     """Start recording the tensors that are made to retain their gradient."""
     if "retain_grad" not in vars(Tensor):
         Tensor.retain_grad = noting  # type: ignore[method-assign, assignment]
 
 
-def retained_before(tensors: Iterable[Tensor]) -> None:
-    """Record tensors that retained their gradient before `note_retained`. The list is complete from then on."""
+def note_already_retained(tensors: Iterable[Tensor]) -> None:
+    """Record tensors that retained their gradient before `start_noting_retained`. The list is complete from then on."""
     global _complete
     for tensor in tensors:
         noting.note(tensor)
