@@ -48,9 +48,9 @@ def public_object(found: object, module: str, name: str) -> Any:
     call = ending_where_called(found)
     # torch.compile must not trace into the wrapper.
     if "torch" in sys.modules:
-        from .inspector.torch_private.compiled import look_past
+        from .inspector.torch_private.compiled import keep_compiler_out
 
-        look_past(call)
+        keep_compiler_out(call, of_calls=False)
     call.__module__, call.__qualname__ = module, name
     return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ...inspector.graph.freed_nodes import first_freed_node
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
@@ -98,7 +98,10 @@ def unused(session: S) -> S:
         RuntimeError: the graph has been freed; the message is PyTorch's, with the node.
     """
     graph, needed = session.graph, session.needed
-    over = first_freed_node(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    over = next(
+        (node for task_id, node in enumerate(graph.nodes) if (needed is None or task_id in needed) and is_freed(node)),
+        None,
+    )
     if over is None:
         backward_begins()
         return session

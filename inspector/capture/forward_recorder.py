@@ -44,14 +44,8 @@ from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
 from .interrupt_safe_stack import hooks_opened
 from .operator_traits import (
-    is_inexact,
-    is_opaque,
-    is_random,
-    leaves_empty,
-    may_write,
-    moves_storage,
-    reads_nothing,
     replayed_arguments,
+    traits_of,
     written_by,
 )
 
@@ -150,11 +144,12 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = len(self.operators)
         self.operators.append(operator)
-        given = [] if reads_nothing(operator) else list(tensors_of((replayed_arguments(operator, args), kwargs)))
-        written = written_by(operator, args, kwargs) if may_write(operator) else []
+        traits = traits_of(operator)
+        given = [] if traits.reads_nothing else list(tensors_of((replayed_arguments(operator, args), kwargs)))
+        written = written_by(operator, args, kwargs) if traits.may_write else []
         if (fault := _fault(operator, [*given, *written])) is not None:
             self._faults[number] = f"{operator} {fault}"
-            if torch.is_grad_enabled() and is_opaque(operator):
+            if torch.is_grad_enabled() and traits.is_opaque:
                 self._fused.add(number)
         reads, writes = [], []
         for tensor in given:
@@ -170,7 +165,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                     writes.append(storage)
                 if number not in storage.written_by:
                     storage.written_by.append(number)
-        if leaves_empty(operator):
+        if traits.leaves_empty:
             self._empty.add(number)
         self._called.append(self._names.operation(operator))
         makes: list[tuple[int, int]] = []
@@ -198,7 +193,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                     tuple(reads),
                     tuple(makes),
                     tuple(dict.fromkeys(each.number for each in writes)),
-                    is_random(operator),
+                    traits.is_random,
                     torch.is_grad_enabled(),
                     seconds,
                     None,
@@ -339,12 +334,12 @@ def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
     """Return why this call must not be replayed, as far as the call alone shows it; None if it may be."""
     if not torch.is_grad_enabled():
         return "ran where gradients are off, in a custom Function or under no_grad"
-    if is_opaque(operator):
+    if traits_of(operator).is_opaque:
         return "runs a fused kernel with a state of its own"
-    if moves_storage(operator):
+    if traits_of(operator).moves_storage:
         return "changes a tensor's shape or storage in place"
     if any(is_wrapped(each) or storage_of(each) is None or not has_view(each) for each in tensors):
         return "takes a tensor that is not dense"
-    if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
+    if traits_of(operator).is_inexact and any(each.device.type != "cpu" for each in tensors):
         return "may give different bits on each run on this device"
     return None

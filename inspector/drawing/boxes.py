@@ -285,9 +285,7 @@ class RowCell:
                 canvas.pills.append(Pill(side.tasks, task, dot, side.label, dot=True))
                 points = _to_dot(left + chip, top + chip / 2, dot) if position < 2 else ()
                 canvas.wires.append(PlacedWire("parameter", side.edges, task, side.tasks[0], points))
-        self._place_shared(edge, y + self.chips_height, canvas)
-
-    def _place_shared(self, edge: float, y: float, canvas: Canvas) -> None:
+        y += self.chips_height  # the wires of shared parameters are below the chips
         for line, (side, users) in enumerate(self.shared):
             rail = y + 13 + 22 * line
             pill = edge + self.chips_width + 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -52,11 +52,6 @@ class SpentNodes:
 def is_spent(node: Node) -> bool:
     """Return whether a session keeps this node's saved tensors for itself."""
     return _any_spent and _NOTE in notes_on(node)
-
-
-def first_freed_node(nodes: Iterable[Node]) -> Node | None:
-    """Return the first node that is known to be freed by a backward, so that another backward would raise."""
-    return next(filter(is_freed, nodes), None)
 
 
 def is_freed(node: Node) -> bool:

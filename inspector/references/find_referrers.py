@@ -167,8 +167,10 @@ class _Search:
                 continue
             below = [id(each) for each in gc.get_referents(holder) if id(each) in numbers]
             kind = id(type(holder))
-            if kind in below and not self._may_be_looked_at(kind):
-                below = [each for each in below if each != kind]
+            if kind in below:
+                self._instances[kind] = self._instances.get(kind, 0) + 1
+                if self._instances[kind] > _MOST_INSTANCES:  # each instance of a class refers to the class
+                    below = [each for each in below if each != kind]
             if not below:
                 continue
             self.below.setdefault(number, []).extend(below)
@@ -178,11 +180,6 @@ class _Search:
                 self.kept[number] = holder
                 found.append(holder)
         return tuple(found)
-
-    def _may_be_looked_at(self, kind: int) -> bool:
-        """Return whether one more instance of a class may count as its holder."""
-        self._instances[kind] = self._instances.get(kind, 0) + 1
-        return self._instances[kind] <= _MOST_INSTANCES
 
     def _settle(self, start: int) -> None:
         """Mark `start` and everything below it as reached from a name."""

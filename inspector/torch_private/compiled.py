@@ -21,19 +21,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .thread_state import leave_function_mode
 
 
-def keep_compiler_out(function: Callable[..., object]) -> None:
-    """Make torch.compile skip the function and everything it calls.
+def keep_compiler_out(function: Callable[..., object], *, of_calls: bool = True) -> None:
+    """Make torch.compile skip the function, and with `of_calls` also everything it calls.
 
     `torch.compiler.disable` does the same, but would load the compiler even if nobody uses it.
     """
     code: CodeType = function.__code__
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
-def look_past(function: Callable[..., object]) -> None:
-    """Make torch.compile skip the function itself, but not the functions it calls."""
-    code: CodeType = function.__code__
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    calls = _FrameAction.SKIP if of_calls else _FrameAction.DEFAULT
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, calls))
 
 
 Leave = Callable[[], Callable[[], None]]
@@ -210,7 +205,7 @@ def _title(function: Any) -> str:
 
 
 # Skip only this frame: if dynamo skipped everything it calls, too, it would turn itself on again at its end.
-look_past(_watched_switch)
+keep_compiler_out(_watched_switch, of_calls=False)
 
 
 @contextmanager

@@ -31,8 +31,8 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
 
     torch does not list them, but the handle of a newly registered hook refers to the dict of all hooks.
     """
-    before, after = _dicts_of(node)
-    return _hooks_in(before), _hooks_in(after)
+    before, after = ([hook for hook in each.values() if hook is not refuse_spent] for each in _dicts_of(node))
+    return before, after
 
 
 def hook_dicts(node: Node) -> list[dict[int, Any]]:
@@ -50,10 +50,6 @@ def _dicts_of(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
 
 def _no_hook(*args: Any) -> None:
     """A hook that is removed at once, and is harmless if an interrupt prevents the removal."""
-
-
-def _hooks_in(hooks: dict[int, Any]) -> Hooks:
-    return [hook for hook in hooks.values() if hook is not refuse_spent]
 
 
 _own_handles = itertools.count(1)  # counts without a lock
@@ -101,9 +97,8 @@ def _input_grad_buffers(node: Any) -> tuple[Tensor | None, ...]:
         return found
     except RuntimeError:
         current: Any = torch._C._current_autograd_node()
-        if (
-            torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node
-        ):  # torch itself refuses in these cases
+        # torch itself refuses in these cases.
+        if torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node:
             raise
         if not all(map(_is_ours, node_hooks(node)[1])):
             raise

@@ -26,7 +26,7 @@ from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Rele
 from ...engine.planning.policies import POLICIES
 from ...engine.schedule.device_queues import QUEUES
 from ...inspector.capture.capture import capture
-from ...inspector.graph.freed_nodes import first_freed_node
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
@@ -344,7 +344,7 @@ def _is_freed(loss: Tensor) -> bool:
     found = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(found)
     for node in found:
-        if first_freed_node([node]) is not None:
+        if is_freed(node):
             return True
         nexts = [each for each, _ in node.next_functions if each is not None and each not in seen]
         if len(found) < _NEAR:
