@@ -42,7 +42,7 @@ def public_object(found: object, module: str, name: str) -> Any:
         # Dataclasses without `__post_init__` are skipped: they check nothing, and thousands of them are created.
         is_checking = not is_dataclass(found) or "__post_init__" in own
         if isfunction(init) and not hasattr(init, "__wrapped__") and is_checking:
-            found.__init__ = ending_where_called(init)  # type: ignore[misc]
+            found.__init__ = ending_where_called(init)  # type: ignore[method-assign]
     if not isfunction(found):
         return found
     call = ending_where_called(found)

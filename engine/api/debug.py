@@ -98,10 +98,8 @@ def unused(session: S) -> S:
         RuntimeError: the graph has been freed; the message is PyTorch's, with the node.
     """
     graph, needed = session.graph, session.needed
-    over = next(
-        (node for task_id, node in enumerate(graph.nodes) if (needed is None or task_id in needed) and is_freed(node)),
-        None,
-    )
+    nodes = (node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    over = next(filter(is_freed, nodes), None)
     if over is None:
         backward_begins()
         return session

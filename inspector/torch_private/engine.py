@@ -196,7 +196,7 @@ class _Retains(BaseException):
     """Raised when the engine copies a retained gradient."""
 
 
-class _NoClones(DispatchMode):
+class _NoClones(DispatchMode):  # type: ignore[no-untyped-call]
     """Raises when a tensor is cloned, as the engine does for a retained gradient."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -218,7 +218,7 @@ class _Probe(Tensor):
         raise _AllCheckedError
 
 
-class _NotingCasts(DispatchMode):
+class _NotingCasts(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the casts of probes. Without a mode torch would call the class, after importing all of DTensor."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

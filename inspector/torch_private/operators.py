@@ -105,7 +105,7 @@ def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 _PLAIN = frozenset((bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout))
 
 
-class FakeOperations(DispatchMode):
+class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations compute nothing: the tensors they create have a layout, but no data.
 
     It records when operations allocate storages and when these are freed. Memory allocated inside a kernel, or by
@@ -290,7 +290,7 @@ _DOUBLE = {
 }
 
 
-class InFloat64(DispatchMode):
+class InFloat64(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations with an explicit dtype of lower precision use float64 or complex128 instead."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -314,7 +314,7 @@ Operator = OpOverload
 """One overload of an operator of `torch.ops`: `torch.ops.aten.mul.Tensor`."""
 
 
-class SeenOperations(DispatchMode):
+class SeenOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each ATen operation of this thread to `run`, below autograd and autocast.
 
     Excluded are operations of a backward, `detach` (which hooks and in-place views call, too), profiler ranges, and
@@ -340,7 +340,7 @@ class SeenOperations(DispatchMode):
 keep_compiler_out(SeenOperations.__torch_dispatch__)
 
 
-class EveryOperation(DispatchMode):
+class EveryOperation(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each computing operation of this thread to `run`, in forwards and backwards.
 
     It is below autograd, autocast and the transforms of torch.func. For subclasses with operations of their own
