@@ -157,7 +157,7 @@ def load_file(
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
         if is_too_large:
-            raise ValueError(f"it has or unpacks to more than {most_bytes:,} bytes, the most that is read")
+            raise ValueError(f"it has, or unpacks to, more than {most_bytes:,} bytes, the limit")
         if not content:
             raise ValueError("it is empty")
         return parse(content)

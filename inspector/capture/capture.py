@@ -114,7 +114,7 @@ class capture:
         every_call: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module | None):
-            raise TypeError(f"ts.capture() takes the model to name things after, not {a_kind(model)}")
+            raise TypeError(f"model is {a_kind(model)}; expected the module that names parameters and modules, or None")
         self._model = model
         self._observer = observer
         if observer is not None:

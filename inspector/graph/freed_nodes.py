@@ -95,6 +95,6 @@ def begun_by_session(graph: Graph) -> Iterator[str]:
         ran = [*session.order]
         if any(id(theirs.nodes[task_id]) in nodes for task_id in ran):
             yield (
-                f"an open session has run {len(ran):,} of {len(theirs):,} tasks there: its run() goes on, its close() "
-                "ends it, and another backward needs a fresh forward"
+                f"an open session has run {len(ran):,} of {len(theirs):,} tasks there: session.run() runs the rest, "
+                "session.close() ends it, and another backward needs a new forward"
             )

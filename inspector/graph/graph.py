@@ -279,7 +279,7 @@ class Graph:
         """The reason why `nodes` is empty, as part of a sentence."""
         if isinstance(self.nodes, LiveNodes):
             return GONE
-        return "this graph has no nodes, as one from a file or of a session that is over"
+        return "this graph has no nodes, because it is from a file or its session is over"
 
     @property
     def for_result(self) -> Graph:

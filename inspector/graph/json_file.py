@@ -93,7 +93,7 @@ class _Scan:
                 open_.append(_CLOSING[character])
                 self._lists_left -= 1
                 if self._lists_left < 0:
-                    raise ValueError("it has more lists in it than a file of its size should have")
+                    raise ValueError("it has more lists than a file of its size should have")
             elif not open_ or character != open_.pop():
                 raise _wrong("another bracket is expected", at)
             at += 1
@@ -216,7 +216,7 @@ class Section:
         """Return a text that must be one of the known ones."""
         found = self.text(key)
         if found not in known:
-            raise self.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
+            raise self.wrong(key, f"is {found!r:.80}; expected one of {', '.join(known)}")
         return found
 
     def number(self, key: str, low: int = 0, high: int = 2**63) -> int:
@@ -276,7 +276,7 @@ class Section:
         if length is not None and count != length:
             raise self.wrong(key, f"has {count} entries, not {length}")
         if count > _MOST_ENTRIES:
-            raise self.wrong(key, f"has {count} entries, where {_MOST_ENTRIES} are the most that is read")
+            raise self.wrong(key, f"has {count} entries; at most {_MOST_ENTRIES} are read")
         at, end = span.start + 1, span.end - 1
         while count and at < end:
             stop = end if end - at <= _PIECE else content.rfind(b",", at, at + _PIECE)
@@ -304,7 +304,7 @@ class Section:
             raise self.wrong(key, f"is not {called}")
         size = span.end - span.start
         if size > _LONGEST:
-            raise self.wrong(key, f"takes {size} characters, where {_LONGEST} are the most that is read")
+            raise self.wrong(key, f"has {size} characters; at most {_LONGEST} are read")
         try:
             found = json.loads(self._content[span.start : span.end])
         except RecursionError:
@@ -349,5 +349,5 @@ def read_section(content: str | Content) -> Section:
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not a JSON object: {error}") from None
     if _skip(content, end) != len(content):
-        raise ValueError(f"it goes on after its end, at character {end}")
+        raise ValueError(f"it continues after its end, at character {end}")
     return Section(content, entries, "")

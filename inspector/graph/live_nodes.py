@@ -15,7 +15,7 @@ from ..torch_private.compiled import keep_compiler_out
 from ..torch_private.nodes import leaf_of
 from .source_lines import OWN_CODE
 
-GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors went with it"
+GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors were freed with it"
 """The reason why a graph has no nodes any more."""
 
 
