@@ -23,7 +23,7 @@ from ...inspector.torch_private.sequence_numbers import (
     empty_queue,
     make_numbers,
     sequence_nr,
-    set_number,
+    set_numbers,
     sort_queue_again,
 )
 from ...inspector.torch_private.thread_state import ThreadState
@@ -90,7 +90,7 @@ class Numbering:
             known.add(node)
             stack += [child for child, _ in node.next_functions]
             if kind_of(node) is not Kind.ACCUMULATE_GRAD:
-                set_number(node, self._callers(current_number(node)))
+                set_numbers([node], [self._callers(current_number(node))])
 
     def _callers(self, number: int) -> int:
         for begin, end, caller in self._spans:

@@ -337,16 +337,14 @@ class _Calls:
         if known is not None:
             return known
         parent = self.id_of(record.parent)  # recursion as deep as modules are nested
-        call = ModuleCall(len(self.found), self._path_of(record), record.module_class.__name__, parent, record.index)
+        path = record.full_path
+        if self._names:
+            key = record.facts, record.root
+            if key not in self._places:
+                self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
+            if (place := self._places[key]) is not None:
+                path = ".".join(filter(None, (place, record.path)))
+        call = ModuleCall(len(self.found), path, record.module_class.__name__, parent, record.index)
         self.found.append(call)
         self._ids[record] = call.id
         return call.id
-
-    def _path_of(self, record: CallRecord) -> str:
-        if not self._names:
-            return record.full_path
-        key = record.facts, record.root
-        if key not in self._places:
-            self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
-        place = self._places[key]
-        return record.full_path if place is None else ".".join(filter(None, (place, record.path)))

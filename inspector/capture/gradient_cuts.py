@@ -160,16 +160,15 @@ class Dataflow:
                 found.append((written, taken.node is not None))
         if not found and tensor._base is not None and (step := self._made.get(tensor._base)) is not None:
             found.append((step, taken.requires_grad))  # vmap returns this view of its result, for out_dims
-        if not found and taken.node is not None and (below := self._below(taken.node)):
-            self._made[tensor] = len(self.steps)
-            found.append((len(self.steps), True))
-            self.steps.append(Step(None, [(parameter, None) for parameter in below]))
+        if not found and taken.node is not None:
+            # The parameters in the graph of a tensor from before the capture, or from code that it cannot see.
+            _, leaves = _reached(taken.node, 0, 0)
+            below = [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
+            if below:
+                self._made[tensor] = len(self.steps)
+                found.append((len(self.steps), True))
+                self.steps.append(Step(None, [(number, None) for number in below]))
         return found
-
-    def _below(self, node: Node) -> list[int]:
-        """Return the parameters in the graph of a tensor from before the capture, or from code that it cannot see."""
-        _, leaves = _reached(node, 0, 0)
-        return [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
 
     def add(self, step: Step, result: Tensor | None = None, writes: bool = False) -> None:
         """Add a step with its result or the tensor it modified in place."""

@@ -32,7 +32,25 @@ def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST
         placed = _fitted(graph, tree, opened, width, height)
         if placed is not None:
             return placed
-    return _opened(graph, tree, width, height, most_tried)
+    # Start with all modules closed, and open those that fit, the outermost and largest first. If equal layers do not
+    # fit when open, single modules of the same kind stay closed, too.
+    opened = frozenset()
+    placed = _fitted(graph, tree, opened, width, height)
+    if placed is None:
+        return lay_out(graph, tree.with_open(opened), height)
+    tried = 0
+    refused = set()
+    for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
+        box = tree.boxes[number]
+        if not tree.is_seen(box.parent, opened) or _kind(box) in refused or tried == most_tried:
+            continue
+        tried += 1
+        larger = _fitted(graph, tree, opened | {number}, width, height)
+        if larger is not None:
+            opened, placed = opened | {number}, larger
+        elif box.group.times > 1:
+            refused.add(_kind(box))
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,30 +141,6 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
         if placed.width <= width and placed.height <= height:
             return placed
     return None
-
-
-def _opened(graph: Graph, tree: _Tree, width: float, height: float, most_tried: int) -> Layout:
-    """Start with all modules closed, and open those that fit, the outermost and largest first.
-
-    If equal layers do not fit when open, single modules of the same kind stay closed, too.
-    """
-    opened: frozenset[int] = frozenset()
-    placed = _fitted(graph, tree, opened, width, height)
-    if placed is None:
-        return lay_out(graph, tree.with_open(opened), height)
-    tried = 0
-    refused = set()
-    for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
-        box = tree.boxes[number]
-        if not tree.is_seen(box.parent, opened) or _kind(box) in refused or tried == most_tried:
-            continue
-        tried += 1
-        larger = _fitted(graph, tree, opened | {number}, width, height)
-        if larger is not None:
-            opened, placed = opened | {number}, larger
-        elif box.group.times > 1:
-            refused.add(_kind(box))
-    return placed
 
 
 def _kind(box: _Box) -> tuple[int, str, str]:

@@ -58,7 +58,12 @@ def graph_to_svg(
     """
     if theme not in get_args(GraphTheme):
         raise ValueError(f"unknown theme {theme!r}; expected one of {', '.join(map(repr, get_args(GraphTheme)))}")
-    title = _title(graph)
+    roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
+    of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
+    parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
+    counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
+    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
+    title = " · ".join([start, *counts])
     drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
@@ -153,15 +158,6 @@ def draw_layout(
         "</g>",
     ]
     return Drawing(width, placed.height + legend_height, elements)
-
-
-def _title(graph: Graph) -> str:
-    roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
-    of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
-    parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
-    counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
-    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
-    return " · ".join([start, *counts])
 
 
 def _tasks(graph: Graph, placed: Sequence[PlacedTask], standing: Standing) -> Iterator[str]:

@@ -238,7 +238,16 @@ def stepping_for(optimizer: Any) -> list[Optimizer]:
     beneath = _wrapped_by(optimizer)
     if has_hooks(optimizer):
         return [optimizer, *beneath]
-    return beneath or _with_same_groups(optimizer) or ([optimizer] if isinstance(optimizer, Optimizer) else [])
+    if beneath:
+        return beneath
+    # It wraps none visibly: take living optimizers that share a parameter group with it, or else those with a subset of
+    # its parameters.
+    alive = [each for each in optimizers_alive() if has_hooks(each)]
+    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
+    found = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
+    held = {id(each) for each in parameters_of(optimizer)}
+    found = found or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
+    return found or ([optimizer] if isinstance(optimizer, Optimizer) else [])
 
 
 def is_optimizer(value: object) -> bool:
@@ -286,15 +295,6 @@ def _attributes(wrapper: object) -> Iterator[Any]:
             values = value.values() if isinstance(value, dict) else value
             several = values if isinstance(value, dict | list | tuple) else [value]
             yield from (each for each in several if callable(getattr(type(each), "step", None)))
-
-
-def _with_same_groups(optimizer: object) -> list[Optimizer]:
-    """Return living optimizers that share a parameter group with it, or else those with a subset of its parameters."""
-    alive = [each for each in optimizers_alive() if has_hooks(each)]
-    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
-    sharing = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
-    held = {id(each) for each in parameters_of(optimizer)}
-    return sharing or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
 
 
 def parameters_of(optimizer: object) -> list[Tensor]:

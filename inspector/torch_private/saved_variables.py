@@ -206,7 +206,11 @@ def saved_reader(node: Node) -> SavedReader | None:
     names = _raw_slots(type(node))
     if not names:
         return None
-    if _has_lists(node, names):
+    try:
+        has_lists = tuple in [type(getattr(node, name)) for name in names]
+    except RuntimeError:  # freed, so it is unknown
+        has_lists = True
+    if has_lists:
         return saved_variables
     return attrgetter(*names) if len(names) > 1 else lambda node: (getattr(node, names[0]),)
 
@@ -217,14 +221,6 @@ def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
         return read(node)
     except RuntimeError:
         return ()
-
-
-def _has_lists(node: Node, names: Sequence[str]) -> bool:
-    """Return whether a slot is known to have several tensors."""
-    try:
-        return tuple in [type(getattr(node, name)) for name in names]
-    except RuntimeError:  # freed
-        return True
 
 
 def free_saved(saved: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from ...engine.studies.comparison import Comparison, Row
 from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
-from .page_frame import page_frame, glossary_section
+from .page_frame import glossary_section, page_frame
 from .recompute_figures import recomputed_html
 from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import RenderableType
+
 from ...engine.planning.policies import POLICIES
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.session.breakpoints.breakpoints import Stop
@@ -19,7 +21,7 @@ from . import tables as tables
 from .console import Interrupt, one_number, plain, say, show, step_words
 from .expressions import statements
 from .prompt_session import Debuggee, error_text
-from .stops import PromptStops, read_break, read_watch
+from .stops import PromptStops, Session, read_break, read_watch
 
 _MOST_FOUND = 50
 
@@ -124,8 +126,11 @@ def do_info(at: Debuggee, arg: str) -> None:
         show(tables.recorded_table("output", record.outputs))
 
 
-def do_queue(at: Debuggee, arg: str) -> None:
-    show(tables.queue_table(at.session))
+def _show_table(table: Callable[[Session], RenderableType], at: Debuggee, arg: str) -> None:
+    show(table(at.session))
+
+
+do_queue, do_memory = partial(_show_table, tables.queue_table), partial(_show_table, tables.memory_table)
 
 
 def do_find(at: Debuggee, arg: str) -> None:
@@ -157,10 +162,6 @@ def do_saved(at: Debuggee, arg: str) -> None:
         say(f"{told(at.session).describe(task)} has no saved tensors that can be shown")
 
 
-def do_memory(at: Debuggee, arg: str) -> None:
-    show(tables.memory_table(at.session))
-
-
 def do_check(at: Debuggee, arg: str) -> None:
     say(*str(at.session.check(at.task_to_show(arg))).splitlines())
 
@@ -188,12 +189,11 @@ def do_step(at: Debuggee, arg: str) -> None:
     at.go(steps, stops_itself=True)
 
 
-def do_over(at: Debuggee, arg: str) -> None:
-    at.run(at.session.step_over)
+def _step_over_or_out(verb: Literal["step_over", "step_out"], at: Debuggee, arg: str) -> None:
+    at.run(getattr(at.session, verb))
 
 
-def do_out(at: Debuggee, arg: str) -> None:
-    at.run(at.session.step_out)
+do_over, do_out = partial(_step_over_or_out, "step_over"), partial(_step_over_or_out, "step_out")
 
 
 def do_until(at: Debuggee, arg: str) -> None:
