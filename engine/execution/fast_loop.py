@@ -241,11 +241,11 @@ class BareTasks:
         free, stops = self._free, loop.stops
         take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
         asks = queue is not None and record is not None and not _knows_labels(record, queue)
-        handles, retained = RemovableHandle.next_id, noting.asked
+        handles, retained = RemovableHandle.next_id, noting.accesses
         for task_id in turns:
             if task_id in apart or stops.stop_asked or stops.asks:
                 return
-            if (handles != RemovableHandle.next_id or retained != noting.asked) and watch.registered():
+            if (handles != RemovableHandle.next_id or retained != noting.accesses) and watch.registered():
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)

@@ -141,7 +141,7 @@ class HookWatch:
     def __init__(self, nodes: Collection[Node]) -> None:
         self._next_handle = RemovableHandle.next_id
         self._handles = hooks_registered()
-        self._asked = noting.asked
+        self._asked = noting.accesses
         self._found = False
         with without_torch_function():
             found = retaining() if no_hooks(look=False) else None
@@ -168,10 +168,10 @@ class HookWatch:
 
     def registered(self) -> bool:
         """Return whether there may be new hooks, at almost no cost. Gradients retained before are not included."""
-        if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
+        if RemovableHandle.next_id == self._next_handle and noting.accesses == self._asked:
             return self._found
         self._next_handle = RemovableHandle.next_id  # some handles may be tapescope's own
-        self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
+        self._found = self._found or hooks_registered() != self._handles or noting.accesses != self._asked
         return self._found
 
 

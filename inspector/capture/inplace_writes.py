@@ -213,9 +213,9 @@ def _is_alias(tensor: Tensor) -> bool:
     if not _aliases:
         return False
     base = base_of(tensor)
-    whole = tensor if base is None else base
-    found = _aliases.get(id(whole))
-    return found is not None and found() is whole
+    base_or_self = tensor if base is None else base
+    found = _aliases.get(id(base_or_self))
+    return found is not None and found() is base_or_self
 
 
 class WritesSeen(TorchFunctionMode):

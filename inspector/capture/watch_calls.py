@@ -67,8 +67,8 @@ def note_allocations(
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:
     """Return whether an operation of this capture allocated the tensor's bytes, with a node and out of place."""
-    whole = base_of(owner)
-    node = (owner if whole is None else whole).grad_fn
+    base = base_of(owner)
+    node = (owner if base is None else base).grad_fn
     operation = None if node is None else operation_of(node)
     return isinstance(operation, Operation) and operation.facts is facts and not operation.writes_in_place
 

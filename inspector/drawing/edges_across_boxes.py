@@ -64,7 +64,7 @@ class Wiring:
         caption: for each task that is the only one of a module without parameters, that module.
         rows: the tasks of each row of chips.
         uses: the parameters of each drawn task, by output.
-        apart: numbers of the wires that are not drawn but marked with stubs at both ends.
+        stubbed: numbers of the wires that are not drawn but marked with stubs at both ends.
     """
 
     def __init__(self, graph: Graph, folded: Folded) -> None:
@@ -75,14 +75,14 @@ class Wiring:
         self.caption: dict[int, FoldedCalls] = {}
         self.rows: list[list[int]] = []
         self.uses: dict[int, list[Use]] = {}
-        self.apart: list[int] = []
+        self.stubbed: list[int] = []
         self._holder = [0] * len(graph.tasks)
         self.ends: list[tuple[int, int]] = []
         self._place_tasks(folded)
         self._join(folded)
         crossings = [self._crossing(number) for number in range(len(self.wires))]
         self._rank(crossings)
-        self._set_apart(crossings)
+        self._choose_stubbed(crossings)
         self._lift(crossings)
         self._lead_round(folded)
         self._form_rows()
@@ -188,7 +188,7 @@ class Wiring:
                 if source not in entered:
                     contents.ranks[source] = rank - 1
 
-    def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
+    def _choose_stubbed(self, crossings: list[tuple[int, int, int]]) -> None:
         """Find the wires that would fill the picture: large fans of long wires, and wires that exceed a box's room."""
         rank = {
             item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
@@ -201,21 +201,21 @@ class Wiring:
             if span > LONG:
                 fans["from", self.ends[wire][0]].append(wire)
                 fans["to", self.ends[wire][1]].append(wire)
-        apart = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
+        stubbed = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
         # A wire needs a place in each rank it passes. The shortest are drawn first, until a box has no places left.
         room = [12 * len(contents.items) + 500 for contents in self.boxes]
         for wire in sorted(range(len(spans)), key=spans.__getitem__):
-            if wire not in apart:
+            if wire not in stubbed:
                 room[crossings[wire][0]] -= spans[wire] - 1
                 if room[crossings[wire][0]] < 0:
-                    apart.add(wire)
-        self.apart = sorted(apart)
+                    stubbed.add(wire)
+        self.stubbed = sorted(stubbed)
 
     def _lift(self, crossings: list[tuple[int, int, int]]) -> None:
         """Add each wire to every box whose edge it crosses, and to the innermost box around it."""
-        apart = set(self.apart)
+        stubbed = set(self.stubbed)
         for wire, (box, source, target) in enumerate(crossings):
-            if wire not in apart:
+            if wire not in stubbed:
                 self.boxes[box].links.append((source, target, wire))
                 for item, crossed in self._ways_out(self.ends[wire][0], box):
                     crossed.exits.append((item, wire))

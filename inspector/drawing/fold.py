@@ -35,7 +35,7 @@ def fold_views(
         following = None if place is None or not is_view[place] else after.get(place)
         return following if following is not None and is_view[following] and before[following] == place else None
 
-    gone: set[int] = set()
+    replaced: set[int] = set()
     folded: list[RepeatedPart | int] = []
     for place in range(len(children)):
         following = next_view(place)
@@ -47,13 +47,13 @@ def fold_views(
             following = next_view(following)
         if len(chain) == len(children):
             return list(children)  # the box itself is the chain
-        gone.update(chain)
+        replaced.update(chain)
         part = RepeatedPart("", "", 0)
         part.is_views = True
         part.tasks = sorted(child for each in chain if isinstance(child := children[each], int))
         part.children = list(part.tasks)
         folded.append(part)
-    kept = [child for place, child in enumerate(children) if place not in gone]
+    kept = [child for place, child in enumerate(children) if place not in replaced]
     return sorted([*kept, *folded], key=first_task)
 
 
@@ -478,7 +478,7 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
         if isinstance(child, RepeatedPart) and all(isinstance(task, int) for task in child.children):
             alike[child.path, rank].append(child)
     merged: list[RepeatedPart | int] = []
-    gone: set[RepeatedPart | int] = set()
+    replaced: set[RepeatedPart | int] = set()
     for parts in alike.values():
         if len(parts) >= ROW_LENGTH:
             part = RepeatedPart(parts[0].path, parts[0].class_name, parts[0].depth)
@@ -486,8 +486,8 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
             part.tasks = sorted(tasks_of(parts))
             part.children = list(part.tasks)
             merged.append(part)
-            gone.update(parts)
-    return sorted([*(child for child in children if child not in gone), *merged], key=first_task)
+            replaced.update(parts)
+    return sorted([*(child for child in children if child not in replaced), *merged], key=first_task)
 
 
 def _labels(part: RepeatedPart) -> tuple[str, str]:

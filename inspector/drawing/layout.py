@@ -272,7 +272,7 @@ class _Assembly:
     def _marks(self) -> dict[int, list[Side]]:
         """Return for each item the stubs of wires that are not drawn in full."""
         ends: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for number in self.wiring.apart:
+        for number in self.wiring.stubbed:
             source, target = self.wiring.ends[number]
             ends["to", source].append(number)
             ends["from", target].append(number)

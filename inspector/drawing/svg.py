@@ -166,9 +166,9 @@ def _tasks(graph: Graph, placed: Sequence[PlacedTask], standing: Standing) -> It
         task = graph.tasks[standing.shown(each.task)]
         rect = each.rect
         width = pixels(rect.width)
-        state, says = standing.mark([each.task])
+        state, data = standing.mark([each.task])
         head = (
-            f'<g class="ts-task ts-{task.kind}{state}" data-task="{task.id}"{says} transform="{moved(rect.x, rect.y)}">'
+            f'<g class="ts-task ts-{task.kind}{state}" data-task="{task.id}"{data} transform="{moved(rect.x, rect.y)}">'
             f"<title>{_tooltip(graph, task.id, with_source)}</title>"
         )
         if each.chip:
@@ -264,10 +264,10 @@ def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float
 def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     rect = pill.rect
     tasks = [standing.shown(task) for task in pill.tasks]
-    state, says = standing.mark(pill.tasks)
+    state, data = standing.mark(pill.tasks)
     names = "\n".join(_tooltip(graph, task, False) for task in tasks)
     head = (
-        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{says} transform="{moved(rect.x, rect.y)}">'
+        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{data} transform="{moved(rect.x, rect.y)}">'
         f"<title>{names}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )

@@ -40,12 +40,12 @@ def box_shape(box: PlacedBox, standing: Standing) -> str:
         behind = "".join(f'<rect class="ts-behind" x="{shift}" y="{shift}" {size}/>' for shift in shifts)
         behind += f'<rect class="ts-front" {size}/>'
     kind = "ts-box ts-quiet" if group.is_views else "ts-box ts-card" if group.closed else "ts-box"
-    state, says, bar = "", "", ""
+    state, data, bar = "", "", ""
     if group.closed:
         tasks = [*group.tasks()]
-        state, says = standing.mark(tasks)
+        state, data = standing.mark(tasks)
         bar = standing.bar(tasks, _TEXT, rect.width - 9, rect.height)
-    place = f'data-module="{escaped(_path(box, standing))}"{says} transform="{moved(rect.x, rect.y)}"'
+    place = f'data-module="{escaped(_path(box, standing))}"{data} transform="{moved(rect.x, rect.y)}"'
     return f'<g class="{kind}{state}" {place}>{behind}<rect class="ts-ground" {size}/>{bar}</g>'
 
 

@@ -25,8 +25,8 @@ def local_gradient_shape(node: Node) -> tuple[int, ...] | None:
 
     These Functions implement `to_local` and `redistribute`, and know how the gradient is split.
     """
-    kept = attributes_of(node)
-    split: Any = kept.get("dtensor_spec") or kept.get("current_spec")
+    attributes = attributes_of(node)
+    split: Any = attributes.get("dtensor_spec") or attributes.get("current_spec")
     if split is None or type(split).__name__ != "DTensorSpec":
         return None
     try:

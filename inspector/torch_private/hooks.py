@@ -152,13 +152,13 @@ class _Noting:
     tables access it, too, but only compare it.
 
     Attributes:
-        asked: number of times a tensor's method was accessed.
+        accesses: number of times a tensor's method was accessed.
         tensors: those tensors, by `id`.
         taken_from_class: whether the method was accessed on the class.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.accesses = 0
         self.tensors: dict[int, ref[Tensor]] = {}
         self.taken_from_class = False
         self._counter = itertools.count(1)  # counts without a lock
@@ -169,7 +169,7 @@ class _Noting:
             self.taken_from_class |= not taker.startswith(_TABLES)
         else:
             self.note(tensor)
-            self.asked = next(self._counter)
+            self.accesses = next(self._counter)
         method: Callable[..., None] = _retain_grad.__get__(tensor, kind)
         return method
 
@@ -188,7 +188,7 @@ for _called_in_compiled_code in (_Noting.__get__, _Noting._forget):
 _TABLES = "torch._dynamo.", "torch.overrides"
 
 noting = _Noting()
-"""The installed descriptor. Its `asked` count changes if a tensor may have been made to retain its gradient."""
+"""The installed descriptor. Its `accesses` count changes if a tensor may have been made to retain its gradient."""
 
 _complete = False
 

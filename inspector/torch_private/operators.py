@@ -179,8 +179,8 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a fake tensor whose storage is not recorded."""
         with _disable_current_modes():
-            bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            return self._take(FakeTensor(self.mode, bare, device))
+            on_meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            return self._take(FakeTensor(self.mode, on_meta, device))
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of the tensor's storage; -1 if no operation allocated it."""
@@ -209,9 +209,9 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
         if storage is None or type(tensor) not in (Tensor, Parameter) or tensor.is_conj() or tensor.is_neg():
             return self._take(self.mode.from_tensor(tensor))
         with _disable_current_modes():  # as torch does for plain tensors, but without its compiler
-            whole = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
-            bare = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            return self._take(FakeTensor(self.mode, bare, tensor.device))
+            flat = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
+            on_meta = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return self._take(FakeTensor(self.mode, on_meta, tensor.device))
 
     def _take(self, tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)

@@ -464,11 +464,11 @@ class LateTensor:
         self._event.record()
 
     @property
-    def comes_later(self) -> bool:
+    def is_pending(self) -> bool:
         """Return whether the values are on another device, which may still be computing them."""
         return self._event is not None
 
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:

@@ -136,7 +136,7 @@ class LateReadings:
                 batch.send()
                 self._coming.append(batch)
             self._open.clear()
-        while self._coming and (wait or self._coming[0].has_come()):
+        while self._coming and (wait or self._coming[0].is_ready()):
             self._coming.popleft().judge()
 
     def forget(self) -> None:
@@ -165,8 +165,8 @@ class _Batch:
         self._sent = LateTensor(torch.stack(self._numbers))
         self._numbers.clear()
 
-    def has_come(self) -> bool:
-        return self._sent is not None and self._sent.has_come()
+    def is_ready(self) -> bool:
+        return self._sent is not None and self._sent.is_ready()
 
     def judge(self) -> None:
         assert self._sent is not None
