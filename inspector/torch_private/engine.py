@@ -60,6 +60,7 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
 
     def end() -> None:
         global _redirected
+        layer.ended = True  # before the next line, so that no backward is redirected in between
         _redirected = False
         layer.leave()
 
