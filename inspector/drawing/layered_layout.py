@@ -26,9 +26,26 @@ class _Drawing:
         self.above: float = max((LANE * len(lanes) + 4 for lanes in self.gutters.values()), default=0)
         self.tops = [0.0] * net.cuts[-1]
         self.floors: list[float] = []  # bottom of each column
-        self._stack_ranks()
+        for first, end in pairwise(net.cuts):  # stack the ranks; the gap is wider where wires run far sideways
+            y: float = self.above
+            for rank in range(first, end):
+                self.tops[rank] = y
+                y += self.heights[rank]
+                if rank + 1 < end:
+                    y += RANK_GAP + self._fan(net.layers[rank])
+            self.floors.append(y)
         self.starts: list[float] = []  # left edge of each column
-        self.width = self._set_columns_side_by_side()
+        edge = 0.0
+        for column, (first, end) in enumerate(pairwise(net.cuts)):
+            nodes = [node for layer in net.layers[first:end] for node in layer]
+            if column:
+                edge += GUTTER + LANE * len(self.gutters.get(column, ()))
+            shift = edge - min(net.x[node] - net.left[node] for node in nodes)
+            for node in nodes:
+                net.x[node] += shift
+            self.starts.append(edge)
+            edge = max(net.x[node] + net.right[node] for node in nodes)
+        self.width = edge
 
     def arrangement(self) -> Arrangement:
         net = self.net
@@ -60,18 +77,6 @@ class _Drawing:
             for column, lanes in reach.items()
         }
 
-    def _stack_ranks(self) -> None:
-        """Set the tops of the ranks. The gap between two ranks is wider if wires run far sideways there."""
-        net = self.net
-        for first, end in pairwise(net.cuts):
-            y = self.above
-            for rank in range(first, end):
-                self.tops[rank] = y
-                y += self.heights[rank]
-                if rank + 1 < end:
-                    y += RANK_GAP + self._fan(net.layers[rank])
-            self.floors.append(y)
-
     def _fan(self, layer: list[int]) -> float:
         net = self.net
         if len(layer) == 1 and len(net.down[layer[0]]) == 1:
@@ -80,20 +85,6 @@ class _Drawing:
             (abs(net.x[below] - net.x[node] - by) for node in layer for below, by in net.down[node]), default=0
         )
         return min(48.0, max(0.0, (furthest - 40) / 9))
-
-    def _set_columns_side_by_side(self) -> float:
-        net = self.net
-        edge = 0.0
-        for column, (first, end) in enumerate(pairwise(net.cuts)):
-            nodes = [node for layer in net.layers[first:end] for node in layer]
-            if column:
-                edge += GUTTER + LANE * len(self.gutters.get(column, ()))
-            shift = edge - min(net.x[node] - net.left[node] for node in nodes)
-            for node in nodes:
-                net.x[node] += shift
-            self.starts.append(edge)
-            edge = max(net.x[node] + net.right[node] for node in nodes)
-        return edge
 
     def _points(self, piece: Piece, at_source: bool, at_target: bool) -> list[Point]:
         """Return the points from the source's foot (or the column's first rank) to the target's top."""

@@ -235,15 +235,12 @@ def _names_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], str | None
     try:
         return _by_place(signature(function).parameters.values())
     except (TypeError, ValueError):  # most of torch's functions are built in; only their docstrings have a signature
-        return _documented_names(function), None
-
-
-def _documented_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    found = _SIGNATURE.match(function.__doc__ or "")
-    known = found is not None and found[1] == getattr(function, "__name__", None)
-    by_place = found[2].partition("*")[0].split(",") if found is not None and known else []
-    names = tuple([name[0] for each in by_place if (name := _NAME.match(each.strip()))])
-    return ("self", *names) if isinstance(function, MethodDescriptorType | WrapperDescriptorType) else names
+        found = _SIGNATURE.match(function.__doc__ or "")
+        known = found is not None and found[1] == getattr(function, "__name__", None)
+        by_place = found[2].partition("*")[0].split(",") if found is not None and known else []
+        is_method = isinstance(function, MethodDescriptorType | WrapperDescriptorType)
+        documented = [name[0] for each in by_place if (name := _NAME.match(each.strip()))]
+        return (*(["self"] if is_method else []), *documented), None
 
 
 def _by_place(parameters: Any) -> tuple[tuple[str, ...], str | None]:

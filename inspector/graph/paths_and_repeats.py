@@ -281,15 +281,12 @@ def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
         part.members = members
         part.tasks = tasks_of(chain.from_iterable(members))
         return part
-    path = _common_parent([part.path for part in parts]) if len(members[-1]) > 1 else parts[0].path
+    path = parts[0].path
+    if len(members[-1]) > 1:  # take the innermost module that contains all of them; "" for the model
+        parents = [each.path.split(".")[:-1] for each in parts]
+        shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+        path = ".".join(names[0] for names in shared)
     part = RepeatedPart(path, parts[0].class_name, min(each.depth for each in parts))
     part.members = members
     part.tasks = tasks_of(child for member in members for child in member)
     return part
-
-
-def _common_parent(paths: list[str]) -> str:
-    """Return the path of the innermost module that contains all of these; "" for the model."""
-    parents = [path.split(".")[:-1] for path in paths]
-    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
-    return ".".join(names[0] for names in shared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 WIDTH = 80
@@ -53,13 +53,18 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
     bodies = [max((len(row[column]) for row in rows), default=0) for column in columns]
     widths = [max(len(heading), body) for heading, body in zip(headings, bodies, strict=True)]
     words = [column for column in columns if column == 0 or headings[column] not in numbers]
-    tokens = []  # by column, the longest part that is not broken into lines
+    tokens, parts = (
+        [],
+        [],
+    )  # by column, the longest word, and the longest part if those in brackets go on the line below
     for column in columns:
         texts = [headings[column], *(row[column] for row in rows if column in words)]
         tokens.append(max((len(token) for text in texts for token in text.split()), default=0))
+        broken = [row[column].replace(" (", "\n(").split("\n") for row in rows]
+        parts.append(max((len(part) for each in broken for part in each), default=0))
     least = [max(token, 0 if column in words else bodies[column]) for column, token in enumerate(tokens)]
     by_heading = [max(bodies[column], least[column]) for column in columns]
-    beside = [least[at] if at in words else max(tokens[at], _longest_part(row[at] for row in rows)) for at in columns]
+    beside = [least[at] if at in words else max(tokens[at], parts[at]) for at in columns]
     others = [column for column in words if column]
     available = width - GAP * (len(headings) - 1)
     for which, floor in (
@@ -92,8 +97,3 @@ def cut_at_front(text: str, width: int) -> str:
 
 def _width(text: str) -> int:
     return max(map(len, text.split("\n")))
-
-
-def _longest_part(texts: Iterable[str]) -> int:
-    """Return the width of the longest part of these numbers; a part in brackets may go on the line below."""
-    return max((len(part) for text in texts for part in text.replace(" (", "\n(").split("\n")), default=0)
