@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.capture.build_graph import why_no_graph
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.source_lines import Source
 from ...inspector.hips.observers import looking_at_values
 from ...inspector.hips.tape import HipsTape, not_native
@@ -397,7 +397,7 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
             said += '; engine="direct" checks them too' if found.direct_works else ""
         skipped: list[str] = []
         if hooked:
-            named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
+            named = ", ".join(unique_name(graph, task) for task in hooked[:NAMED])
             more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
             said_of = "Hooks of leaves did not run, so the gradients they return were not checked"
             skipped = [f"{said_of}: {named}{more}."]

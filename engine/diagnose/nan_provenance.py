@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.capture.capture import capture
-from ...inspector.capture.operator_traits import leaves_empty, may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import operation_of, tensors_of
 from ...inspector.torch_private.engine import current_node
 from ...inspector.torch_private.operators import EveryOperation, is_operator
-from ...inspector.torch_private.tensors import FollowedStorage, View, computable, is_abstract, is_lift, storage_of
+from ...inspector.torch_private.tensors import LIFT, FollowedStorage, View, computable, is_abstract, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..session.breakpoints.nan_origin import dense_parts, has_element, is_bad
 from .torch_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
@@ -113,7 +113,7 @@ class BadOperation:
         """Whether the operation writes a constant."""
         if self.node is not None or self.call is None:
             return False
-        return self.call.title in _PUTS or (is_operator(self.operator) and leaves_empty(self.operator))
+        return self.call.title in _PUTS or (is_operator(self.operator) and traits_of(self.operator).leaves_empty)
 
     @property
     def puts_number(self) -> bool:
@@ -127,7 +127,7 @@ class BadOperation:
 
     def results(self, instead: Mapping[GivenTensor, Tensor]) -> list[Tensor]:
         """Run the operation with some arguments replaced and return its results."""
-        writes = may_write(self.operator)
+        writes = traits_of(self.operator).may_write
         args, kwargs = (_given_again(each, instead, writes) for each in (self.args, self.kwargs))
         with torch.random.fork_rng(()):
             result = self.operator(*args, **kwargs)
@@ -182,7 +182,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written: list[Tensor] = []
-        if is_operator(operator) and may_write(operator):
+        if is_operator(operator) and traits_of(operator).may_write:
             written = written_by(operator, args, kwargs)
         before: dict[int, GivenTensor] = {}
         try:
@@ -211,7 +211,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         before: Mapping[int, GivenTensor],
         writes: bool,
     ) -> None:
-        lifts = is_lift(operator)
+        lifts = operator is LIFT
         if lifts and self._calls.current is None:
             return  # data from NumPy
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.torch_private.tensors import equal_elements
 from ...inspector.torch_private.thread_state import unobserved
@@ -101,7 +101,7 @@ def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
             write.source if graph.tasks[write.task].kind in APPLIED else None
         )  # for other kinds the engine's own code writes
         place = "" if called is None else f" at {called.short}"
-        who = "It" if write.task == task.id else told_apart(graph, write.task)
+        who = "It" if write.task == task.id else unique_name(graph, write.task)
         what = "it" if found.how == "written" else "its input"
         said.append(f"{who} modifies {what} in place with {write.operation}{place}.")
     elif found.draws:

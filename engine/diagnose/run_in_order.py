@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.capture.capture import capture
-from ...inspector.capture.operator_traits import may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.source_lines import Source, source_at, users_place
@@ -86,7 +86,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
             return operator(*args, **kwargs)
         for tensor in tensors_of((args, kwargs)):
             self._read(tensor)
-        if may_write(operator):
+        if traits_of(operator).may_write:
             for tensor in written_by(operator, args, kwargs):
                 self._written(tensor, operator)
         result = operator(*args, **kwargs)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...inspector.capture.forward_program import WHOLE, overlap
-from ...inspector.capture.operator_traits import moves_storage, traits_of, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import warn
@@ -312,7 +312,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
                 if found.calls is not None or overlap(view_of(read), view, found.nbytes):
                     bytes_of(reader)
             if found.calls is not None:
-                again = torch.is_grad_enabled() and not self.differs and not moves_storage(operator)
+                again = torch.is_grad_enabled() and not self.differs and not traits_of(operator).moves_storage
                 call = self._call(operator, args, kwargs, found) if again and len(written) == 1 else None
                 if call is not None:
                     found.calls.append(call)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ...inspector.text.progress import ToldLine, line_shown, quiet
+from ...inspector.text.progress import UpdatingLine, line_shown, quiet
 from ...inspector.text.sizes_and_counts import both_units, percent_text, size_text
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.tensors import is_fake
@@ -52,7 +52,7 @@ def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None
             yield None if line is None else (lambda found: _tell(line, found))
 
 
-def _tell(line: ToldLine, found: FoundDrops) -> None:
+def _tell(line: UpdatingLine, found: FoundDrops) -> None:
     peak = size_text(found.levels.peak_bytes)
     line(f"planning recomputation: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
 

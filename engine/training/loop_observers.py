@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import is_library
-from ...inspector.torch_private.allocators import not_the_programs
+from ...inspector.torch_private.allocators import left_out_of_recording
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
 from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
@@ -192,7 +192,7 @@ class TrainingWatch(LoopFollower):
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:
-        with unobserved(), not_the_programs():
+        with unobserved(), left_out_of_recording():
             for part in tuple(self._parts):
                 if not self._tell_one(part, what, *told):
                     self._tell_no_more(part)

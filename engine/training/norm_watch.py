@@ -52,11 +52,11 @@ class _Step:
     updates: list[ColumnNorms] = field(default_factory=list)
     optimizers: list[_OptimizerStep] = field(default_factory=list)
 
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         found = (*(each for each, _ in self.gradients), *self.weights, *self.updates)
         norms = (each.norms for each in found)
-        return all(each.has_come() for each in norms) and all(
-            each.has_come() for one in self.optimizers for each in one.losses
+        return all(each.is_ready() for each in norms) and all(
+            each.is_ready() for one in self.optimizers for each in one.losses
         )
 
 
@@ -246,7 +246,7 @@ class NormWatch(LoopPart):
     def _read(self, but: int, wait: bool = False) -> None:
         """Puts down steps whose numbers have come, all but the last ones."""
         come: list[_Step] = []
-        while len(self._coming) > but and (wait or self._coming[0].has_come()):
+        while len(self._coming) > but and (wait or self._coming[0].is_ready()):
             come.append(self._coming.popleft())
         if not come:
             return

@@ -235,10 +235,14 @@ def explain(error: AttributeError | ImportError) -> str | None:
 
     The sentence names the capability, the version of torch, and what still works.
     """
-    missing = _missing_name(error)
+    missing = _missing_name(error) or ""
+    module, _, attribute = missing.rpartition(".")
     for capability in CAPABILITIES if missing else ():
         for name in capability.names:
-            if _means(name, str(missing)):
+            owner, _, last = name.rpartition(".")
+            # For attributes of objects, only the last part is known.
+            is_attribute = attribute in last.split("|") and module in ("", owner)
+            if missing == name or name.startswith(f"{missing}.") or is_attribute:
                 import torch
 
                 return (
@@ -246,15 +250,6 @@ def explain(error: AttributeError | ImportError) -> str | None:
                     f"{capability.still}. tapescope is tested with torch {OLDEST_TESTED} to {NEWEST_TESTED}"
                 )
     return None
-
-
-def _means(name: str, missing: str) -> bool:
-    """Return whether a name of the table is the missing one. For attributes of objects, only the last part is known."""
-    owner, _, last = name.rpartition(".")
-    if missing == name or name.startswith(f"{missing}."):
-        return True
-    module, _, attribute = missing.rpartition(".")
-    return attribute in last.split("|") and module in ("", owner)
 
 
 def _missing_name(error: AttributeError | ImportError) -> str | None:

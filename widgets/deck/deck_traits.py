@@ -19,7 +19,7 @@ from ...engine.session.engine_thread import HEARS_SIGNALS_S
 from ...engine.session.native_session import NativeSession
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from .live_publisher import News
 from .live_session import Live
 from .page_data import Json, title_of
@@ -211,7 +211,7 @@ class DeckTraits(Played):
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a deck", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a deck", _ELSEWHERE)
 
     def __init__(
         self,

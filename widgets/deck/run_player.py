@@ -11,7 +11,7 @@ from ...engine.recording.run import Run
 from ...engine.training.step import TrainingStep, step_began_ns
 from ...engine.training.step_timeline import BACKWARD, FORWARD, OPTIMIZER
 from ...errors import ending_where_called
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from .page_data import Document, Json
 from .player_widget import Played
 from .run_page_data import Other, other_policies, run_document
@@ -53,7 +53,7 @@ class Recording(Played):
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a run that is played again", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a run that is played again", _ELSEWHERE)
 
     def __repr__(self) -> str:
         return f"<Recording of {self._run!r}>"

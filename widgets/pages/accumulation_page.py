@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
-from .figure_page import studies_page
 from .notebook_figure import figure_of
+from .page_frame import studies_page
 from .plotly_data import Drawing, escaped
 from .report_html import COLUMNS, cells_html
 from .theme import Colours, colours_of, figure_style, hover_label

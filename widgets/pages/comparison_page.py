@@ -9,8 +9,8 @@ from ...engine.recording.peak_report import PeakReport
 from ...engine.studies.comparison import Comparison, Row
 from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
-from .figure_page import figure_page, words_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
+from .page_frame import glossary_section, page_frame
 from .recompute_figures import recomputed_html
 from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
 from .theme import LATER
@@ -44,7 +44,7 @@ def page_html(comparison: Comparison, title: str) -> str:
 <section><div role="tablist" aria-label="policy">{tabs}</div>
 {"".join(panels)}</section>
 {_glossary(comparison)}"""
-    return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
+    return page_frame(title, _subtitle(comparison), body, figures, _STYLE)
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -61,7 +61,7 @@ def _glossary(comparison: Comparison) -> str:
     there = {category for row in comparison.rows for category in row.timeline.category_levels}
     words = {escape(word): meaning for word, meaning in COLUMNS.items()}
     words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
-    return words_section(words)
+    return glossary_section(words)
 
 
 def _key(report: PeakReport) -> str:

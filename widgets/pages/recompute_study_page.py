@@ -19,8 +19,8 @@ from ...engine.studies.recompute_study import (
 )
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text
-from .figure_page import studies_page
 from .notebook_figure import figure_of
+from .page_frame import studies_page
 from .plotly_data import Drawing, escaped
 from .report_html import cells_html
 from .theme import Colours, colours_of, figure_style

@@ -1,4 +1,4 @@
-"""Saved pages of comparisons and studies. They load no other files, and are readable without scripts."""
+"""The frame of saved pages of comparisons and studies: title, style, script and glossary. They load no other files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _FIGURES = {
 }
 
 
-def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
+def page_frame(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
     """Return a page.
 
     Args:
@@ -171,15 +171,15 @@ def studies_page(
         )
         head = f"<h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>"
         parts.append(f"<section>{head}{table(study)}{''.join(drawn)}</section>")
-    parts.append(words_section({escape(word): meaning for word, meaning in words.items()}))
-    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
+    parts.append(glossary_section({escape(word): meaning for word, meaning in words.items()}))
+    return page_frame(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
 
 
 def _about(workload: Workload) -> str:
     return " · ".join(filter(None, (workload.title, workload.source)))
 
 
-def words_section(words: Mapping[str, str]) -> str:
+def glossary_section(words: Mapping[str, str]) -> str:
     """Return the glossary: words as HTML, meanings as text. Its last entry explains how to use figures."""
     lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
     return f"<section><h2>Words</h2><dl>{lines}</dl></section>"
