@@ -120,8 +120,9 @@ function baseline(host: HTMLElement, { loop, step }: State): void {
   const bytes = baselineOf(loop, at);
   const exact = (count: number) => `${size(count)} (${grouped(count)} B)`;
   const when = `step ${grouped(first)}${last > first ? ` to ${grouped(last)}, the most` : ""}`;
-  const folded = el("details", {}, el("summary", {}, `Memory before ${when}: `, el("b", {}, exact(sum(bytes)))));
+  const folded = el("details", {}, el("summary", {}, `Memory before ${when}: `, el("b", {}, size(sum(bytes)))));
   BASELINE.forEach((kind, place) => row(folded, kind, exact(bytes[place])));
+  row(folded, "in all", exact(sum(bytes)));
   folded.open = host.dataset.baseline === "open";
   folded.addEventListener("toggle", () => (host.dataset.baseline = folded.open ? "open" : ""));
   host.append(folded);
