@@ -125,7 +125,7 @@ def plain_elements(tensor: Tensor) -> Elements:
 ABSENT = -1.0
 """The value for a step without a number. A norm is never negative, and NaN and Inf are ordinary values."""
 
-_FIRST_ROWS = 256
+_FIRST_ROWS = 16
 _FEWEST_ROWS = 64
 
 
