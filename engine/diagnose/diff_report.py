@@ -191,7 +191,7 @@ class Difference:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The findings in words, except those about the parameters."""
-        return (*self._of_order(), *self._of_values(), *self._of_tasks(), *self._of_memory())
+        return (*self._of_order(), *self._of_values(), *self._of_tasks_and_memory())
 
     def _of_order(self) -> Iterator[str]:
         first = self.first_in_order
@@ -246,25 +246,19 @@ class Difference:
                 yield f"Leaving out parameter gradients, the difference grows most here: {self._said(jump)}."
             if "gives" in (first.how, jump.how):
                 yield "A task's outputs also depend on its saved tensors, which are not compared."
-        yield self._of_tolerance()
-
-    def _of_tolerance(self) -> str:
+        tolerance = percent_text(self.tolerance)
         if self.dtype is None:
-            return f"The tolerance is {percent_text(self.tolerance)}, as passed."
-        name = dtype_name(self.dtype)
-        return (
-            f"The tolerance, {percent_text(self.tolerance)}, is the square root of the epsilon "
-            f"of {name}, the coarsest dtype."
-        )
+            yield f"The tolerance is {tolerance}, as passed."
+        else:
+            name = dtype_name(self.dtype)
+            yield f"The tolerance, {tolerance}, is the square root of the epsilon of {name}, the coarsest dtype."
 
-    def _of_tasks(self) -> Iterator[str]:
+    def _of_tasks_and_memory(self) -> Iterator[str]:
         for name, tasks in zip(self.names, self.only, strict=True):
             if tasks:
                 kinds = Counter(map(task_name, tasks))
                 shown = joined([f"{count:,} × {kind}" if count > 1 else kind for kind, count in kinds.most_common()])
                 yield f"Only {name} has {shown}."
-
-    def _of_memory(self) -> Iterator[str]:
         if self.memory is not None:
             yield from self.memory.sentences(self.names, bool(self.elsewhere))
             for each in self.elsewhere:

@@ -67,7 +67,12 @@ def departure_of(graph: Graph, found: AtDeparture) -> Departure:
     task = graph.tasks[found.task]
     write = found.write
     writer = None if write is None or write.task == task.id else write.task
-    story, advice, cause = "", "", _cause(found)
+    story, advice = "", ""
+    cause: Cause | None = "hook" if found.hooks else None
+    if found.write is not None:
+        cause = "write"
+    elif found.draws:
+        cause = "random"
     if found.how == "unsteady":
         story = "The results for equal gradients differ each time, even in the same order."
         advice = (
@@ -78,14 +83,6 @@ def departure_of(graph: Graph, found: AtDeparture) -> Departure:
         story = " ".join(_story(graph, task, found))
         advice = _advice(graph, task, found)
     return Departure(task.id, found.how, found.orders, graph.module(task), task.source, story, advice, writer, cause)
-
-
-def _cause(found: AtDeparture) -> Cause | None:
-    if found.write is not None:
-        return "write"
-    if found.draws:
-        return "random"
-    return "hook" if found.hooks else None
 
 
 def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
