@@ -151,7 +151,8 @@ class _FollowedCalls(TorchFunctionMode):
             return self._other(function, call, args, kwargs)
         watch.call += 1
         watch.between = False
-        writes = call.writes or (bool(kwargs) and _is_to_write(kwargs))
+        # Keywords may ask for an in-place write, too: relu(x, inplace=True), add(x, y, out=z).
+        writes = call.writes or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
         if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
             result = function(*args, **kwargs)
             watch.place = call.end
@@ -220,11 +221,6 @@ class _FollowedCalls(TorchFunctionMode):
         return result
 
 
-def _is_to_write(kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the keywords ask for an in-place write: `relu(x, inplace=True)`, `add(x, y, out=z)`."""
-    return bool(kwargs.get("inplace")) or kwargs.get("out") is not None
-
-
 def _name(function: Function) -> str:
     return str(getattr(function, "__name__", function))
 
@@ -235,7 +231,7 @@ for _mode in (_LearnedCalls, _FollowedCalls):
 
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
-    """What a plan dropped and recomputed so far.
+    """Counts of the storages that a plan dropped and recomputed so far.
 
     Attributes:
         forwards: number of forwards that ran as planned, to the end of the plan or of the `with` block.

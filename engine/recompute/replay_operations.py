@@ -340,9 +340,9 @@ def _called(
             assert storage is not None
             return on_storage(storage, argument.view)
         argument.bytes.check(call.operator, argument.view)
-        whole = there(argument.bytes)
-        assert whole is not None
-        return on_storage(whole, argument.view)
+        source = there(argument.bytes)
+        assert source is not None
+        return on_storage(source, argument.view)
 
     result = call.run(tensor_of)
     if storage is not None:
@@ -358,11 +358,6 @@ def _called(
             other.tally.nbytes += other.nbytes
     assert storage is not None and storage.nbytes() == of.nbytes
     return storage
-
-
-def view_of(shown: View | Tensor) -> View:
-    """Return the view of an argument."""
-    return View.of(shown) if isinstance(shown, Tensor) else shown
 
 
 def described(shown: View | Tensor) -> str:
