@@ -163,17 +163,17 @@ def _prefixed(progress: Callable[[str], object], prefix: str) -> Callable[[str],
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """The device, if tensors with values can be made there.
+    """Return the device if tensors with data can be created on it.
 
     Raises:
-        ValueError: they can't.
+        ValueError: if they cannot.
     """
     try:
         found = torch.device(device)
         if found.type == "meta":
-            raise ValueError("there is nothing to measure on the device meta: it has shapes and no values")
+            raise ValueError("tensors on the device meta have no data to measure")
         torch.zeros(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(f"the device {str(device)!r} can't be used here: {why}") from error
+        raise ValueError(f"device {str(device)!r} cannot be used here: {why}") from error
     return found

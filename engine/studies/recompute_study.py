@@ -19,7 +19,7 @@ from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ..api.environment import Machine, this_machine
 from ..api.make_loss import MakeLoss, own_gradients, same_random_numbers
 from ..api.restore_state import AsFound
-from ..api.time_backwards import Spread, turns
+from ..api.time_backwards import Spread, turns, wait_for
 from ..memory.function_levels import allocated_levels
 from ..recompute.apply_plan import apply_plan
 from ..recompute.budget import OVERHEAD
@@ -192,16 +192,8 @@ class RecomputeStudy(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences below the table."""
-        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused())
-
-    def _of_noise(self) -> Iterator[str]:
-        said = [
-            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
-            for row in self.rows[1:]
-            if len(row.times_ns) > 1
-        ]
-        if said:
-            yield f"Time of a step relative to an unchanged one: {'; '.join(said)}. ± is half the interquartile range."
+        left_out = (f"{name} was left out: {why}" for name, why in self.refused.items())
+        return (*self._compared(), *self._of_plans_and_times(), *left_out)
 
     def _compared(self) -> Iterator[str]:
         if BELOW not in self or BLOCKS not in self:
@@ -215,7 +207,7 @@ class RecomputeStudy(ShownAsTable):
             more = f"{percent_text(abs(less))} {'less' if less > 0 else 'more'} memory than checkpoints per block"
             yield f"ts.recompute needs {more}; it takes {times}."
 
-    def _of_plans(self) -> Iterator[str]:
+    def _of_plans_and_times(self) -> Iterator[str]:
         for row in self.rows:
             if row.plan is not None and row.plan.left_alone is not None:
                 yield f"{row.name}: {row.plan.left_alone}"
@@ -224,10 +216,13 @@ class RecomputeStudy(ShownAsTable):
                 yield f"{row.name}: the peak is in the forward, which no plan lowers; the backward's is {backward}."
         if not self[NOTHING].same_gradients:
             yield "The gradients of this model differ from run to run even without changes."
-
-    def _of_refused(self) -> Iterator[str]:
-        for name, why in self.refused.items():
-            yield f"{name} was left out: {why}"
+        times = [
+            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
+            for row in self.rows[1:]
+            if len(row.times_ns) > 1
+        ]
+        if times:
+            yield f"Time of a step relative to an unchanged one: {'; '.join(times)}. ± is half the interquartile range."
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per row, for `pandas.DataFrame(study.records())`."""
@@ -348,8 +343,8 @@ def _ways_measured(
         except Exception as error:
             if way.plan is not None or way.name == NOTHING:
                 raise
-            told = str(error).strip().splitlines() or ["no message"]
-            refused[way.name] = f"{type(error).__name__}: {told[0].rstrip('.')}."
+            lines = str(error).strip().splitlines() or ["no message"]
+            refused[way.name] = f"{type(error).__name__}: {lines[0].rstrip('.')}."
         else:
             ways.append(way)
 
@@ -361,10 +356,10 @@ def _ways_measured(
         refused |= dict.fromkeys((BLOCKS, SELECTIVE), "no module of this model repeats.")
     if plans.compiled:
         measure(_Way(COMPILED, partial(compiled_within_budget, bench.model, torch.compile(bench.model.forward))))
-    asked: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
+    budgets: list[tuple[str, int | float | None]] = [(WITHIN, None), (HALF, 0.5)]
     if (by_blocks := next((way for way in ways if way.name == BLOCKS), None)) is not None:
-        asked[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
-    for title, budget in asked:
+        budgets[1] = BELOW, int(_BELOW * by_blocks.peak_bytes)
+    for title, budget in budgets:
         tell(f"{name}: planning for {title}")
         with bench.as_before():
             plan = plan_recompute(bench.make_loss, budget, seconds=plans.seconds, progress=False)
@@ -438,6 +433,7 @@ class _Bench:
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
+        """Run the block from the initial state, which is restored afterwards."""
         if self._world is not None:
             with self._world.run(self._parameters, zeroed=True):
                 yield
@@ -463,7 +459,10 @@ class _Bench:
         if self._expected is None:
             with self.as_before():
                 self._step(way)
-                self._expected = [parameter.grad for parameter in self._parameters], [*map(_copy, self._buffers)]
+                self._expected = (
+                    [parameter.grad for parameter in self._parameters],
+                    [buffer.clone() for buffer, _ in self._buffers],
+                )
         way.same_gradients = _same(gradients, self._expected[0])
         way.same_state = _same(state, self._expected[1])
         del gradients, state
@@ -472,11 +471,12 @@ class _Bench:
 
     def time(self, way: _Way) -> int:
         """Time a step, in nanoseconds."""
+        accelerators = [] if self._device.type == "cpu" else [self._device]
         with self.as_before():
-            self._wait()
+            wait_for(accelerators)
             began = time.perf_counter_ns()
             self._step(way)
-            self._wait()
+            wait_for(accelerators)
             return time.perf_counter_ns() - began
 
     def _step(self, way: _Way, done: Callable[[], object] = lambda: None) -> None:
@@ -503,14 +503,6 @@ class _Bench:
 
         self._step(way, done)
         return max(peaks) - before, peaks[1] - before
-
-    def _wait(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
-
-
-def _copy(buffer: tuple[Tensor, Tensor]) -> Tensor:
-    return buffer[0].clone()
 
 
 def _requested(which: Literal["current", "peak"]) -> int:
