@@ -20,7 +20,9 @@ def group_content(graph: Graph) -> Json:
         ValueError: the graph has no nodes.
     """
     if graph.is_tape:
-        return no_groups("The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors.")
+        return no_groups(
+            "Groups are not searched in a tape of HIPS autograd, because its nodes do not expose their factors."
+        )
     return groups_content(find_batches(graph))
 
 

@@ -16,7 +16,7 @@ from ...engine.session.native_session import NativeSession
 from ...inspector.graph.graph import Task
 from .groups_data import with_batches
 from .live_plan import LiveBranches, LivePlan
-from .live_state import LiveStanding, Status, history_content, stopped_content
+from .live_state import LiveStanding, Status
 from .page_data import Document, Json, packed
 
 _BY_TASK = {"kept": "by task"}
@@ -100,7 +100,7 @@ class Publisher:
         self._observe = observe
         self._reported = 0
         self._batches_told = (0, 0)  # batches and fallbacks
-        self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
+        self._looked_at: set[int] = set()  # tasks that have not run and whose input buffers were published
         self._replayed: Json = {}  # since the last news
         self._forgotten: set[int] = set()  # ever
         self._lock = RLock()  # a front end may answer in the thread that sends
@@ -152,14 +152,26 @@ class Publisher:
         branches, left_others = self._branches.news()
         if others is None and left_others:
             others = self._plan.others()
-        standing = {
+        standing: Json = {
             "position": len(at.session.order),
             "current": at.current,
             "status": at.status,
             "trouble": at.trouble,
-            "stopped": None if at.stopped is None else stopped_content(at.stopped),
-            "history": None if history is None else history_content(history, self._branches.gradient_bytes),
+            "stopped": None,
+            "history": None,
         }
+        if (stop := at.stopped) is not None:  # without its tensors
+            facts = {"why": stop.why, "number": stop.number, "task": stop.task, "text": stop.text}
+            standing["stopped"] = facts | {"lines": list(stop.all_lines)}
+        if history is not None:
+            gradient_bytes = history.gradient_bytes + self._branches.gradient_bytes
+            saved_bytes = history.saved_bytes  # read once, because it is counted each time
+            standing["history"] = {
+                "bytes": gradient_bytes + saved_bytes,
+                "gradient_bytes": gradient_bytes,
+                "saved_bytes": saved_bytes,
+                "reach": history.reach,
+            }
         return News(**standing | {"others": others, "branches": branches} | changes)
 
     def tell_plan(self) -> None:
@@ -207,7 +219,7 @@ class Publisher:
         if trace.columns.started_ns[self._at.graph.task(task).id] >= 0:
             return {}
         if isinstance(session, NativeSession) and (task != current or not session.order):
-            return {}  # the engine shows what waits for the task it has taken, and takes none before the first step
+            return {}  # the engine shows only the input buffer of the task it has popped, and pops none before a step
         found: list[RecordedGradient | None] = []
         for gradient in session.waiting(task):
             if gradient is None:

@@ -198,6 +198,8 @@ export interface Memory {
   device: string;
   basis: "measured" | "calibrated" | "dry run";
   estimates: string[];
+  /** The reason to show if there is space for only one; "" or absent without reasons. */
+  main_reason?: string;
   before: number;
   nbytes: number[];
   /** Events: `n` if storage n is allocated, `~n` if it is freed. */
