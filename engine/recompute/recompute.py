@@ -17,10 +17,11 @@ from ..api.make_loss import MakeLoss
 from ..api.restore_state import AsFound
 from ..execution.unsupported import refuse_transforms
 from ..schedule.ddp_buckets import nothing_reduced
-from .apply_plan import RecomputeReport, apply_plan
+from .apply_plan import apply_plan
 from .budget import Budget, Wanted, expect_seconds
 from .plan import RecomputePlan
 from .plan_recompute import plan_recompute
+from .recompute_report import RecomputeReport
 
 Made = TypeVar("Made")
 

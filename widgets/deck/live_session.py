@@ -79,12 +79,8 @@ class LiveEdits:
     def check(self, task: AnyTask | None) -> Check:
         """Check a task's backward against finite differences, and publish the result."""
         found = self._at.session.check(task)
-        said = {
-            "ok": found.ok,
-            "verdict": found.verdict,
-            "lines": list(found.lines),
-        }
-        self._publisher.tell(checks={str(found.task): said})
+        content = {"ok": found.ok, "warns": bool(found.warnings), "lines": list(found.lines)}
+        self._publisher.tell(checks={str(found.task): content})
         return found
 
 

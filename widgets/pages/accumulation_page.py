@@ -10,9 +10,10 @@ from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, Studi
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
 from .figure_page import studies_page
+from .glossary import COLUMNS
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped
-from .report_html import COLUMNS, cells_html
+from .report_html import cells_html
 from .theme import Colours, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:

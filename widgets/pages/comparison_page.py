@@ -8,10 +8,11 @@ from ...engine.recording.peak_report import PeakReport
 from ...engine.studies.comparison import Comparison, Row
 from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
-from .figure_page import figure_page, words_section
+from .figure_page import figure_page
+from .glossary import CATEGORIES, COLUMNS, glossary_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
 from .recompute_figures import recomputed_html
-from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
+from .report_html import category_html, peak_html, table_html
 from .theme import LATER
 
 _STYLE = """
@@ -35,29 +36,29 @@ def page_html(comparison: Comparison, title: str) -> str:
     memory = figures.html("memory", "Memory by policy", memory_drawing(comparison.timelines, LATER, _POINTS))
     recomputed = recomputed_html(comparison, figures, _POINTS)
     panels = [_panel(comparison, row, number, figures) for number, row in enumerate(comparison.rows)]
-    tabs = "".join(_tab(comparison, row, number) for number, row in enumerate(comparison.rows))
+    tabs = []
+    for number, row in enumerate(comparison.rows):
+        chosen = row is comparison.highest
+        tabs.append(
+            f'<button role="tab" id="tab-{number}" aria-controls="panel-{number}" '
+            f'aria-selected="{str(chosen).lower()}" '
+            f'tabindex="{0 if chosen else -1}"><b>{escape(row.policy)}</b>{size_text(row.peak_bytes)}</button>'
+        )
+    # The glossary has the table's columns, and the categories that occur in the comparison.
+    there = {category for row in comparison.rows for category in row.timeline.category_levels}
+    words = {escape(word): meaning for word, meaning in COLUMNS.items()}
+    words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
     body = f"""<section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
 {memory}</section>
 {recomputed}
-<section><div role="tablist" aria-label="policy">{tabs}</div>
+<section><div role="tablist" aria-label="policy">{"".join(tabs)}</div>
 {"".join(panels)}</section>
-{_glossary(comparison)}"""
-    return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
-
-
-def _subtitle(comparison: Comparison) -> str:
+{glossary_section(words)}"""
     devices = ", ".join(dict.fromkeys(row.timeline.device for row in comparison.rows))
     measured = f"{len(comparison.graph):,} tasks on {devices}, measured on PyTorch's engine."
-    return f"{measured} {comparison.before.sentence()}".rstrip()
-
-
-def _glossary(comparison: Comparison) -> str:
-    """Return the glossary: the table's columns, and the categories that occur in the comparison."""
-    there = {category for row in comparison.rows for category in row.timeline.category_levels}
-    words = {escape(word): meaning for word, meaning in COLUMNS.items()}
-    words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
-    return words_section(words)
+    subtitle = f"{measured} {comparison.before.sentence()}".rstrip()
+    return figure_page(title, subtitle, body, figures, _STYLE)
 
 
 def _key(report: PeakReport) -> str:
@@ -67,14 +68,6 @@ def _key(report: PeakReport) -> str:
         for category, _, _ in report.shown(0)
     )
     return f'<p class="key">{"".join(amounts)}</p>'
-
-
-def _tab(comparison: Comparison, row: Row, number: int) -> str:
-    chosen = row is comparison.highest
-    return (
-        f'<button role="tab" id="tab-{number}" aria-controls="panel-{number}" aria-selected="{str(chosen).lower()}" '
-        f'tabindex="{0 if chosen else -1}"><b>{escape(row.policy)}</b>{size_text(row.peak_bytes)}</button>'
-    )
 
 
 def _panel(comparison: Comparison, row: Row, number: int, figures: Figures) -> str:

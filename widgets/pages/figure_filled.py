@@ -35,7 +35,11 @@ def filled(figure: Mapping[str, Any]) -> Drawing | None:
         axis = layout[name] = axis | layout.get(name, {})
         values = [value for each in on_axis for value in each[name[0]] if value is not None]
         if values and all(isinstance(value, str) for value in values):
-            _replace_names(axis, name[0], on_axis, values)
+            # Names get the positions 0, 1, 2 and so on, in the order of their first use.
+            places = {text: place for place, text in enumerate(dict.fromkeys(values))}
+            for each in on_axis:
+                each[name[0]] = [None if value is None else places[value] for value in each[name[0]]]
+            axis |= {"range": [-0.5, len(places) - 0.5], "tickvals": list(places.values()), "ticktext": list(places)}
         elif not values or not all(isinstance(value, Real) for value in values):
             return None
         else:
@@ -71,14 +75,6 @@ def _histogram_as_curve(trace: Drawing) -> Drawing | None:
     shown: Drawing = {name: trace[name] for name in ("name", "showlegend", "xaxis", "yaxis") if name in trace}
     area: Drawing = {"fill": "tozeroy", "fillcolor": colour, "line": {"shape": "hv", "width": 0}} if colour else {}
     return {"type": "scatter", "mode": "lines", "x": edges, "y": [*counts, 0], **shown, **area}
-
-
-def _replace_names(axis: Drawing, letter: str, traces: Sequence[Drawing], values: Sequence[str]) -> None:
-    """Replace names by positions 0, 1, 2 and so on, in the order of their first use."""
-    places = {name: place for place, name in enumerate(dict.fromkeys(values))}
-    for each in traces:
-        each[letter] = [None if value is None else places[value] for value in each[letter]]
-    axis |= {"range": [-0.5, len(places) - 0.5], "tickvals": list(places.values()), "ticktext": list(places)}
 
 
 def _range(axis: Drawing, values: Sequence[float], padded: bool) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from ...engine.studies.ready_workload import Workload
 from ...inspector.graph.source_lines import PACKAGE
 from . import report_html
 from .figure_html import Figures
+from .glossary import glossary_section
 from .html_page import html_page
 from .theme import CATEGORY_COLOURS, LATER, Colours
 
@@ -97,12 +98,6 @@ _MARK = (
     '<path d="M2.5 14.5h15" stroke-linecap="round"/></svg>'
 )
 
-_FIGURES = {
-    "figures": "drag along a plot to zoom in, drag with Shift to move, double-click to reset; click a name in a "
-    "legend to hide its curve, double-click it to hide all others. Keys: arrows move from point to point, + and - "
-    "zoom, 0 resets; in a treemap Enter zooms in and Escape out",
-}
-
 
 def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
     """Return a page.
@@ -159,20 +154,12 @@ def studies_page(
         words: the glossary, by word.
     """
     figures = Figures()
-    parts = [
-        f"<section><h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>{table(study)}"
-        f"{figures.html(str(number), study.title, dict(drawing(study, LATER)))}</section>"
-        for number, study in enumerate(studies)
-    ]
-    parts.append(words_section({escape(word): meaning for word, meaning in words.items()}))
+    parts = []
+    for number, study in enumerate(studies):
+        about = " · ".join(filter(None, (study.workload.title, study.workload.source)))
+        parts.append(
+            f"<section><h2>{escape(study.title)}<span>{escape(about)}</span></h2>{table(study)}"
+            f"{figures.html(str(number), study.title, dict(drawing(study, LATER)))}</section>"
+        )
+    parts.append(glossary_section({escape(word): meaning for word, meaning in words.items()}))
     return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
-
-
-def _about(workload: Workload) -> str:
-    return " · ".join(filter(None, (workload.title, workload.source)))
-
-
-def words_section(words: Mapping[str, str]) -> str:
-    """Return the glossary: words as HTML, meanings as text. Its last entry explains how to use figures."""
-    lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
-    return f"<section><h2>Words</h2><dl>{lines}</dl></section>"

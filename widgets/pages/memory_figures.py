@@ -175,7 +175,7 @@ def _bars(
         start, stop = _span(storage, end, clock)
         category = Category(timeline.born_as[storage.number])
         for event, place, becomes in timeline.changes_of.get(storage.number, ()):
-            at = _clock_of(timeline, event) if clock else float(place)
+            at = timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6 if clock else float(place)
             if at >= stop:
                 break
             if at > start:
@@ -285,7 +285,7 @@ class _PeakTree:
         self._tints, self._inks = [colours["sunk"]], [colours["on-sunk"]]
         self._labels = [f"the peak  {size_text(report.nbytes)}"]
         self._hover_texts = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
-        # Groups are told apart by identity, because two groups can have equal contents.
+        # By identity, because two groups can have equal contents.
         self._largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
         for category in report.categories:
             self._add_category(category)
@@ -451,10 +451,6 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
             }
         )
     return found
-
-
-def _clock_of(timeline: Timeline, event: int) -> float:
-    return timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6
 
 
 def _span(storage: Storage, end: float, clock: bool) -> tuple[float, float]:

@@ -57,7 +57,8 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
         ValueError: if the row has no plan.
     """
     if row.plan is None:
-        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {_with_plans(comparison) or 'no rows'}")
+        planned = ", ".join(repr(each.policy) for each in comparison.rows if each.plan is not None)
+        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {planned or 'no rows'}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -115,7 +116,3 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
         "hovertemplate": f"{escaped(name)}  %{{customdata}}<extra></extra>",
         "line": {"shape": "hv", **style},
     }
-
-
-def _with_plans(comparison: Comparison) -> str:
-    return ", ".join(repr(row.policy) for row in comparison.rows if row.plan is not None)

@@ -23,9 +23,9 @@ from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.pages.comparison_page import page_html
+from tapescope.widgets.pages.glossary import COLUMNS
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
 from tapescope.widgets.pages.plotly_data import escaped
-from tapescope.widgets.pages.report_html import COLUMNS
 from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
 
 from .page_parts import figures_told, hover_data, said_of

@@ -19,7 +19,7 @@ export interface StripActions {
 
 const ZOOM_STEP = 1.4;
 const GROUPS = "Products that could run as one (M)";
-const NO_GROUPS = "Groups of products are unknown: nobody searched for them while their factors were in memory";
+const NO_GROUPS = "Groups of products are unknown, because they were not searched while their factors were in memory";
 
 export class Strip {
   readonly element: HTMLElement;

@@ -140,8 +140,8 @@ export interface Branch {
 /** Result of comparing a task's backward with its forward; `ok` is null if it could not be decided. */
 export interface Check {
   ok: boolean | null;
-  /** Verdict, such as `right, but it keeps x as ctx.x`; if missing, `ok` is the whole result. */
-  verdict?: string;
+  /** True if the gradients are right but the lines contain warnings; missing without them. */
+  warns?: boolean;
   lines: string[];
 }
 
