@@ -111,10 +111,7 @@ class _Taken:
     depends: int = 0  # a bit set with one bit per leaf
     before: _State | None = None
     output: object = None
-    end_of: tuple[Node | None, int] = (
-        None,
-        0,
-    )  # the output's node at that time, since a later write in place replaces it
+    end_of: tuple[Node | None, int] = (None, 0)  # the output's node then; a later write in place replaces it
     gradients: list[Tensor] = field(default_factory=list)  # the output's gradient, once the backward has run
     refused: str | None = None
 

@@ -59,9 +59,8 @@ def value_of(tape: HipsTape) -> float:
         return 0.0
     finite = np.isfinite(values)
     value = float(np.real(values[np.argmin(finite)]))
-    return (
-        value if finite.all() or not math.isfinite(value) else math.nan
-    )  # a complex value whose imaginary part is bad
+    # A complex value whose imaginary part is bad has a finite real part.
+    return value if finite.all() or not math.isfinite(value) else math.nan
 
 
 def first_stop(tape: HipsTape) -> Stop | None:
@@ -266,11 +265,8 @@ def _hooked_leaves(graph: Graph) -> list[Task]:
 
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
     """Run all tasks except the leaves', and check the gradients in the leaves' input buffers."""
-    with (
-        uncompiled(),
-        watch.flow,
-        _session(loss, engine) as session,
-    ):  # a checkpoint must recompute the forward as it ran
+    # Uncompiled, because a checkpoint must recompute the forward as it ran.
+    with uncompiled(), watch.flow, _session(loss, engine) as session:
         # The leaves run last here, but the report gives a task's position in PyTorch's own order.
         session.stops.speak_of(schedule(session.graph, "heap", session.needed))
         session.watch("nan", "inf", synchronize=True)
@@ -290,7 +286,12 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
         if isinstance(session, NativeSession) or runs_leaves:
             sums = 0 if runs_leaves else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
             stop = next(iter([*reached, *harmless]), None)
-            direct_works = engine == "native" and _is_for_direct(graph)
+            direct_works = engine == "native"
+            if direct_works:
+                try:
+                    refuse_tasks(graph)
+                except NotImplementedError:
+                    direct_works = False
             return _Backward(graph, stop, None, harmless, sums, _unread_tasks(session, leaves), direct_works)
         task_id, maker = _maker_at_leaves(watch, session, leaves)
         at_leaves = None  # a sum of finite gradients in a leaf's input buffer may overflow
@@ -333,14 +334,6 @@ def _unread_tasks(session: Stepper | NativeSession, leaves: Sequence[Task]) -> d
             if edge.task in unread:
                 unread.setdefault(leaf.id, unread[edge.task])
     return unread
-
-
-def _is_for_direct(graph: Graph) -> bool:
-    try:
-        refuse_tasks(graph)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | None, graph: Graph | None) -> NanReport:

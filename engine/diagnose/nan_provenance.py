@@ -216,7 +216,15 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
             return  # data from NumPy
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}
         bad = [(number, each) for number, each in enumerate(results) if is_bad(each)]
-        if not bad or (not writes and _shares_bytes(bad[0][1], inputs.values()) and id(bad[0][1]) not in inputs):
+        if not bad:
+            return
+        storage = storage_of(bad[0][1])
+        if (
+            not writes
+            and storage is not None
+            and id(bad[0][1]) not in inputs
+            and any(storage == storage_of(part) for each in inputs.values() for part in dense_parts(each))
+        ):
             return  # a view of the same elements
         keeps = {number: before.get(number) or self._kept.keep(each) for number, each in inputs.items()}
         given = tuple(each for number, kept in keeps.items() for each in self._given(kept, inputs[number]))
@@ -292,7 +300,12 @@ def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
     places = [torch.nonzero(computable(each.tensor).isfinite().logical_not()) for each in step.given]
     trial = _Trial(link, places)
     if not trial.works:
-        return _likely(link, places)
+        # The operation cannot be repeated. The likely cause is a bad element at the same index, if there is one.
+        for given in step.given:
+            index = _broadcast(link.place, tuple(given.tensor.shape))
+            if index is not None and not bool(computable(given.tensor[index]).isfinite()):
+                return given, index
+        return step.given[0], tuple(places[0][0].tolist())
     if trial.is_own:
         return None
     at = trial.needed()
@@ -356,24 +369,10 @@ class _Trial:
             return False
 
 
-def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int, ...]]:
-    """Return the likely cause for an operation that cannot be repeated: the bad element at the same index if any."""
-    for given in link.step.given:
-        index = _broadcast(link.place, tuple(given.tensor.shape))
-        if index is not None and not bool(computable(given.tensor[index]).isfinite()):
-            return given, index
-    return link.step.given[0], tuple(places[0][0].tolist())
-
-
 def _parts(result: object, written: Iterable[Tensor] = ()) -> list[Tensor]:
     """Return the dense tensors among an operation's results and the tensors it wrote to."""
     found = {id(each): each for each in [*tensors_of(result), *written]}
     return [part for each in found.values() for part in dense_parts(each)]
-
-
-def _shares_bytes(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    storage = storage_of(tensor)
-    return storage is not None and any(storage == storage_of(part) for each in others for part in dense_parts(each))
 
 
 def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:

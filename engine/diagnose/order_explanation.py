@@ -94,9 +94,8 @@ def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
     else:
         said.append(f"Under {found.order} it returns different results for equal gradients{found.element}.")
     if (write := found.write) is not None:
-        called = (
-            write.source if graph.tasks[write.task].kind in APPLIED else None
-        )  # for other kinds the engine's own code writes
+        # For other kinds the engine's own code writes, so the line would mislead.
+        called = write.source if graph.tasks[write.task].kind in APPLIED else None
         place = "" if called is None else f" at {called.short}"
         who = "It" if write.task == task.id else told_apart(graph, write.task)
         what = "it" if found.how == "written" else "its input"

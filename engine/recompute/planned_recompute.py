@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 # Shares of the time of recomputing everything, for each of which the lowest peak is searched.
 _LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
-_BUDGETS = tuple(
-    share / 100 for share in range(95, 0, -5)
-)  # of the plain peak, for each of which the lowest time is searched
+# Shares of the plain peak, for each of which the lowest time is searched.
+_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))
 _FOR_BUDGETS = 0.4  # share of the search time spent on _BUDGETS
 _WORTH_IT = 0.005  # of the plain peak: the least by which a slower plan has to be lower
 

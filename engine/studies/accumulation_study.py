@@ -166,13 +166,13 @@ class AccumulationStudy(ShownAsTable):
         whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
-            f"Summed in place and let go at once, the peak is {size_text(own.peak_bytes)}, "
+            f"If gradients are added in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
             + (f"{percent_text(more)} above that" if more > 0 else "that")
             + f" {whose}."
         ]
         if highest.peak_bytes > 1.05 * own.peak_bytes:
             ratio = highest.peak_bytes / max(hand.peak_bytes, 1)
-            said.append(f"The most, {size_text(highest.peak_bytes)} or {ratio:.1f} times that, takes: {highest.name}.")
+            said.append(f"The highest peak is {size_text(highest.peak_bytes)}, {ratio:.1f} times that: {highest.name}.")
         return tuple(said)
 
     def records(self) -> list[dict[str, Any]]:
@@ -346,12 +346,9 @@ class _Torch:
         self.name = PYTORCH if rule is None else _rule_name(rule)
         self.rule = rule
         self._as_before, self._make_loss = as_before, make_loss
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        if self.rule is None:
-            return {"engine": "native"}
-        return {"engine": "direct", "accumulate": self.rule.accumulate, "release": self.rule.release}
+        self._how: dict[str, Any] = {"engine": "native"}
+        if rule is not None:
+            self._how = {"engine": "direct", "accumulate": rule.accumulate, "release": rule.release}
 
     def measure(self) -> StepLevels:
         with self._as_before():

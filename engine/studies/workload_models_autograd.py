@@ -104,9 +104,8 @@ class Elementwise(nn.Module):
 
     def __init__(self, width: int, uses: int) -> None:
         super().__init__()
-        self.x = nn.Parameter(
-            1 + 0.01 * torch.randn(width, width)
-        )  # further from 1, gradients vanish or become chaotic
+        # Further from 1, gradients would vanish or become chaotic.
+        self.x = nn.Parameter(1 + 0.01 * torch.randn(width, width))
         self.uses = uses
 
     def forward(self, z: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ...engine.training.step import TrainingStep, step_began_ns
 from ...engine.training.step_timeline import BACKWARD, FORWARD, OPTIMIZER
 from ...errors import ending_where_called
 from ...inspector.validation import asked_in_vain
-from .page_data import Document, Json
+from .page_data import Document
 from .player_widget import Played
 from .run_page_data import Other, other_policies, run_document
 from .save_deck import save_page
@@ -91,22 +91,8 @@ def step_document(step: TrainingStep, others: list[Other] | None = None) -> Docu
     document = run_document(step.run, others=others)
     content = document.content
     memory = content["schedules"][0]["memory"]
-    _begin_with(memory, step.timeline.before)
-    memory["step"] = True
-    memory["peak"] = ""  # the page describes the peak in the terms of its legend
-    timeline = step.run.timeline
-    assert timeline is not None, "the run of a step was measured"
-    for other in content["schedules"][1:]:
-        other["memory_note"] = _NOT_PREDICTED
-    content["phases"] = [
-        *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
-        {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - (max(timeline.task_ns) - step_began_ns(step))},
-    ]
-    return document
-
-
-def _begin_with(memory: Json, count: int) -> None:
-    """Turn the first `count` allocations from events of the forward into storages that existed before the step."""
+    # The first allocations are not events of the forward, but storages that existed before the step.
+    count = step.timeline.before
     memory["before"] = count
     memory["events"] = memory["events"][count:]
     memory["starts"] = [start - count for start in memory["starts"]]
@@ -118,6 +104,17 @@ def _begin_with(memory: Json, count: int) -> None:
     while change := list(islice(changes, 4)):
         shifted += [max(change[0] - count, 0), *change[1:]]
     memory["changes"] = shifted
+    memory["step"] = True
+    memory["peak"] = ""  # the page describes the peak in the terms of its legend
+    timeline = step.run.timeline
+    assert timeline is not None, "the run of a step was measured"
+    for other in content["schedules"][1:]:
+        other["memory_note"] = _NOT_PREDICTED
+    content["phases"] = [
+        *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
+        {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - (max(timeline.task_ns) - step_began_ns(step))},
+    ]
+    return document
 
 
 class StepRecording(Played):

@@ -118,7 +118,10 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
             "tickvals": [-_FORWARD / 2, *shares],
             "ticktext": ["forward", *(f"{share} %" for share in shares)],
         }
-        layout["shapes"] = [_backward_start(colours)]
+        line = {"color": colours["line2"], "width": 1}  # at the start of the backward
+        layout["shapes"] = [
+            {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+        ]
     return {"data": traces, "layout": layout}
 
 
@@ -158,12 +161,6 @@ def _highest_steps(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
     per_point = -(-len(levels) // _MOST_POINTS)
     for first in range(0, len(levels), per_point or 1):
         yield first, max(range(first, min(first + per_point, len(levels))), key=levels.__getitem__)
-
-
-def _backward_start(colours: Colours) -> Drawing:
-    """Return the vertical line at the start of the backward."""
-    line = {"color": colours["line2"], "width": 1}
-    return {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:

@@ -185,9 +185,8 @@ class _Fluid:
         size = f'width="100%" height="{number(self.height)}"'
         edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
         picture = f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
-        return picture + "".join(
-            f"<p>{rich(title.text)}</p>" for title in self.across
-        )  # HTML text wraps; SVG text does not
+        # The titles are HTML, because SVG text does not wrap.
+        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)
 
     def legend(self) -> str:
         """Return the legend. Its entries are buttons if the figure allows readers to hide traces."""
