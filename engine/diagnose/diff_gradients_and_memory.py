@@ -15,7 +15,6 @@ from ..memory.estimates import estimate_sentence
 from ..memory.lifetimes import Category
 from ..memory.timeline import Storage, Timeline
 from ..recording.peak_report import PeakGroup, groups_of, title_of
-from ..recording.statistics import Statistics
 from ..recording.task_records import RecordedGradient
 
 
@@ -62,20 +61,16 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
         return Apart(math.inf, "NaN", mine.nan_count, other.nan_count)
     if mine.inf_count != other.inf_count:
         return Apart(math.inf, "infinite", mine.inf_count, other.inf_count)
-    return _of_finite(mine, other)
-
-
-def _of_finite(first: Statistics, second: Statistics) -> Apart:
-    if first.norm is None or second.norm is None:
+    if mine.norm is None or other.norm is None:
         return EQUAL
-    norm = max(first.norm, second.norm)
-    found = [_relative("norm", first.norm, second.norm, norm)]
-    if first.layout == second.layout:  # of two layouts, one may store zeros that the other omits
-        count = max((first.count or 0) - (first.nan_count or 0) - (first.inf_count or 0), 1)
-        found.append(_relative("mean", first.mean, second.mean, norm / math.sqrt(count)))
-        found.append(_relative("least", first.min, second.min, norm))
-        found.append(_relative("largest", first.max, second.max, norm))
-    return max(found, key=lambda each: each.share)
+    norm = max(mine.norm, other.norm)
+    bounds = [_relative("norm", mine.norm, other.norm, norm)]
+    if mine.layout == other.layout:  # of two layouts, one may store zeros that the other omits
+        count = max((mine.count or 0) - mine.nan_count - (mine.inf_count or 0), 1)
+        bounds.append(_relative("mean", mine.mean, other.mean, norm / math.sqrt(count)))
+        bounds.append(_relative("least", mine.min, other.min, norm))
+        bounds.append(_relative("largest", mine.max, other.max, norm))
+    return max(bounds, key=lambda each: each.share)
 
 
 def _relative(by: str, first: float | None, second: float | None, of: float) -> Apart:

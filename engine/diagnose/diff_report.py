@@ -222,18 +222,19 @@ class Difference:
                 "not compared."
             )
         first, jump = self.first_in_values, self.jump
-        if jump is None and not self._known_count():
+        known = sum(map(_known, self.tasks))
+        if jump is None and not known:
             return
         if jump is None:
             yield (
-                f"{_COMPARED} of all {self._count()} are equal to the last digit. "
+                f"{_COMPARED} of all {known:,} gradients are equal to the last digit. "
                 "They cannot tell whether the gradients themselves are equal."
             )
             return
         if first is None:
             largest = max(self.values, key=lambda each: each.share)
             yield (
-                f"{_COMPARED} of all {self._count()} agree within the tolerance; the largest difference, "
+                f"{_COMPARED} of all {known:,} gradients agree within the tolerance; the largest difference, "
                 f"{percent_text(largest.share)}, is at {self._both(largest.task)}. "
                 "The gradients themselves may differ by more."
             )
@@ -269,12 +270,6 @@ class Difference:
                 f"Memory is not compared because the memory of {without} was not measured. "
                 "ts.backward(loss, memory=True) and ts.profile(make_loss) measure it."
             )
-
-    def _known_count(self) -> int:
-        return sum(map(_known, self.tasks))
-
-    def _count(self) -> str:
-        return f"{self._known_count():,} gradients"
 
     def _said(self, value: ValueDifference) -> str:
         """Return a clause about one gradient that differs."""
@@ -318,14 +313,9 @@ class Difference:
         for each in differing[:_MOST_LEAVES]:
             found = each.takes[0] or EQUAL
             share = "too small to tell" if 0 in each.small_inputs else percent_text(found.share)
-            values = [
-                f"{value:.4g}" if isinstance(value, float) else str(value) for value in (found.first, found.second)
-            ]
-            rows.append([self._leaf(each), share, found.by, *values])
+            leaf = each.tasks[0].parameter or self.graphs[0].describe(each.tasks[0])
+            rows.append([leaf, share, found.by, *map(_value, (found.first, found.second))])
         return rows
-
-    def _leaf(self, found: TaskDifference) -> str:
-        return found.tasks[0].parameter or self.graphs[0].describe(found.tasks[0])
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per task that both runs executed, for `pandas.DataFrame(difference.records())`."""

@@ -87,9 +87,9 @@ def order_study(
     refused: dict[str, str] = {}
     interrupted = False
     for number, each in enumerate(chosen):
-        told = None if progress is None else _prefixed(progress, f"{each.name} ({number + 1} of {len(chosen)})")
+        say = None if progress is None else _prefixed(progress, f"{each.name} ({number + 1} of {len(chosen)})")
         try:
-            rows.append(_studied(each, orders, size, place, repetitions, told))
+            rows.append(_studied(each, orders, size, place, repetitions, say))
         except (NotImplementedError, ValueError, torch.OutOfMemoryError) as error:
             refused[each.name] = str(error)
         except KeyboardInterrupt:
@@ -133,12 +133,12 @@ def _studied(
     return StudiedWorkload(each, sized, comparison, makespans)
 
 
-def _where(rows: Sequence[StudiedWorkload], asked: torch.device) -> torch.device:
+def _where(rows: Sequence[StudiedWorkload], requested: torch.device) -> torch.device:
     """Return the measured device. A user's program runs on its own device, regardless of `device`."""
-    if asked.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
-        return asked
+    if requested.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
+        return requested
     found = (device for row in rows for device in row.comparison.graph.devices if device.type != "cpu")
-    return next(found, asked)
+    return next(found, requested)
 
 
 def _second_accelerator(first: torch.device) -> torch.device | None:

@@ -247,7 +247,7 @@ class UNet(nn.Module):
 
 
 class PerceptronStack(nn.Sequential):
-    """Linear layers of the given widths with ReLU between them (and after the last one, if asked)."""
+    """Linear layers of the given widths with ReLU between them (and after the last one, with `last_relu`)."""
 
     def __init__(self, widths: Sequence[int], *, last_relu: bool = False) -> None:
         layers: list[nn.Module] = []

@@ -231,8 +231,8 @@ class DeckTraits(Played):
         self._live = Live(session, policy, found, retain_graph, create_graph, send, self._take, recompute)
         self._asking = Asking(self._live)
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
-        self.set_trait("current_task", self._live.publisher.told.current)
-        self.set_trait("status", self._live.publisher.told.status)
+        self.set_trait("current_task", self._live.publisher.published.current)
+        self.set_trait("status", self._live.publisher.published.status)
         live = self._live
         if not live.foresight.is_small:  # the other policies' schedules take a while for a large graph
             live.driver.do(lambda: live.publisher.tell(others=live.plan.others()))
@@ -287,8 +287,8 @@ class DeckTraits(Played):
 
     @traitlets.observe("policy")
     def _switch(self, change: Any) -> None:
-        told = self._live.driver.is_current_thread and change["new"] == self._live.session.policy
-        if not told and self.comm is not None:
+        is_published = self._live.driver.is_current_thread and change["new"] == self._live.session.policy
+        if not is_published and self.comm is not None:
             self._asking.later(partial(self._live.switch, change["new"]))
 
     def _breakpoints_now(self) -> list[int]:

@@ -70,8 +70,8 @@ class LiveBranches:
         self._session = session
         self._foresight = foresight
         self.gradient_bytes = 0
-        self._told: list[Json] = []
-        self._told_left: list[_Key] = []
+        self._published: list[Json] = []
+        self._published_left: list[_Key] = []
         self._simulated: dict[_Key, Json] = {}
 
     @property
@@ -93,16 +93,16 @@ class LiveBranches:
         branches = self.all
         self.gradient_bytes = sum(branch.gradient_bytes for branch in branches)
         rows = [] if len(branches) < 2 else [_row(branch) for branch in branches]
-        if rows == self._told:
+        if rows == self._published:
             return None, False
-        self._told = rows
-        return rows, _keys(branches) != self._told_left
+        self._published = rows
+        return rows, _keys(branches) != self._published_left
 
     @property
     def schedules(self) -> list[Json]:
         """Return the schedule of each branch that was left: its tasks, and those that would have followed."""
         branches = self.all
-        self._told_left = _keys(branches)
+        self._published_left = _keys(branches)
         found = []
         for branch in branches:
             if branch.is_current:

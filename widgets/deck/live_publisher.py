@@ -78,7 +78,7 @@ class Publisher:
         observe: called with the news after they were sent.
 
     Attributes:
-        told: the last news.
+        published: the last news.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Publisher:
         self._send_message = send
         self._observe = observe
         self._reported = 0
-        self._batches_told = (0, 0)  # batches and fallbacks
+        self._batches_published = (0, 0)  # batches and fallbacks
         self._looked_at: set[int] = set()  # tasks that have not run and whose input buffers were published
         self._replayed: Json = {}  # since the last news
         self._forgotten: set[int] = set()  # ever
         self._lock = RLock()  # a front end may answer in the thread that sends
-        self.told = self._news()
+        self.published = self._news()
 
     def tell(self, **changes: Any) -> None:
         """Publish the current state, with these changed fields of `News`."""
@@ -117,8 +117,8 @@ class Publisher:
     def greet(self, revision: int) -> None:
         """Send a new page the current state, and the changes since its document was packed."""
         with self._lock:
-            content, told = self._document.content, self.told
-            news = News(told.position, told.current, told.status, told.trouble, told.stopped, told.history)
+            content, last = self._document.content, self.published
+            news = News(last.position, last.current, last.status, last.trouble, last.stopped, last.history)
             if content["revision"] != revision:
                 live, *others = content["schedules"]
                 kept = {name: content[name] for name in _KEPT if name in content}
@@ -140,7 +140,7 @@ class Publisher:
         live, *others = content["schedules"]
         content["schedules"] = [news.live or live, *(others if news.others is None else news.others)]
         content["position"] = news.position
-        self.told = news
+        self.published = news
         content["revision"] += 1
 
     def _send(self, news: News) -> None:
@@ -235,8 +235,8 @@ class Publisher:
         """Return the groups with those that have run as one, if there are more than published."""
         session = self._at.session
         batches = session.batches if isinstance(session, Stepper) else None
-        told = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
-        if batches is None or told == self._batches_told:
+        counts = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
+        if batches is None or counts == self._batches_published:
             return None
-        self._batches_told = told
+        self._batches_published = counts
         return with_batches(self._document.content["groups"], batches, self._at.graph)

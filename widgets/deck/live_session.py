@@ -204,7 +204,7 @@ class LiveRunning:
         """
         at, session, publisher = self._at, self._at.session, self._publisher
         ran = 0
-        told = time.monotonic()
+        reported = time.monotonic()
         at.stopped = None
         try:
             if count != 1 and session.over is None:  # the first task may take its time
@@ -230,9 +230,9 @@ class LiveRunning:
                     place = "" if current is None else f", before {at.graph.describe(current, len(session.order))}"
                     at.stopped = Stop("asked", None, current, f"stopped as requested{place}")
                     break
-                if time.monotonic() - told > _REPORT_EVERY_S:
+                if time.monotonic() - reported > _REPORT_EVERY_S:
                     publisher.tell_progress()
-                    told = time.monotonic()
+                    reported = time.monotonic()
         except BaseException as error:
             self._note_failure(error)
             raise

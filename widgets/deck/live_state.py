@@ -135,7 +135,7 @@ class LiveStops:
 
     def __init__(self, session: Stepper | NativeSession) -> None:
         self._session = session
-        self._asked: deque[tuple[Collection[int], Collection[int]]] = deque()
+        self._changes: deque[tuple[Collection[int], Collection[int]]] = deque()
         self._places: dict[int, tuple[list[int], list[int]]] = {}
 
     @property
@@ -157,7 +157,7 @@ class LiveStops:
     def breakpoints(self) -> list[int]:
         """The ids of the tasks with an enabled breakpoint of their own, after the changes noted by `ask`."""
         found = {task_id: None for task_id in map(_own_task, self._enabled) if task_id is not None}
-        for added, removed in list(self._asked):
+        for added, removed in list(self._changes):
             found.update(dict.fromkeys(added))
             for task_id in removed:
                 found.pop(task_id, None)
@@ -165,15 +165,15 @@ class LiveStops:
 
     def ask(self, added: Collection[int], removed: Collection[int]) -> None:
         """Note that tasks get or lose a breakpoint. May be called from any thread."""
-        self._asked.append((added, removed))
+        self._changes.append((added, removed))
 
     def take(self) -> None:
         """Apply the changes noted by `ask`. A disabled breakpoint is enabled again; it is not deleted."""
-        while self._asked:
+        while self._changes:
             try:
-                self._change(*self._asked[0])
+                self._change(*self._changes[0])
             finally:
-                self._asked.popleft()
+                self._changes.popleft()
 
     def _change(self, added: Collection[int], removed: Collection[int]) -> None:
         stops = self._session.stops

@@ -198,7 +198,15 @@ class Document:
     @property
     def metas(self) -> list[Json]:
         """The shapes that records refer to; more are added as tasks run."""
-        return [_meta(meta) for meta in list(self._metas)]
+        return [
+            {
+                "shape": None if meta.shape is None else list(meta.shape),
+                "dtype": dtype_name(meta.dtype),
+                "device": str(meta.device),
+                "bytes": meta.nbytes,
+            }
+            for meta in list(self._metas)
+        ]
 
     def packed(self) -> bytes:
         """Return the document as gzipped JSON."""
@@ -395,6 +403,13 @@ def saved_content(document: Document, timeline: Timeline) -> Json:
 
 def memory_content(timeline: Timeline) -> Json:
     """Return a timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
+    # Changes have a place, too, because many tasks may run between two events.
+    changes = [
+        (event, place, number, int(category))
+        for number, found in timeline.changes_of.items()
+        for event, place, category in found
+    ]
+    changes.sort(key=itemgetter(0, 1))
     return {
         "device": timeline.device,
         "basis": timeline.basis,
@@ -405,22 +420,12 @@ def memory_content(timeline: Timeline) -> Json:
         "events": list(timeline.events),
         "starts": list(timeline.starts),
         "born_as": list(timeline.born_as),
-        "changes": [number for change in _changes(timeline) for number in change],
+        "changes": [number for change in changes for number in change],
         "peak": peak_words(timeline),
         "forward_ns": list(timeline.forward_ns),
         "rows": lifetime_rows(timeline),
         **({"event_places": list(timeline.event_places)} if timeline.event_places else {}),
     }
-
-
-def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
-    """Return changes of category as (event, place, storage, category), since many tasks may run between two events."""
-    found = [
-        (event, place, number, int(category))
-        for number, changes in timeline.changes_of.items()
-        for event, place, category in changes
-    ]
-    return sorted(found, key=itemgetter(0, 1))
 
 
 def peak_words(timeline: Timeline) -> str:
@@ -434,15 +439,6 @@ def peak_words(timeline: Timeline) -> str:
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
     verb = "holds" if first.category.plural == first.category.title else "hold"
     return f"{first.category.plural} {verb} {share_text(nbytes, timeline.peak_bytes)}"
-
-
-def _meta(meta: TensorMeta) -> Json:
-    return {
-        "shape": None if meta.shape is None else list(meta.shape),
-        "dtype": dtype_name(meta.dtype),
-        "device": str(meta.device),
-        "bytes": meta.nbytes,
-    }
 
 
 def _line(source: Source) -> Json:

@@ -14,7 +14,7 @@ from .glossary import COLUMNS
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .theme import Colours, colours_of, figure_style, hover_label
+from .theme import Colours, axis_style, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -101,8 +101,8 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
         "hovermode": "closest",
         "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
-        "xaxis": _axis(colours) | {"showgrid": False},
-        "yaxis": _axis(colours) | _bytes_axis(floor, highest, scale),
+        "xaxis": axis_style(colours) | {"showgrid": False},
+        "yaxis": axis_style(colours) | _bytes_axis(floor, highest, scale),
     }
     if clock:
         layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
@@ -175,15 +175,6 @@ def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
         "color": colours[_COLOURS[row.rule.accumulate]],
         "width": 1.4 if row.rule.keeps else 2.2,
         "dash": "dash" if row.rule.keeps else "solid",
-    }
-
-
-def _axis(colours: Colours) -> dict[str, Any]:
-    return {
-        "showline": False,
-        "zeroline": False,
-        "gridcolor": colours["line"],
-        "tickfont": {"color": colours["ink3"]},
     }
 
 

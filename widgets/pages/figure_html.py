@@ -115,7 +115,7 @@ class Figures:
         data = trace.get("customdata", ())
         columns = list(zip(*data, strict=True)) if data and isinstance(data[0], tuple) else [data]
         say = trace["hovertemplate"].replace("<extra></extra>", "")
-        return {"say": say, "told": [self._list(list(map(self._text, column))) for column in columns]}
+        return {"say": say, "columns": [self._list(list(map(self._text, column))) for column in columns]}
 
     def _text(self, text: str) -> int | list[int]:
         """Return the index of a text, or of each of its lines."""

@@ -116,7 +116,7 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
 <p>{escape(subtitle)}</p></header>
 {body}
 </main>
-<script type="application/octet-stream" id="told">{figures.packed}</script>
+<script type="application/octet-stream" id="hover-data">{figures.packed}</script>
 <script>{CODE.read_text(encoding="utf-8")}</script>"""
     return html_page(title, main, f"{report_html.STYLE}{_STYLE}{_FIGURE}{style}")
 

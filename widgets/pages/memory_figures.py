@@ -18,7 +18,7 @@ from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import share_text, size_text, unit_name, unit_of
 from .notebook_figure import figure_of
 from .plotly_data import LINE, Drawing, cut, escaped, wrapped
-from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
+from .theme import CATEGORY_COLOURS, Colours, axis_style, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -358,13 +358,7 @@ def _grad_mark(group: PeakGroup) -> str:
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
-    axis = {
-        "showline": False,
-        "zeroline": False,
-        "gridcolor": colours["line"],
-        "tickfont": {"color": colours["ink3"]},
-        "tickcolor": colours["line2"],
-    }
+    axis = axis_style(colours) | {"tickcolor": colours["line2"]}
     return {
         "height": height,
         **figure_style(colours),

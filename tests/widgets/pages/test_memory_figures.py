@@ -283,7 +283,7 @@ def test_a_figure_is_in_the_theme_it_is_asked_for(theme: Any, colours: dict[str,
 def test_the_page_has_all_in_one_file(nasty: Comparison, tmp_path: Path) -> None:
     path = nasty.save_html(tmp_path / "page.html", title=f"{NASTY} & more")
     page = path.read_text(encoding="utf-8")
-    ours, _, _ = page.partition('<script type="application/octet-stream" id="told">')
+    ours, _, _ = page.partition('<script type="application/octet-stream" id="hover-data">')
     assert "src=" not in ours and "href=" not in ours and "@import" not in ours
     assert ours.count("Content-Security-Policy") == 1 and "default-src 'none'" in ours
     assert "<script" not in ours, "names are escaped"

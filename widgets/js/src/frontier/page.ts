@@ -25,14 +25,14 @@ export function showFrontier(root: HTMLElement): void {
   put(left, "h3", {}, "Memory of the backward", el("span", {}, "predicted"));
   addKey(left, data);
   const curve = put(left, "div");
-  const told = put(left, "p", { class: "told" });
+  const readout = put(left, "p", { class: "told" });
   put(right, "h3", {}, "Cost of each plan", el("span", {}, "peak, and time of a step"));
   const price = put(right, "div");
   const said = put(host, "section", { class: "said" });
   const below = [addModules(host), addStorages(host, data)];
 
   const drawCharts = () => {
-    drawCurve(curve, data, place, (text) => (told.textContent = text));
+    drawCurve(curve, data, place, (text) => (readout.textContent = text));
     drawPrice(price, data, place, (chosen) => {
       slider.value = String(chosen);
       move();
@@ -49,7 +49,7 @@ export function showFrontier(root: HTMLElement): void {
   };
   function move(): void {
     place = Number(slider.value);
-    told.textContent = "";
+    readout.textContent = "";
     show();
   }
   slider.addEventListener("input", move);
