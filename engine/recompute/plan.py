@@ -429,9 +429,9 @@ def _read(section: Section) -> RecomputePlan:
     predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
     order = None
     if "order" in section:
-        saved = section.section("order")
-        tasks = saved.integers("tasks", _MOST, distinct=True, code="q")
-        order = GraphOrder(saved.text("name"), tuple(tasks), saved.text("graph"))
+        stored = section.section("order")
+        tasks = stored.integers("tasks", _MOST, distinct=True, code="q")
+        order = GraphOrder(stored.text("name"), tuple(tasks), stored.text("graph"))
     if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
         raise section.wrong(
             "order", f"has {len(order.tasks)} tasks, but the prediction has {len(predicted.levels)} levels"
