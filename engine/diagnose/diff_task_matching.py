@@ -339,14 +339,13 @@ def _in_order(
     before = (-1, -1)
     for place in [*places, (len(first), len(second))]:
         mine, other = first[before[0] + 1 : place[0]], second[before[1] + 1 : place[1]]
-        if len(mine) == len(other) and all(map(_same_operation, mine, other)):
+        if len(mine) == len(other) and all(
+            task.operation is not None and _operation(task) == _operation(twin) and task.is_leaf == twin.is_leaf
+            for task, twin in zip(mine, other, strict=True)
+        ):
             yield from ((task.id, each.id) for task, each in zip(mine, other, strict=True))
         before = place
 
 
 def _operation(task: Task) -> str | None:
     return None if task.operation is None else task.operation.name
-
-
-def _same_operation(first: Task, second: Task) -> bool:
-    return first.operation is not None and _operation(first) == _operation(second) and first.is_leaf == second.is_leaf

@@ -95,12 +95,6 @@ def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
     )
 
 
-def mostly_fused(program: ForwardProgram) -> bool:
-    """Return whether more than half of the saved bytes belong to fused kernels."""
-    fused = sum(each.nbytes for each in program.saved if each.is_fused)
-    return 2 * fused > sum(each.nbytes for each in program.saved)
-
-
 def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | None:
     """Return a note that regions already use torch.utils.checkpoint and how to turn it off, or None if none does.
 

@@ -165,17 +165,14 @@ class Runs:
                     del loss
         self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
         forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
-        return self._plausible(plan, Extra(forward, backward))
-
-    def _plausible(self, plan: RecomputePlan, extra: Extra) -> Extra:
-        """Clip measured times to plausible ones; on a busy machine steps vary by more than a plan adds."""
+        # Clip the times to plausible ones, because on a busy machine steps vary by more than a plan adds.
         operations = self._replayed(plan)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         noting, calling = _NOTING_NS, _CALLING_NS
         return Extra(
-            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
+            min(max(forward, noting[0] * len(operations)), noting[1] * len(operations)),
             min(
-                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
+                max(backward, _FASTER * themselves + calling[0] * len(operations)),
                 _SLOWER * themselves + calling[1] * len(operations),
             ),
         )

@@ -183,9 +183,14 @@ class Publisher:
         self.tell(**self._progress())
 
     def _progress(self) -> Json:
-        trace, started, current = self._at.session.trace, self._at.started, self._at.current
+        session, started, current = self._at.session, self._at.started, self._at.current
+        trace = session.trace
         records = {} if trace is None else self._document.records(trace, range(self._reported, len(trace)))
-        groups = self._groups_now()
+        groups: Json | None = None  # with those that have run as one, if there are more than published
+        batches = session.batches if isinstance(session, Stepper) else None
+        if batches is not None and (counts := (len(batches), len(batches.fallbacks))) != self._batches_published:
+            self._batches_published = counts
+            groups = with_batches(self._document.content["groups"], batches, self._at.graph)
         other = self._plan.follow(self._reported, current)
         live = self._plan.own_schedule() if other or groups is not None else None
         self._reported = len(started)
@@ -230,13 +235,3 @@ class Publisher:
         self._looked_at.add(task)
         edited = any(edit.task == task for edit in trace.edits)
         return {str(task): self._document.record(found, edited=edited)}
-
-    def _groups_now(self) -> Json | None:
-        """Return the groups with those that have run as one, if there are more than published."""
-        session = self._at.session
-        batches = session.batches if isinstance(session, Stepper) else None
-        counts = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
-        if batches is None or counts == self._batches_published:
-            return None
-        self._batches_published = counts
-        return with_batches(self._document.content["groups"], batches, self._at.graph)

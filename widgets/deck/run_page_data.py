@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from ...engine.recompute.plan import RecomputePlan
 
 
-def clock_content(gantt: Gantt) -> Json:
-    """Return each task's start, duration and ready time by place, and `still_content`."""
-    bars = [gantt.bars[task_id] for task_id in gantt.order]
-    return {
-        "start": [bar.start_ns for bar in bars],
-        "duration": [bar.elapsed_ns for bar in bars],
-        "ready": [bar.ready_ns for bar in bars],
-        "still": still_content(gantt),
-    }
-
-
 def still_content(gantt: Gantt) -> list[Json]:
     """Return the longest idle time of each device that is caused by the order, as text; empty if it is short.
 
@@ -182,7 +171,16 @@ def _left(run: Run) -> list[int]:
 def _others(run: Run, others: Iterable[Other]) -> list[Json]:
     found = []
     for name, order, timeline in others:
-        clock = clock_content(makespan(run.graph, name, run)) if _simulates(run, name) else None
+        clock: Json | None = None
+        if _simulates(run, name):
+            gantt = makespan(run.graph, name, run)
+            bars = [gantt.bars[task_id] for task_id in gantt.order]
+            clock = {
+                "start": [bar.start_ns for bar in bars],
+                "duration": [bar.elapsed_ns for bar in bars],
+                "ready": [bar.ready_ns for bar in bars],
+                "still": still_content(gantt),
+            }
         policy = POLICIES[name]
         content = schedule_content(run.graph, policy, order, timeline=timeline, note=_NOT_PREDICTED, clock=clock)
         elsewhere = [each for _, each in run.elsewhere if each is not None]

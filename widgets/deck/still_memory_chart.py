@@ -92,20 +92,14 @@ class _Plot:
         points = [(self.x(first), self.y(column[highest])) for first, highest in _columns(timeline)]
         return [*points, (self.x(len(timeline.order)), points[-1][1])]
 
-    def peak_event(self, timeline: Timeline) -> int | None:
-        """Return the event of the peak within a step's forward or optimizer; None if the peak is in neither."""
-        outside = timeline.peak_place < 0 or timeline.peak_place >= len(timeline.order)
-        if not self.is_step or not outside:
-            return None
-        levels = timeline.levels
-        first = self.begins if timeline.peak_place < 0 else timeline.starts[-1]
-        last = timeline.starts[0] + 1 if timeline.peak_place < 0 else len(levels)
-        return max(range(first, last), key=levels.__getitem__) - first
-
     def peak_x(self, timeline: Timeline) -> float:
-        place, event = timeline.peak_place, self.peak_event(timeline)
-        if event is None:
+        """Return the position of the peak: in the middle of its task, or at its event in a step's other phases."""
+        place, levels = timeline.peak_place, timeline.levels
+        if not self.is_step or 0 <= place < len(timeline.order):
             return self.x(min(max(place, 0), len(timeline.order)) + 0.5)
+        first = self.begins if place < 0 else timeline.starts[-1]
+        last = timeline.starts[0] + 1 if place < 0 else len(levels)
+        event = max(range(first, last), key=levels.__getitem__) - first
         if place < 0:
             return _LEFT + (self.start - _LEFT) * event / (self.forward_events + 1)
         return self.stop + (self.right - self.stop) * event / (self.later_events + 1)

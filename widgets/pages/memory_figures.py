@@ -325,7 +325,11 @@ class _PeakTree:
         self._tints.append(colours[CATEGORY_COLOURS[category]])
         self._inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
         title = escaped(cut(report.title(group) if group else label, LINE))
-        details = f"<br>{_group_text(group)}" if group else ""
+        details = ""
+        if group is not None:
+            parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
+            count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
+            details = f"<br>{count}{'<br>'.join(map(wrapped, parts))}"
         self._hover_texts.append(f"<b>{title}</b><br>{size_text(nbytes)}, {share_text(nbytes, report.nbytes)}{details}")
 
     def treemap(self) -> Drawing:
@@ -473,9 +477,3 @@ def _hover_text(words: StorageWords, storage: Storage) -> str:
         f"<br>{wrapped(f'kept: {words.kept_by([storage], storage.category)}')}"
         f"<br>{wrapped(f'freed {words.freed_by([storage])}')}"
     )
-
-
-def _group_text(group: PeakGroup) -> str:
-    parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
-    count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
-    return count + "<br>".join(map(wrapped, parts))
