@@ -160,19 +160,26 @@ class recompute:
         if self.plan is None:
             refuse_transforms("ts.recompute")
             # Planning calls the function some twenty times; the call that counts follows below, under the plan.
-            # A first forward creates the tensors that the program creates once and keeps, such as a mask, so that all
-            # later ones run the same operations.
-            world = AsFound(lambda: _loss_in(_called(function, args, kwargs)), "ts.recompute", refuses=True)
-            with world, nothing_reduced():
-                world.watch(backward=False)
-                with world.run():
-                    created = world.carried.made_once()
-            for each in created:
-                each.redo()
+            _make_once(lambda: _loss_in(_called(function, args, kwargs)))
             self.plan = self._plan_for(lambda: _loss_in(_called(function, args, kwargs)))
         self._block = apply_plan(self.plan)
         with self._block:
             return function(*args, **kwargs)
+
+
+def _make_once(make_loss: MakeLoss) -> None:
+    """Create the tensors that only the first forward creates and keeps, such as a mask.
+
+    All forwards then run the same operations, as a plan needs. The copies of the program's state are released on
+    return, before planning.
+    """
+    world = AsFound(make_loss, "ts.recompute", refuses=True)
+    with world, nothing_reduced():
+        world.watch(backward=False)
+        with world.run():
+            made = world.carried.made_once()
+    for each in made:
+        each.redo()
 
 
 def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
