@@ -44,8 +44,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("picks", "queues", "together"), "deck.ready is the ready queue, deck.policy the policy's name"),
     **dict.fromkeys(
         ("footprints", "timeline", "timelines", "peak", "peak_bytes", "footprints_by_device", "with_memory"),
-        "a deck predicts memory: deck.compare([deck.policy]); ts.profile(make_loss) measures it, and its Run has "
-        "{name}",
+        "deck.compare([deck.policy]) predicts memory; ts.profile(make_loss) measures it, and its Run has {name}",
     ),
     **dict.fromkeys(
         [
