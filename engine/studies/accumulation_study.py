@@ -221,7 +221,7 @@ class AccumulationStudy(ShownAsTable):
         whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
-            f"Summed in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
+            f"If gradients are added in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
             + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "that")
             + f" {whose}."
         ]
