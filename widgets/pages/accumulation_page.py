@@ -29,8 +29,8 @@ _COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
 _DASHES = {
     ("freed", False): "solid",
     ("freed", True): "dash",
-    ("kept", False): "longdash",
-    ("kept", True): "longdashdot",
+    ("kept", False): "dot",
+    ("kept", True): "dashdot",
 }
 """The dash of a rule's line, by graph rule and by whether consumed gradients are kept."""
 
@@ -183,7 +183,7 @@ def _highest_steps(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
     """Return the style of a row's line. Lower lines are wider, so that equal lines are all visible."""
     if row.kind == "PyTorch":
-        return {"color": colours["line2"], "width": 6 if row.graph == "freed" else 4}
+        return {"color": colours["line2"]} | ({"width": 6} if row.graph == "freed" else {"width": 4, "dash": "dot"})
     if row.kind == "HIPS":
         return {"color": colours["held"], "width": 1.8, "dash": "dashdot"}
     if row.rule is None:
