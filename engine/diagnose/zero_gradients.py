@@ -228,8 +228,8 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
     a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
     """
-    counts = _Counts()
-    watch = _Watch(graph, counts)
+    watch = ZeroWatch(graph)
+    counts = watch.counts
     tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     try:
         watch.open()
@@ -242,7 +242,6 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
             found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
     finally:
         watch.close()
-    counts.read()
     watch.read()
     arrived = []
     for leaf, (read, unread) in zip(leaves, found, strict=True):
@@ -310,12 +309,18 @@ class _Counts:
         return self._numbers[device][place]
 
 
-class _Watch:
-    """Hooks on all nodes that note undefined and zero gradients, and possible causes of zeros."""
+class ZeroWatch:
+    """Hooks on all nodes of a backward that note undefined and zero gradients, and possible causes of zeros.
 
-    def __init__(self, graph: Graph, counts: _Counts) -> None:
+    Call `open` before the backward, `close` after it, and then `read`, which waits for an accelerator.
+
+    Attributes:
+        counts: the numbers of non-zero elements of all gradients.
+    """
+
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._counts = counts
+        self.counts = _Counts()
         self._notes: list[tuple[dict[int, list[State]], int, list[Callable[[], State]]]] = []
         self._taken: dict[int, list[State]] = {}
         self._given: dict[int, list[State]] = {}
@@ -337,8 +342,8 @@ class _Watch:
     def _ran(
         self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
     ) -> None:
-        self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
-        self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        self._notes.append((self._given, task_id, list(map(self.counts.state, given))))
+        self._notes.append((self._taken, task_id, list(map(self.counts.state, taken))))
         for output, each in enumerate(given):
             if each is not None and not each.is_nested and not each.numel():
                 self._empty[task_id, output] = tuple(each.shape)
@@ -354,10 +359,11 @@ class _Watch:
             )  # compute now: the engine frees the saved tensors after this hook (engine.cpp, evaluate_function)
             if masks is not None:
                 with unobserved():
-                    self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
+                    self._passes[task_id, output] = self.counts.of(masks[0]), self.counts.of(masks[1])
 
     def read(self) -> None:
         """Read the notes, once for all leaves."""
+        self.counts.read()
         for states, task_id, noted in self._notes:
             states[task_id] = [read() for read in noted]
         self._notes.clear()

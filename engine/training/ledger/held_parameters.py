@@ -1,0 +1,345 @@
+"""Compares the parameters that get gradients with those that optimizers hold, over the whole loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim import Optimizer
+
+from ....inspector.graph.phrases import joined
+from ....inspector.graph.source_lines import Place, users_place
+from ....inspector.text.sizes_and_counts import counted
+from ....inspector.torch_private.hooks import own
+from ....inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
+from ....inspector.torch_private.tensors import LateTensor, local_of, version_of
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..pending_graphs import at
+from ..training_result import Training
+from .unregistered import Unregistered, unregistered
+
+_ELEMENTS = 2**16  # of a parameter that are compared; at least one row
+_FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
+
+
+def _first_of(parameter: Tensor) -> Tensor:
+    """Its first elements: they tell whether it was updated, and take next to nothing to be kept."""
+    values = local_of(parameter.detach())
+    return values if values.dim() == 0 else values[: max(1, _ELEMENTS * len(values) // max(values.numel(), 1))]
+
+
+class _Unheld(NamedTuple):
+    """A parameter with a gradient that no optimizer holds.
+
+    Attributes:
+        name: its name or, if it is not registered, its expression.
+        parameter: the parameter.
+        beside: how the model holds it, if it is not registered.
+    """
+
+    name: str
+    parameter: Tensor
+    beside: Unregistered | None
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """An unheld parameter, and its first elements before the step."""
+
+    parameter: ReferenceType[Tensor]
+    before: Tensor
+
+
+class _Coming(NamedTuple):
+    """Suspects that are compared with their values a step ago."""
+
+    step: int
+    found: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]]
+
+
+class HeldParameters(LoopPart):
+    """Looks for parameters that have a gradient and that no optimizer holds.
+
+    The models' parameters are listed in the first steps, in each `every`-th step, and where a module or a parameter was
+    registered or a parameter has its first gradient. A parameter that somebody else updates is not reported: its values
+    are compared between two steps. If an optimizer holds copies of the parameters, nothing is said.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._thread = get_ident()
+        self._step = 0
+        self._got: set[int] = set()  # ids of parameters that got a gradient
+        self._with_gradient = frozenset[int]()  # when the last backward ended
+        self._versions: dict[int, int] = {}  # of the optimizers' parameters in the first step
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._suspects: dict[int, _Suspect] = {}
+        self._coming: _Coming | None = None
+        self._told: set[int] = set()
+        self._names: dict[int, tuple[ReferenceType[Tensor], str]] = {}
+        self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
+        self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
+        self._has_news = False
+        self._listed = -1  # the last step in which parameters were listed
+        self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
+            self._stack.callback(own(register(self._registers)).remove)
+
+    def _registers(self, module: nn.Module, name: str, _: object) -> None:
+        """Note that the loop registers a module or a parameter."""
+        if get_ident() == self._thread:
+            self._registered.setdefault(module, {})[name] = self._step, users_place()
+            self._has_news = True
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        if self._suspects:
+            self._inputs |= {id(each) for each in given if isinstance(each, Tensor)}
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        taken = self._training.taken_norms
+        if taken is not None and not taken.parameters <= self._with_gradient:
+            self._has_news = self._has_news or not taken.parameters <= self._got
+            self._got |= taken.parameters
+        self._with_gradient = frozenset() if taken is None else taken.parameters
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._tell_of_those_that_came()
+        self._optimizers.add(optimizer)
+        if self._step <= _SURE:
+            held = parameters_of(optimizer)
+            self._got.update(id(each) for each in held if each.grad is not None)
+            for each in held:
+                self._versions.setdefault(id(each), version_of(each))
+        if self._step >= _FIRST and self._listed != self._step:
+            is_due = self._step <= _SURE or self._step % self._training.every == 0
+            if is_due or self._has_news or self._suspects:
+                self._listed = self._step
+                self._has_news = False
+                self._list_parameters()
+        if self._step == _SURE:
+            self._tell_of_idle(optimizer)
+
+    def step_ends(self, number: int) -> None:
+        self._tell_of_those_that_came()
+
+    def ends(self) -> None:
+        self._stack.close()
+        self._tell_of_those_that_came()
+        self._suspects.clear()
+        self._coming = None
+        self._registered.clear()
+
+    def _list_parameters(self) -> None:
+        """Compare the parameters suspected in the previous list, and suspect the new ones."""
+        watched = self._training.watched
+        named = list(watched.parameters())
+        found = self._unheld(named, self._optimizers)
+        compared: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]] = []
+        suspects: dict[int, _Suspect] = {}
+        for name, parameter, beside in found:
+            known = self._suspects.get(id(parameter))
+            now = _first_of(parameter)
+            if known is not None and known.parameter() is parameter and known.before.shape == now.shape:
+                compared.append((name, ref(parameter), beside, LateTensor((known.before != now).any())))
+            else:
+                suspects[id(parameter)] = _Suspect(ref(parameter), now.clone())
+        self._suspects = suspects
+        if compared:
+            self._coming = _Coming(self._step, compared)
+        for name, parameter in named:
+            self._names[id(parameter)] = ref(parameter), name
+            if not parameter.requires_grad:
+                self._frozen[id(parameter)] = ref(parameter)
+        self._look_for_attributes()
+
+    def _unheld(self, named: Sequence[tuple[str, Tensor]], optimizers: Iterable[Optimizer]) -> list[_Unheld]:
+        held = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
+        own_ids = {id(each) for _, each in named}
+        if held.keys().isdisjoint(own_ids) and not self._got.isdisjoint(held):
+            return []  # it updates copies
+        beside = [
+            _Unheld(each.name, each.tensor, each)
+            for each in unregistered(self._training.watched.modules())
+            if id(each.tensor) not in own_ids and id(each.tensor) not in self._inputs
+        ]
+        candidates = [_Unheld(name, each, None) for name, each in named] + beside
+        return [
+            each
+            for each in candidates
+            if each.parameter.grad is not None
+            and id(each.parameter) not in held
+            and id(each.parameter) not in self._told
+        ]
+
+    def _tell_of_those_that_came(self) -> None:
+        coming = self._coming
+        if coming is None or not all(flag.has_come() for *_, flag in coming.found):
+            return
+        self._coming = None
+        held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
+        groups: dict[tuple[str, str], list[_Unheld]] = {}
+        for name, reference, beside, changed in coming.found:
+            parameter = reference()
+            if parameter is None or id(parameter) in held or bool(changed.read()):
+                continue
+            self._told.add(id(parameter))
+            groups.setdefault(self._why(name, parameter, beside), []).append(_Unheld(name, parameter, beside))
+        for (why, advice), found in groups.items():
+            names = [each.name for each in found]
+            gets, stays = (
+                ("get gradients", "they stay as they are")
+                if len(found) > 1
+                else ("gets gradients", "it stays as it is")
+            )
+            sentence = (
+                f"{joined(names)} {gets}, and no optimizer holds {'them' if len(found) > 1 else 'it'}, so {stays}, and "
+                f"an optimizer's zero_grad() does not clear {'their' if len(found) > 1 else 'its'} gradients{why}. What "
+                f"to do: {advice}."
+            )
+            self._training.add(Finding("never stepped", coming.step, sentence, tensor=names[0]))
+
+    def _why(self, name: str, parameter: Tensor, beside: Unregistered | None) -> tuple[str, str]:
+        """Return the reason why no optimizer holds a parameter, and the advice."""
+        if beside is not None:
+            what = (
+                f"a plain {beside.kind}"
+                if beside.advice != "nn.Parameter"
+                else f"a {beside.kind} that is not registered"
+            )
+            return (
+                f". {beside.attribute} is {what}, so model.parameters() does not have {'it' if beside.advice == 'nn.Parameter' else 'what it holds'}",
+                f"make {beside.attribute} an {beside.advice}, before the optimizer is made"
+                if beside.advice.startswith("nn.")
+                else "",
+            )
+        again = "make the optimizer after the model is complete, or add them with optimizer.add_param_group({'params': ...})"
+        place = self._registered_at(name)
+        was_frozen = (known := self._frozen.get(id(parameter))) is not None and known() is parameter
+        stale = self._stale()
+        former = [each for each, known_name in stale if known_name == name]
+        if place is not None or former or stale:
+            how = _replaced_by(parameter, former[0] if former else None)
+            when = "" if place is None else f" in step {place[0]}{at(place[1])}"
+            old = (
+                f", which still holds {counted(len(stale), 'parameter')} that the model no longer has" if stale else ""
+            )
+            return (f". It was replaced or added{when} after the optimizer was made ({how}){old}", again)
+        if was_frozen:
+            return (
+                ". It was frozen (requires_grad=False) in earlier steps, when the optimizer was made",
+                "optimizer.add_param_group({'params': ...}) when it is unfrozen, or pass all parameters to the "
+                "optimizer from the beginning",
+            )
+        return ("", f"{again}, or freeze with requires_grad_(False)")
+
+    def _registered_at(self, name: str) -> tuple[int, Place | None] | None:
+        """Return the step and line at which the loop registered a parameter or a module that holds it."""
+        modules = dict(self._training.watched.modules())
+        parts = name.split(".")
+        for length in range(len(parts)):
+            module = modules.get(".".join(parts[:length]))
+            known = None if module is None else self._registered.get(module, {}).get(parts[length])
+            if known is not None:
+                return known
+        return None
+
+    def _stale(self) -> list[tuple[Tensor, str | None]]:
+        """Return the optimizers' parameters that no watched model has and that get no gradient, with former names."""
+        own_ids = {id(each) for _, each in self._training.watched.parameters()}
+        found = []
+        for optimizer in self._optimizers:
+            for each in parameters_of(optimizer):
+                if id(each) not in own_ids and each.requires_grad and each.grad is None:
+                    known = self._names.get(id(each))
+                    found.append((each, known[1] if known is not None and known[0]() is each else None))
+        return found
+
+    def _look_for_attributes(self) -> None:
+        """Look for `module.requires_grad = ...`, which sets an attribute that PyTorch does not read."""
+        for path, module in self._training.watched.modules():
+            value = vars(module).get("requires_grad")
+            if not isinstance(value, bool):
+                continue
+            parameters = list(module.parameters())
+            if not parameters or any(each.requires_grad is value for each in parameters):
+                continue
+            name = path or type(module).__name__
+            state = "still get gradients and are trained" if not value else "stay frozen"
+            self._training.add(
+                Finding(
+                    "requires_grad",
+                    self._step,
+                    f"{name}.requires_grad = {value} has no effect: a module has no such property, so it sets a plain "
+                    f"attribute, and its {counted(len(parameters), 'parameter')} {state}. What to do: call "
+                    f"{name}.requires_grad_({value}).",
+                    module=name,
+                )
+            )
+
+    def _tell_of_idle(self, optimizer: Optimizer) -> None:
+        held = parameters_of(optimizer)
+        idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
+        if not idle:
+            return
+        if len(idle) == len(held):
+            if self._coming is None or not self._stale():
+                self._tell_of_steps_without_gradients(optimizer)
+            return
+        names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
+        nameless = len(idle) - len(names)
+        more = [f"{counted(nameless, 'parameter')} of no module that was called"] if nameless else []
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
+                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
+                "ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                tensor=names[0] if names else None,
+                certain=False,
+            )
+        )
+
+    def _is_taken(self, parameter: Tensor) -> bool:
+        """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
+        hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        return bool(hooks) or version_of(parameter) != self._versions.get(id(parameter), version_of(parameter))
+
+    def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
+                f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
+                "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
+                "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
+                certain=False,
+            )
+        )
+
+
+def _replaced_by(parameter: Tensor, former: Tensor | None) -> str:
+    """Return how a parameter may have been replaced."""
+    if former is not None and (former.dtype != parameter.dtype or former.device != parameter.device):
+        return "by .to(), which made new parameters"
+    if former is not None and former.shape != parameter.shape:
+        return "by a new module, or with another size"
+    return "by a new module, load_state_dict(assign=True), or a .to() that makes new parameters"

@@ -1,0 +1,264 @@
+"""Finds parameters whose gradient is all zero in step after step, and the reason in the backward."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from ....inspector.capture.build_graph import read_graph
+from ....inspector.capture.capture import capture
+from ....inspector.graph.graph import Graph
+from ....inspector.graph.phrases import joined
+from ....inspector.torch_private.saved_variables import saved_slots
+from ....inspector.torch_private.thread_state import dispatch_mode_is_on
+from ...diagnose.find_unused import describe_origin
+from ...diagnose.zero_gradients import ZeroOrigin, ZeroWatch
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..norms import TensorSquares
+from ..training_result import Training
+
+_SURE = 4  # steps in a row, before the one whose backward is looked at
+_SURE_OF_DATA = 20  # if the data decide: a mask, an expert without tokens, a unit that is off
+_LAST_LOOK = 1_000  # steps in a row after which the reason is no longer looked for
+_LATER = 4  # times as many steps in a row before the next look
+_MOST_NODES = 50_000  # of a graph that is looked at
+_BY_DATA = ("dead", "outside", "masked", "padding_idx", "ignore_index")
+
+
+@dataclass(slots=True)
+class _Run:
+    """Steps in a row in which a parameter's gradient was all zero.
+
+    Attributes:
+        first, last: the first and last step of them.
+        count: how many.
+        next_look: the count at which its backward is looked at.
+        has_begun_at_once: whether it never had another gradient.
+    """
+
+    parameter: ReferenceType[Tensor]
+    first: int
+    last: int
+    count: int
+    next_look: int
+    has_begun_at_once: bool
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A backward that is looked at.
+
+    Attributes:
+        leaves: by the id of a parameter its task.
+        constants: tasks that multiply by a single number that has no gradient of its own.
+        fixed: tasks that multiply by a tensor that has no gradient of its own.
+    """
+
+    step: int
+    graph: Graph
+    watch: ZeroWatch
+    leaves: dict[int, int]
+    constants: frozenset[int]
+    fixed: frozenset[int]
+
+
+class ZeroGradients(LoopPart):
+    """Counts the steps in which a parameter's gradient is all zero, by the norms that are taken anyway.
+
+    After some steps in a row, one forward is captured and its backward followed by hooks, which tell where the zeros
+    begin. Zeros that the data decide have to last longer. A factor that is a single constant number, such as the weight
+    of a loss that is switched on later, is intended.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._runs: dict[int, _Run] = {}
+        self._had: dict[int, ReferenceType[Tensor]] = {}  # parameters that had a gradient that was not zero
+        self._told: set[int] = set()
+        self._coming: deque[tuple[int, list[TensorSquares]]] = deque()
+        self._in_step: dict[int, bool] = {}  # whether its gradient is zero after all backwards of the step so far
+        self._step_of_these = 0
+        self._capture = ExitStack()
+        self._watched: _Watched | None = None
+        self._is_wanted = False
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+        self._is_wanted = any(each.count >= each.next_look for each in self._runs.values())
+        if self._is_wanted and self._watched is None and not dispatch_mode_is_on():
+            models = dict(self._training.watched)
+            model = next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(models) if models else None
+            self._capture.enter_context(capture(model))
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        if not self._is_wanted or self._watched is not None:
+            return
+        outputs = [each for each in given[0] if isinstance(each, Tensor) and each.grad_fn is not None]
+        names = dict(self._training.watched.parameters())
+        graph = read_graph(outputs, names) if outputs else None
+        if graph is None or len(graph) > _MOST_NODES:
+            return
+        wanted = {key for key, run in self._runs.items() if run.count >= run.next_look}
+        leaves = {id(leaf): task for task, leaf in graph.leaves.items() if id(leaf) in wanted}
+        if leaves:
+            constants, fixed = _factors(graph)
+            self._watched = _Watched(self._number, graph, ZeroWatch(graph), leaves, constants, fixed)
+            self._watched.watch.open()
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        if self._watched is not None and self._watched.step == self._number:
+            self._watched.watch.close()
+            self._capture.close()
+            self._is_wanted = False
+        taken = self._training.taken_norms
+        if error is None and taken is not None:
+            self._coming.append((self._number, taken.squares))
+
+    def step_ends(self, number: int) -> None:
+        self._capture.close()
+        self._read(number)
+        watched = self._watched
+        # On an accelerator the numbers are read a step later, when its kernels have run.
+        if watched is not None and (number > watched.step or not torch.accelerator.is_available()):
+            self._watched = None
+            self._take_up(watched)
+
+    def ends(self) -> None:
+        self._capture.close()
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.watch.close()
+        self._runs.clear()
+        self._coming.clear()
+
+    def _read(self, number: int) -> None:
+        """Take up the norms that have come."""
+        while self._coming and all(each.squares.has_come() for each in self._coming[0][1]):
+            step, squares = self._coming.popleft()
+            if step != self._step_of_these:
+                self._count()
+                self._step_of_these = step
+            for tensors, values in squares:
+                zeros = values.read() == 0
+                if not self._in_step and not self._runs and len(tensors) == len(self._had) and not zeros.any():
+                    continue
+                for key, is_zero in zip(tensors, zeros.tolist(), strict=True):
+                    self._in_step[key] = is_zero and self._in_step.get(key, True)
+        if self._step_of_these == number and not self._coming:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the parameters whose gradient was zero in a step."""
+        in_step, self._in_step = self._in_step, {}
+        new = [key for key, is_zero in in_step.items() if is_zero and key not in self._runs]
+        parameters = self._by_id() if new or len(self._had) < len(in_step) else {}
+        for key, is_zero in in_step.items():
+            known = self._had.get(key)
+            if not is_zero:
+                self._runs.pop(key, None)
+                if known is None and key in parameters:
+                    self._had[key] = ref(parameters[key])
+            elif key in self._runs:
+                run = self._runs[key]
+                run.last, run.count = self._step_of_these, run.count + 1
+            elif key in parameters and key not in self._told:
+                had = known is not None and known() is parameters[key]
+                look = _SURE_OF_DATA if had else _SURE
+                step = self._step_of_these
+                self._runs[key] = _Run(ref(parameters[key]), step, step, 1, look, not had)
+
+    def _by_id(self) -> dict[int, Tensor]:
+        return {id(each): each for _, each in self._training.watched.parameters()}
+
+    def _take_up(self, watched: _Watched) -> None:
+        """Report the parameters whose zeros have a reason that is not intended."""
+        watched.watch.read()
+        found: dict[tuple[tuple[ZeroOrigin, ...], int], list[_Run]] = {}
+        for key, task in watched.leaves.items():
+            run = self._runs.get(key)
+            if run is None or run.parameter() is None:
+                continue
+            run.next_look *= _LATER
+            origins = watched.watch.origins(task)
+            if not origins or any(each.task in watched.constants for each in origins):
+                continue
+            is_by_data = any(
+                each.empty is not None or each.cause in _BY_DATA or each.task in watched.fixed for each in origins
+            )
+            if is_by_data and run.count < _SURE_OF_DATA:
+                run.next_look = _SURE_OF_DATA
+                continue
+            found.setdefault((origins, run.first), []).append(run)
+        for (origins, _), runs in found.items():
+            self._tell(watched, origins, runs)
+
+    def _tell(self, watched: _Watched, origins: Sequence[ZeroOrigin], runs: list[_Run]) -> None:
+        for run in runs:
+            key = id(run.parameter())
+            self._told.add(key)
+            self._runs.pop(key, None)
+        name_of = self._training.watched.name_of
+        names = [name for run in runs if (name := name_of(run.parameter())) is not None]  # type: ignore[arg-type]
+        first, last = runs[0].first, runs[0].last
+        several = len(names) > 1
+        task = watched.graph.tasks[origins[0].task]
+        because = joined([describe_origin(watched.graph, each) for each in origins], 2)
+        self._training.add(
+            Finding(
+                "zero gradient",
+                first,
+                f"The gradient{'s' if several else ''} of {joined(names)} {'are' if several else 'is'} all zero in "
+                f"every step from {first} to {last}, so {'they learn' if several else 'it learns'} nothing: {because}. "
+                f"What to do: {_advice(origins[0])}. ts.find_unused(make_loss, model) shows this for one loss.",
+                module=watched.graph.module(task),
+                tensor=names[0] if names else None,
+                at=None if task.source is None else task.source.short,
+                last_step=last,
+            )
+        )
+
+
+def _factors(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the tasks that multiply by one constant number, and those that multiply by another constant tensor."""
+    constants, fixed = set(), set()
+    for task, node in zip(graph.tasks, graph.nodes, strict=True):
+        if task.short_name in ("Mul", "Div", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution"):
+            following = _last_two(node)
+            if len(following) < 2 or all(child is not None for child in following):
+                continue
+            sizes = [each.tensor.numel() for each in saved_slots(node)]
+            is_number = task.short_name in ("Mul", "Div") and (not sizes or min(sizes) == 1)
+            (constants if is_number else fixed).add(task.id)
+    return frozenset(constants), frozenset(fixed)
+
+
+def _last_two(node: Node) -> Sequence[Node | None]:
+    """Return the nodes below the two factors of a product, which follow a bias that it adds."""
+    following = [child for child, _ in node.next_functions]
+    return following[:2] if node.name().startswith("Convolution") else following[-2:]
+
+
+def _advice(origin: ZeroOrigin) -> str:
+    if origin.cause == "flat":
+        return "use a straight-through estimator, x + (x.round() - x).detach(), or a smooth function"
+    if origin.cause == "dead":
+        return "use a lower learning rate, another initialization, or an activation with a slope, such as nn.LeakyReLU"
+    if origin.cause == "zero factor":
+        return "initialize at most one of two multiplied factors with zeros (torch.nn.init), or check the mask"
+    if origin.how == "sum":
+        return "check the terms of the loss that cancel, or the hook"
+    if origin.empty is not None:
+        return "check how inputs are assigned to this module"
+    return "check the values that reach this operation"
