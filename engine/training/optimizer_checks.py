@@ -20,7 +20,8 @@ from .loop_observers import LoopPart
 from .pending_graphs import roots_of
 from .training_result import Training
 
-_LOOKS = 3  # backwards after a step that are looked at
+_LOOKS = 3  # backwards after a step that are looked at in the beginning
+_AGAIN = 20  # steps after which one more is looked at
 _CAST = "ToCopyBackward0"
 
 
@@ -48,7 +49,7 @@ class SkippedSteps(LoopPart):
 
 
 class StaleCasts(LoopPart):
-    """Looks, in the first backwards after a step, for a cast that is older than the step and that a newer node reads.
+    """Looks, in some backwards after a step, for a cast that is older than the step and that a newer node reads.
 
     Autocast casts a parameter once, and lets go of the cast where its outermost block is left.
     """
@@ -57,6 +58,7 @@ class StaleCasts(LoopPart):
         self._number = 0
         self._stepped: tuple[str, int, set[int]] | None = None  # who, what the next node was to be numbered, parameters
         self._looks = _LOOKS
+        self._found = False
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -65,6 +67,8 @@ class StaleCasts(LoopPart):
         self._number = number
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._number % _AGAIN == 0 and not self._found:
+            self._looks = max(self._looks, 1)
         if self._looks and self._training.autocast:
             self._stepped = type(optimizer).__name__, sequence_nr(), set(map(id, parameters_of(optimizer)))
 
@@ -83,7 +87,7 @@ class StaleCasts(LoopPart):
                     leaf = None if below is None else leaf_if_any(below)
                     found |= {id(leaf)} & held
         if found:
-            self._looks = 0
+            self._looks, self._found = 0, True
             self._tell(who, [name for name, each in self._training.watched.parameters() if id(each) in found])
 
     def _tell(self, who: str, names: list[str]) -> None:

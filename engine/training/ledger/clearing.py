@@ -50,6 +50,12 @@ def _states(parameters: Iterable[Tensor]) -> dict[int, _State]:
     }
 
 
+def _same(states: Mapping[int, _State]) -> dict[int, _State]:
+    """Return the present states of the gradients that are still the same tensors. Backwards and clipping write to them."""
+    parameters = [parameter for state in states.values() if (parameter := state.parameter()) is not None]
+    return {key: now for key, now in _states(parameters).items() if now.identity == states[key].identity}
+
+
 @dataclass(slots=True)
 class _Interval:
     """The gradients of an optimizer's parameters between two of its steps.
@@ -91,6 +97,7 @@ class _Coming(NamedTuple):
     place: Place | None
     squares: list[TensorSquares]
     calls: tuple[str, ...]
+    among: frozenset[int] = frozenset()  # parameters
 
 
 class Clearing(LoopPart):
@@ -149,7 +156,7 @@ class Clearing(LoopPart):
         self._had = taken.parameters
         for interval in self._intervals.values():
             if interval.left and not interval.is_cleared:
-                interval.left = _states(filter(None, (each.parameter() for each in interval.left.values())))
+                interval.left = _same(interval.left)
         for optimizer in self._fresh:
             self._fresh[optimizer] = True
 
@@ -162,9 +169,9 @@ class Clearing(LoopPart):
         interval = self._intervals.get(optimizer)
         if interval is None or not interval.backwards:
             return
-        is_left = not interval.is_cleared and bool(interval.left)
-        squares = interval.squares if is_left else []
-        self._coming.append(_Coming("never cleared", ref(optimizer), self._number, place, squares, ()))
+        left = {} if interval.is_cleared else _same(interval.left or {})
+        squares = interval.squares if left else []
+        self._coming.append(_Coming("never cleared", ref(optimizer), self._number, place, squares, (), frozenset(left)))
         if len(self._intervals) > 1:
             self._look_for_second_step(optimizer, held)
 
@@ -234,7 +241,7 @@ class Clearing(LoopPart):
             if coming.kind == "cleared early":
                 found = frozenset(squares) if squares and not any(squares.values()) else frozenset()
             else:
-                found = frozenset(key for key, value in squares.items() if value)
+                found = frozenset(key for key, value in squares.items() if value and key in coming.among)
             self._add_to_row(coming.kind, optimizer, coming.step, found, coming.place, coming.calls)
 
     def _add_to_row(

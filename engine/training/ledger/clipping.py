@@ -114,16 +114,16 @@ class Clipping(LoopPart):
                 "optimizer for example. What to do: pass model.parameters(), or make a list once: "
                 "parameters = list(...)"
             )
-        elif call.is_late:
-            why = (
-                f"from step {first} on, the optimizer has already stepped with these gradients. What to do: call "
-                f"{call.name}() between the backward and optimizer.step()"
-            )
         elif not call.with_gradient:
             why = (
                 f"from step {first} on, none of the {counted(len(call.given), 'tensor')} that it receives has a "
                 "gradient. What to do: call it after the backward, with the parameters that the optimizer steps "
                 "(model.parameters())"
+            )
+        elif call.is_late:
+            why = (
+                f"from step {first} on, the optimizer has already stepped with these gradients. What to do: call "
+                f"{call.name}() between the backward and optimizer.step()"
             )
         else:
             held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
