@@ -84,6 +84,9 @@ without_torch_function: Callable[[], AbstractContextManager[Any]] = torch._C.Dis
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 """Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
 
+function_modes_open: Callable[[], int] = torch._C._len_torch_function_stack
+"""The number of function modes on this thread's stack. A mode is not on it while it handles a call."""
+
 grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
 """What torch.no_grad() and its like call as they are entered and left, by which a TorchFunctionMode sees them."""
 

@@ -11,13 +11,14 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from ....inspector.capture.build_graph import read_graph
 from ....inspector.capture.capture import capture
 from ....inspector.graph.graph import Graph
 from ....inspector.graph.phrases import joined
 from ....inspector.torch_private.saved_variables import saved_slots
-from ....inspector.torch_private.thread_state import dispatch_mode_is_on
+from ....inspector.torch_private.thread_state import function_modes_open
 from ...diagnose.find_unused import describe_origin
 from ...diagnose.zero_gradients import ZeroOrigin, ZeroWatch
 from ..findings import Finding
@@ -88,6 +89,7 @@ class ZeroGradients(LoopPart):
         self._in_step: dict[int, bool] = {}  # whether its gradient is zero after all backwards of the step so far
         self._step_of_these = 0
         self._capture = ExitStack()
+        self._modes: int | None = None  # function modes that are open with the capture; None: it is not open
         self._watched: _Watched | None = None
         self._is_wanted = False
 
@@ -97,10 +99,17 @@ class ZeroGradients(LoopPart):
     def step_begins(self, number: int) -> None:
         self._number = number
         self._is_wanted = any(each.count >= each.next_look for each in self._runs.values())
-        if self._is_wanted and self._watched is None and not dispatch_mode_is_on():
+        if self._is_wanted and self._watched is None and self._modes is None and not function_modes_open():
             models = dict(self._training.watched)
             model = next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(models) if models else None
             self._capture.enter_context(capture(model))
+            self._modes = function_modes_open()
+
+    def _close_capture(self) -> None:
+        """Close the capture, but not from inside a call that its function mode handles, such as Tensor.backward()."""
+        if self._modes is not None and function_modes_open() == self._modes:
+            self._modes = None
+            self._capture.close()
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_wanted or self._watched is not None:
@@ -120,14 +129,19 @@ class ZeroGradients(LoopPart):
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._watched is not None and self._watched.step == self._number:
             self._watched.watch.close()
-            self._capture.close()
             self._is_wanted = False
         taken = self._training.taken_norms
         if error is None and taken is not None:
             self._coming.append((self._number, taken.squares))
 
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._close_capture()
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        self._close_capture()
+
     def step_ends(self, number: int) -> None:
-        self._capture.close()
+        self._close_capture()
         self._read(number)
         watched = self._watched
         # On an accelerator the numbers are read a step later, when its kernels have run.
@@ -162,6 +176,8 @@ class ZeroGradients(LoopPart):
     def _count(self) -> None:
         """Count the parameters whose gradient was zero in a step."""
         in_step, self._in_step = self._in_step, {}
+        if self._had and all(in_step.values()):  # a margin loss that is satisfied, say
+            return
         new = [key for key, is_zero in in_step.items() if is_zero and key not in self._runs]
         parameters = self._by_id() if new or len(self._had) < len(in_step) else {}
         for key, is_zero in in_step.items():
