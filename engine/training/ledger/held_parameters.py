@@ -91,6 +91,7 @@ class HeldParameters(LoopPart):
         self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
         self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
         self._has_news = False
+        self._has_stepped = False  # an optimizer, in this step
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
 
@@ -102,11 +103,12 @@ class HeldParameters(LoopPart):
     def _registers(self, module: nn.Module, name: str, _: object) -> None:
         """Note that the loop registers a module or a parameter."""
         if get_ident() == self._thread:
-            self._registered.setdefault(module, {})[name] = self._step, users_place()
+            self._registered.setdefault(module, {})[name] = self._step + self._has_stepped, users_place()
             self._has_news = True
 
     def step_begins(self, number: int) -> None:
         self._step = number
+        self._has_stepped = False
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         if self._suspects:
@@ -135,6 +137,9 @@ class HeldParameters(LoopPart):
                 self._list_parameters()
         if self._step == _SURE:
             self._tell_of_idle(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._has_stepped = True
 
     def step_ends(self, number: int) -> None:
         self._tell_of_those_that_came()
@@ -172,7 +177,10 @@ class HeldParameters(LoopPart):
     def _unheld(self, named: Sequence[tuple[str, Tensor]], optimizers: Iterable[Optimizer]) -> list[_Unheld]:
         held = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
         own_ids = {id(each) for _, each in named}
-        if held.keys().isdisjoint(own_ids) and not self._got.isdisjoint(held):
+        are_former = any(
+            (known := self._names.get(key)) is not None and known[0]() is each for key, each in held.items()
+        )
+        if held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held):
             return []  # it updates copies
         beside = [
             _Unheld(each.name, each.tensor, each)
