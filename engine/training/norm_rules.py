@@ -140,8 +140,8 @@ class NormJudge:
         self._bad = Finding(
             "non-finite",
             step,
-            f"The gradient of {module_name(first)} is {kind} in step {step}, the first in the backward; {spread}, and {begins}. "
-            f"ts.find_nan(make_loss) names the operation{self._advice}.",
+            f"The gradient of {module_name(first)} is {kind} in step {step}, the first in the backward; {spread}, and "
+            f"{begins}. ts.find_nan(make_loss) names the operation{self._advice}.",
             module=first,
         )
         self._add(self._bad)
@@ -236,7 +236,8 @@ class NormJudge:
         if spike is None:
             earlier = [each for _, each in list(self._totals)[:-1]]
             usual = median(earlier) if len(earlier) >= _FEWEST else 0.0
-            if total is not None and usual > 0 and total > _SPIKES * usual:
+            largest = max([self._largest, *earlier])
+            if total is not None and usual > 0 and total > max(_SPIKES * usual, _ABOVE_ALL * largest):
                 before = {place: list(losses) for place, losses in self._losses.items()}
                 self._spike = _Spike(step, total, usual, before)
             return

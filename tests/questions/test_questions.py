@@ -1,8 +1,8 @@
 """Each program under tests/questions gets the findings that its file asks for, and a healthy one gets none.
 
-A file has `case()`, which runs a loop and returns the training. With FINDS, the kind of a finding, and SAYS, its facts,
-exactly the findings of this kind are found; without FINDS nothing is. ALSO lists further kinds that may be found. A line
-with the comment `# named` has to be among the facts, as `file.py:12`.
+A file has `case()`, which runs a loop and returns the training. FINDS is the kind of finding that the loop needs, SAYS
+are facts that it has to say. No finding of another kind may be there, except those that ALSO lists. A line with the
+comment `# named` has to be among the facts, as `file.py:12`.
 """
 
 from __future__ import annotations

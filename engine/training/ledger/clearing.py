@@ -51,7 +51,7 @@ def _states(parameters: Iterable[Tensor]) -> dict[int, _State]:
 
 
 def _same(states: Mapping[int, _State]) -> dict[int, _State]:
-    """Return the present states of the gradients that are still the same tensors. Backwards and clipping write to them."""
+    """Return the present states of the gradients that are still the same tensors, whatever was written to them."""
     parameters = [parameter for state in states.values() if (parameter := state.parameter()) is not None]
     return {key: now for key, now in _states(parameters).items() if now.identity == states[key].identity}
 
@@ -302,8 +302,8 @@ class Clearing(LoopPart):
 _TEXTS: dict[FindingKind, str] = {
     "never cleared": (
         "The gradients of {which} are never cleared: after {step} in step {first} and {count} steps in a row, nothing "
-        "set them to None or zero before the next backward, so gradients accumulate and each step uses the sum over all "
-        "steps so far. What to do: call {clear} once per step, before the backward."
+        "set them to None or zero before the next backward, so gradients accumulate and each step uses the sum over "
+        "all steps so far. What to do: call {clear} once per step, before the backward."
     ),
     "cleared early": (
         "{calls} clears the gradients of {which} between the backward and {step}, so from step {first} on {step} uses "

@@ -202,60 +202,54 @@ class HeldParameters(LoopPart):
             return
         self._coming = None
         held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
-        groups: dict[tuple[str, str], list[_Unheld]] = {}
+        groups: dict[tuple[str, str], list[str]] = {}
         for name, reference, beside, changed in coming.found:
             parameter = reference()
             if parameter is None or id(parameter) in held or bool(changed.read()):
                 continue
             self._told.add(id(parameter))
-            groups.setdefault(self._why(name, parameter, beside), []).append(_Unheld(name, parameter, beside))
-        for (why, advice), found in groups.items():
-            names = [each.name for each in found]
-            gets, stays = (
-                ("get gradients", "they stay as they are")
-                if len(found) > 1
-                else ("gets gradients", "it stays as it is")
+            groups.setdefault(self._why(name, parameter, beside), []).append(name)
+        for (why, advice), names in groups.items():
+            get, they, them, their, stay = (
+                ("get gradients", "they", "them", "their", "stay") if len(names) > 1 else _SINGULAR
             )
             sentence = (
-                f"{joined(names)} {gets}, and no optimizer holds {'them' if len(found) > 1 else 'it'}, so {stays}, and "
-                f"an optimizer's zero_grad() does not clear {'their' if len(found) > 1 else 'its'} gradients{why}. What "
-                f"to do: {advice}."
+                f"{joined(names)} {get}, and no optimizer holds {them}: {they} {stay} as made, and an optimizer's "
+                f"zero_grad() does not clear {their} gradients. {why}What to do: {advice}."
             )
             self._training.add(Finding("never stepped", coming.step, sentence, tensor=names[0]))
 
     def _why(self, name: str, parameter: Tensor, beside: Unregistered | None) -> tuple[str, str]:
-        """Return the reason why no optimizer holds a parameter, and the advice."""
+        """Return the reason why no optimizer holds a parameter, as a sentence or "", and the advice."""
         if beside is not None:
-            what = (
-                f"a plain {beside.kind}"
-                if beside.advice != "nn.Parameter"
-                else f"a {beside.kind} that is not registered"
-            )
+            how = "is not registered" if beside.advice == "nn.Parameter" else "does not register what is in it"
             return (
-                f". {beside.attribute} is {what}, so model.parameters() does not have {'it' if beside.advice == 'nn.Parameter' else 'what it holds'}",
-                f"make {beside.attribute} an {beside.advice}, before the optimizer is made"
-                if beside.advice.startswith("nn.")
-                else "",
+                f"{beside.attribute} is a plain {beside.kind}, which {how}, so model.parameters() has none of it. ",
+                f"make {beside.attribute} an {beside.advice} before the optimizer is made",
             )
-        again = "make the optimizer after the model is complete, or add them with optimizer.add_param_group({'params': ...})"
-        place = self._registered_at(name)
-        was_frozen = (known := self._frozen.get(id(parameter))) is not None and known() is parameter
+        add = "optimizer.add_param_group({'params': ...})"
         stale = self._stale()
-        former = [each for each, known_name in stale if known_name == name]
-        if place is not None or former or stale:
-            how = _replaced_by(parameter, former[0] if former else None)
+        former = next((each for each, known_name in stale if known_name == name), None)
+        place = self._registered_at(name)
+        if place is not None or stale:
             when = "" if place is None else f" in step {place[0]}{at(place[1])}"
-            old = (
-                f", which still holds {counted(len(stale), 'parameter')} that the model no longer has" if stale else ""
-            )
-            return (f". It was replaced or added{when} after the optimizer was made ({how}){old}", again)
-        if was_frozen:
+            holds = "" if not stale else f"; it holds {counted(len(stale), 'parameter')} that the model no longer has"
             return (
-                ". It was frozen (requires_grad=False) in earlier steps, when the optimizer was made",
-                "optimizer.add_param_group({'params': ...}) when it is unfrozen, or pass all parameters to the "
-                "optimizer from the beginning",
+                f"The model got new parameters{when}, after the optimizer was made: {_replaced_by(parameter, former)}"
+                f"{holds}. ",
+                f"make the optimizer after the model is complete, or call {add}; or freeze with requires_grad_(False)",
             )
-        return ("", f"{again}, or freeze with requires_grad_(False)")
+        frozen = self._frozen.get(id(parameter))
+        if frozen is not None and frozen() is parameter:
+            return (
+                "In earlier steps requires_grad=False kept it out of training, and so out of the optimizer. ",
+                f"call {add} where it is unfrozen, or pass all parameters to the optimizer from the beginning",
+            )
+        return (
+            "",
+            "pass all of the model's parameters to the optimizer once the model is complete, or call "
+            f"{add}; or freeze with requires_grad_(False)",
+        )
 
     def _registered_at(self, name: str) -> tuple[int, Place | None] | None:
         """Return the step and line at which the loop registered a parameter or a module that holds it."""
@@ -344,10 +338,13 @@ class HeldParameters(LoopPart):
         )
 
 
+_SINGULAR = ("gets gradients", "it", "it", "its", "stays")
+
+
 def _replaced_by(parameter: Tensor, former: Tensor | None) -> str:
-    """Return how a parameter may have been replaced."""
+    """Return the calls that may have replaced a parameter."""
     if former is not None and (former.dtype != parameter.dtype or former.device != parameter.device):
-        return "by .to(), which made new parameters"
+        return ".to() made them"
     if former is not None and former.shape != parameter.shape:
-        return "by a new module, or with another size"
-    return "by a new module, load_state_dict(assign=True), or a .to() that makes new parameters"
+        return "a module was replaced or resized"
+    return "a module was replaced, or load_state_dict(assign=True) or .to() made them"

@@ -125,11 +125,12 @@ class Movement(LoopPart):
         rates = [rate for group in optimizer.param_groups if (rate := _rate(group)) is not None]
         self._largest_rates[optimizer] = max([self._largest_rates.get(optimizer, 0.0), *rates])
         self._copies = None
-        if not self._suspects and self._number != _ALL:
+        covers_all = self._number == _ALL and self._number % self._training.every != 0
+        if not self._suspects and not covers_all:
             return
         copies, copied = _Copies(), 0
         for each, rate in _steppable(optimizer):
-            is_wanted = self._number == _ALL or id(each) in self._suspects
+            is_wanted = covers_all or id(each) in self._suspects
             if is_wanted and id(each) not in self._told and copied + each.nbytes <= _MOST_COPIED_BYTES:
                 copied += each.nbytes
                 copies.parameters.append((each, rate))
@@ -214,7 +215,7 @@ class Movement(LoopPart):
             for _, each in self._training.watched.parameters()
             if (square := squares.get(id(each), 0.0)) and math.isfinite(square) and each.numel()
         ]
-        noise = _NOISE * torch.finfo(parameter.dtype).eps
+        noise = max(_NOISE * torch.finfo(parameter.dtype).eps, _LEAST)
         if others and suspect.gradient < noise * max(others):
             return False
         norms = self._training.norms.whole
@@ -232,10 +233,10 @@ class Movement(LoopPart):
         names = [name for each in suspects if (name := self._training.watched.name_of(each.parameter()))]  # type: ignore[arg-type]
         which = joined(names) if names else "a parameter"
         plural = len(suspects) > 1
+        do, them = ("do", "them") if plural else ("does", "it")
         begins = (
-            f"{which} {'do' if plural else 'does'} not change: {first.optimizer}.step(){at(first.place)} has left "
-            f"{'them' if plural else 'it'} the same, bit for bit, since step {first.first}, although the backward gives "
-            f"{'them gradients' if plural else 'it a gradient'}"
+            f"{which} {do} not change: {first.optimizer}.step(){at(first.place)} has left {them} the same, bit for "
+            f"bit, since step {first.first}, although the backward gives {them} a gradient"
         )
         text = f"{begins}. {_cause(first, parameter, largest)}"
         self._training.add(
@@ -269,14 +270,19 @@ def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
 
 
 def _facts(parameter: Tensor, before: Tensor) -> Tensor:
-    now = parameter.detach()
-    gradient = parameter.grad
-    changed = (now != before).any() if now.shape == before.shape else torch.ones((), device=now.device)
-    if gradient is None or gradient.layout is not torch.strided or computes_itself(gradient):
-        is_there, size = torch.zeros((), device=now.device), torch.zeros((), device=now.device)
-    else:
-        is_there, size = (gradient != 0).any(), gradient.detach().float().square().mean().sqrt()
-    return torch.stack([changed.float(), is_there.float(), size.float(), now.float().square().mean().sqrt()])
+    """Compute the facts of `_Looked`. Writes to `before`."""
+    now, gradient = parameter.detach(), parameter.grad
+    changed = before.sub_(now).count_nonzero() if now.shape == before.shape else torch.ones((), device=now.device)
+    facts = [changed, *([torch.zeros((), device=now.device)] * 2), _root_mean_square(now)]
+    if gradient is not None and gradient.layout is torch.strided and not computes_itself(gradient):
+        facts[1:3] = gradient.count_nonzero(), _root_mean_square(gradient.detach())
+    return torch.stack([each.to(torch.float32) for each in facts])
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32)) / math.sqrt(
+        values.numel()
+    )
 
 
 def _grouped(suspects: list[_Suspect]) -> list[list[_Suspect]]:
@@ -312,6 +318,6 @@ def _cause(suspect: _Suspect, parameter: Tensor, largest: float) -> str:
         else "raise the learning rate (lr=), or scale the loss"
     )
     return (
-        f"Updates are rounded away: the learning rate is {rate}, the gradient's root mean square {suspect.gradient:.2g}, "
-        f"and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. What to do: {advice}."
+        f"Updates are rounded away: the learning rate is {rate}, the root mean square of the gradient "
+        f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. What to do: {advice}."
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import torch
 from torch import nn
-from contextlib import ExitStack
 
 import tapescope as ts
 from tapescope.tests.questions.asking import watched

@@ -1,4 +1,4 @@
-"""The weights of a norm are 1.0 in bfloat16, where neighbouring values are 2⁻⁷ apart: a rate of 1e-4 never moves them."""
+"""A norm's weights are 1.0 in bfloat16, where values are 0.008 apart: a rate of 1e-4 does not move them."""
 
 from __future__ import annotations
 
