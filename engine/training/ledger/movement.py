@@ -29,9 +29,8 @@ _SURE = 3  # comparisons in a row in which nothing changed
 _SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
 _SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
 _MOST_COPIED_BYTES = 2**26
-_NOISE = (
-    10.0  # roundings of the other gradients: a gradient below that may be rounding noise, as of a bias before a norm
-)
+_NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
+_LEAST = 1e-3  # of the largest gradient: below it, the gradient has vanished, which the norms show
 _FALLEN = 1e-3  # of the largest norm of all gradients: below it, the loop has converged
 _TINY = 1e-6  # of the largest learning rate so far
 
@@ -319,5 +318,6 @@ def _cause(suspect: _Suspect, parameter: Tensor, largest: float) -> str:
     )
     return (
         f"Updates are rounded away: the learning rate is {rate}, the root mean square of the gradient "
-        f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. What to do: {advice}."
+        f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. "
+        f"What to do: {advice}."
     )
