@@ -234,10 +234,12 @@ class NormJudge:
         """Look for one step with a huge norm after which the loss does not come back."""
         spike = self._spike
         if spike is None:
+            if total is None or len(self._totals) < 2 or total <= _ABOVE_ALL * self._totals[-2][1]:
+                return
             earlier = [each for _, each in list(self._totals)[:-1]]
             usual = median(earlier) if len(earlier) >= _FEWEST else 0.0
             largest = max([self._largest, *earlier])
-            if total is not None and usual > 0 and total > max(_SPIKES * usual, _ABOVE_ALL * largest):
+            if usual > 0 and total > max(_SPIKES * usual, _ABOVE_ALL * largest):
                 before = {place: list(losses) for place, losses in self._losses.items()}
                 self._spike = _Spike(step, total, usual, before)
             return
@@ -249,13 +251,13 @@ class NormJudge:
             return
         self._spike = None
         for place, losses in spike.after.items():
-            before = spike.before.get(place, [])
-            if len(losses) == _AFTER and before and _has_risen(before, losses):
+            known = spike.before.get(place, [])
+            if len(losses) == _AFTER and known and _has_risen(known, losses):
                 worst = median(losses) if all(map(math.isfinite, losses)) else math.nan
                 sentence = (
                     f"The norm of all gradients was {_number(spike.norm)} in step {spike.step}, "
                     f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and the loss has not come "
-                    f"back {_RECOVERS} steps later: {_number(worst)} instead of {_number(median(before))}. Clip such a "
+                    f"back {_RECOVERS} steps later: {_number(worst)} instead of {_number(median(known))}. Clip such a "
                     "step (torch.nn.utils.clip_grad_norm_), and look at its batch"
                     f"{self._advice.replace('such a step', 'it')}."
                 )

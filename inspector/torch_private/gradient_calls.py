@@ -60,10 +60,10 @@ def _clip(original: Callable[..., None], name: str, parameters: Any, *given: Any
 class _Replaced:
     """A function of torch with another code object while there are watchers."""
 
-    def __init__(self, function: Callable[..., Any], code: FunctionType, name: str, *bound: Any) -> None:
+    def __init__(self, function: Callable[..., Any], watched: Callable[..., Any], name: str, *bound: Any) -> None:
         found = inspect.unwrap(function)
-        assert isinstance(found, FunctionType)
-        self._function, self._code, self._name = found, code.__code__, name
+        assert isinstance(found, FunctionType) and isinstance(watched, FunctionType)
+        self._function, self._code, self._name = found, watched.__code__, name
         self._original = found.__code__
         beneath = FunctionType(self._original, found.__globals__, found.__name__, found.__defaults__, found.__closure__)
         called, *more = bound

@@ -162,16 +162,18 @@ class Clearing(LoopPart):
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._read()
-        place = users_place()
         held = parameters_of(optimizer)
         if self._fresh.get(optimizer, True) and self._is_after_backward:
-            self._look_for_early_clearing(optimizer, held, place)
+            self._look_for_early_clearing(optimizer, held)
         interval = self._intervals.get(optimizer)
         if interval is None or not interval.backwards:
             return
         left = {} if interval.is_cleared else _same(interval.left or {})
         squares = interval.squares if left else []
-        self._coming.append(_Coming("never cleared", ref(optimizer), self._number, place, squares, (), frozenset(left)))
+        if left or optimizer in self._rows.get("never cleared", ()):
+            self._coming.append(
+                _Coming("never cleared", ref(optimizer), self._number, users_place(), squares, (), frozenset(left))
+            )
         if len(self._intervals) > 1:
             self._look_for_second_step(optimizer, held)
 
@@ -207,16 +209,18 @@ class Clearing(LoopPart):
         self._sums.take([gradient for _, gradient in found], [0] * len(found))
         return [each._replace(tensors=[found[place][0] for place in each.tensors]) for each in self._sums.squares]
 
-    def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor], place: Place | None) -> None:
+    def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
         """Look for gradients that the last backward left and that are None or zero now."""
         had = [each for each in held if id(each) in self._had]
         there = [each for each in had if each.grad is not None]
         calls = tuple(dict.fromkeys(self._calls))
         if had and not there:
-            self._add_to_row("cleared early", optimizer, self._number, frozenset(map(id, had)), place, calls)
+            self._add_to_row("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
         elif there and calls:
             squares = self._squares(_states(there))
-            self._coming.append(_Coming("cleared early", ref(optimizer), self._number, place, squares, calls))
+            self._coming.append(_Coming("cleared early", ref(optimizer), self._number, users_place(), squares, calls))
+        elif optimizer in self._rows.get("cleared early", ()):
+            self._add_to_row("cleared early", optimizer, self._number, frozenset(), None, ())
 
     def _look_for_second_step(self, optimizer: Optimizer, held: list[Tensor]) -> None:
         """Look for gradients with which another optimizer has stepped already."""

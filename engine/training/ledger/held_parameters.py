@@ -30,6 +30,7 @@ from ..training_result import Training
 from .unregistered import Unregistered, unregistered
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
+_OFTEN = 100  # steps after which parameters are listed again at the latest
 _FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
 
 
@@ -71,9 +72,9 @@ class _Coming(NamedTuple):
 class HeldParameters(LoopPart):
     """Looks for parameters that have a gradient and that no optimizer holds.
 
-    The models' parameters are listed in the first steps, in each `every`-th step, and where a module or a parameter was
-    registered or a parameter has its first gradient. A parameter that somebody else updates is not reported: its values
-    are compared between two steps. If an optimizer holds copies of the parameters, nothing is said.
+    Parameters are listed in the first steps, after 10, 20, 40, ... steps (`every=`), and where a module or a
+    parameter was registered or a parameter has its first gradient. A parameter that somebody else updates is not
+    reported: its values are compared between two steps. An optimizer may hold copies of the parameters instead.
     """
 
     def __init__(self) -> None:
@@ -92,6 +93,7 @@ class HeldParameters(LoopPart):
         self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
         self._has_news = False
         self._has_stepped = False  # an optimizer, in this step
+        self._next = 0  # the step in which parameters are listed again at the latest
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
 
@@ -130,10 +132,12 @@ class HeldParameters(LoopPart):
             for each in held:
                 self._versions.setdefault(id(each), version_of(each))
         if self._step >= _FIRST and self._listed != self._step:
-            is_due = self._step <= _SURE or self._step % self._training.every == 0
+            is_due = self._step <= _SURE or self._step >= self._next
             if is_due or self._has_news or self._suspects:
                 self._listed = self._step
                 self._has_news = False
+                if self._step >= self._next:
+                    self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
                 self._list_parameters()
         if self._step == _SURE:
             self._tell_of_idle(optimizer)
@@ -233,7 +237,11 @@ class HeldParameters(LoopPart):
         place = self._registered_at(name)
         if place is not None or stale:
             when = "" if place is None else f" in step {place[0]}{at(place[1])}"
-            holds = "" if not stale else f"; it holds {counted(len(stale), 'parameter')} that the model no longer has"
+            holds = (
+                ""
+                if not stale
+                else f"; the optimizer holds {counted(len(stale), 'parameter')} that the model no longer has"
+            )
             return (
                 f"The model got new parameters{when}, after the optimizer was made: {_replaced_by(parameter, former)}"
                 f"{holds}. ",
@@ -321,7 +329,7 @@ class HeldParameters(LoopPart):
 
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
-        hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        hooks: Any = parameter._post_accumulate_grad_hooks
         return bool(hooks) or version_of(parameter) != self._versions.get(id(parameter), version_of(parameter))
 
     def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:

@@ -279,9 +279,9 @@ def _facts(parameter: Tensor, before: Tensor) -> Tensor:
 
 
 def _root_mean_square(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32)) / math.sqrt(
-        values.numel()
-    )
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm / math.sqrt(values.numel())
 
 
 def _grouped(suspects: list[_Suspect]) -> list[list[_Suspect]]:

@@ -83,7 +83,7 @@ class ZeroGradients(LoopPart):
     def __init__(self) -> None:
         self._number = 0
         self._runs: dict[int, _Run] = {}
-        self._had: dict[int, ReferenceType[Tensor]] = {}  # parameters that had a gradient that was not zero
+        self._had: dict[int, ReferenceType[Tensor] | None] = {}  # with another gradient than zeros; None: of no model
         self._told: set[int] = set()
         self._coming: deque[tuple[int, list[TensorSquares]]] = deque()
         self._in_step: dict[int, bool] = {}  # whether its gradient is zero after all backwards of the step so far
@@ -165,11 +165,11 @@ class ZeroGradients(LoopPart):
                 self._count()
                 self._step_of_these = step
             for tensors, values in squares:
-                zeros = values.read() == 0
-                if not self._in_step and not self._runs and len(tensors) == len(self._had) and not zeros.any():
+                numbers = values.read()
+                if not self._in_step and not self._runs and len(tensors) == len(self._had) and bool(numbers.all()):
                     continue
-                for key, is_zero in zip(tensors, zeros.tolist(), strict=True):
-                    self._in_step[key] = is_zero and self._in_step.get(key, True)
+                for key, number in zip(tensors, numbers.tolist(), strict=True):
+                    self._in_step[key] = not number and self._in_step.get(key, True)
         if self._step_of_these == number and not self._coming:
             self._count()
 
@@ -184,8 +184,8 @@ class ZeroGradients(LoopPart):
             known = self._had.get(key)
             if not is_zero:
                 self._runs.pop(key, None)
-                if known is None and key in parameters:
-                    self._had[key] = ref(parameters[key])
+                if key not in self._had:
+                    self._had[key] = ref(parameters[key]) if key in parameters else None
             elif key in self._runs:
                 run = self._runs[key]
                 run.last, run.count = self._step_of_these, run.count + 1
@@ -248,7 +248,8 @@ class ZeroGradients(LoopPart):
 
 def _factors(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
     """Return the tasks that multiply by one constant number, and those that multiply by another constant tensor."""
-    constants, fixed = set(), set()
+    constants: set[int] = set()
+    fixed: set[int] = set()
     for task, node in zip(graph.tasks, graph.nodes, strict=True):
         if task.short_name in ("Mul", "Div", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution"):
             following = _last_two(node)
