@@ -284,22 +284,21 @@ class HeldParameters(LoopPart):
     def _look_for_attributes(self) -> None:
         """Look for `module.requires_grad = ...`, which sets an attribute that PyTorch does not read."""
         for path, module in self._training.watched.modules():
-            value = vars(module).get("requires_grad")
-            if not isinstance(value, bool):
-                continue
-            parameters = list(module.parameters())
+            name = next((each for each in ("requires_grad", "require_grad") if each in vars(module)), None)
+            value = None if name is None else vars(module)[name]
+            parameters = list(module.parameters()) if isinstance(value, bool) else []
             if not parameters or any(each.requires_grad is value for each in parameters):
                 continue
-            name = path or type(module).__name__
-            state = "still get gradients and are trained" if not value else "stay frozen"
+            title = path or type(module).__name__
+            state = "stay frozen" if value else "still get gradients and are trained"
             self._training.add(
                 Finding(
                     "requires_grad",
                     self._step,
-                    f"{name}.requires_grad = {value} has no effect: a module has no such property, so it sets a plain "
+                    f"{title}.{name} = {value} has no effect: a module has no such property, so this sets a plain "
                     f"attribute, and its {counted(len(parameters), 'parameter')} {state}. What to do: call "
-                    f"{name}.requires_grad_({value}).",
-                    module=name,
+                    f"{title}.requires_grad_({value}).",
+                    module=title,
                 )
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from weakref import ReferenceType, ref
@@ -18,6 +18,7 @@ from ....inspector.capture.capture import capture
 from ....inspector.graph.graph import Graph
 from ....inspector.graph.phrases import joined
 from ....inspector.torch_private.saved_variables import saved_slots
+from ....inspector.torch_private.tensors import storage_of, version_of
 from ....inspector.torch_private.thread_state import function_modes_open
 from ...diagnose.find_unused import describe_origin
 from ...diagnose.zero_gradients import ZeroOrigin, ZeroWatch
@@ -32,7 +33,9 @@ _SURE_OF_DATA = 20  # if the data decide: a mask, an expert without tokens, a un
 _LAST_LOOK = 1_000  # steps in a row after which the reason is no longer looked for
 _LATER = 4  # times as many steps in a row before the next look
 _MOST_NODES = 50_000  # of a graph that is looked at
-_BY_DATA = ("dead", "outside", "masked", "padding_idx", "ignore_index")
+_SURE_OF_UNITS = 6  # if units have been off since the first step
+_BY_DATA = ("masked", "padding_idx", "ignore_index")
+_BY_UNITS = ("dead", "outside")
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class ZeroGradients(LoopPart):
         self._modes: int | None = None  # function modes that are open with the capture; None: it is not open
         self._watched: _Watched | None = None
         self._is_wanted = False
+        self._versions: dict[int, int] = {}  # of the parameters with zeros, since the last step
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -122,7 +126,7 @@ class ZeroGradients(LoopPart):
         wanted = {key for key, run in self._runs.items() if run.count >= run.next_look}
         leaves = {id(leaf): task for task, leaf in graph.leaves.items() if id(leaf) in wanted}
         if leaves:
-            constants, fixed = _factors(graph)
+            constants, fixed = _factors(graph, self._stored())
             self._watched = _Watched(self._number, graph, ZeroWatch(graph), leaves, constants, fixed)
             self._watched.watch.open()
 
@@ -136,6 +140,18 @@ class ZeroGradients(LoopPart):
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._close_capture()
+        self._versions, versions = {}, self._versions
+        for key, version in versions.items():
+            run = self._runs.get(key)
+            parameter = None if run is None else run.parameter()
+            if parameter is not None and version_of(parameter) != version:  # somebody else steps it: a hook took it
+                self._told.add(key)
+                del self._runs[key]
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if self._runs:
+            found = ((key, run.parameter()) for key, run in self._runs.items())
+            self._versions = {key: version_of(each) for key, each in found if each is not None}
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._close_capture()
@@ -195,6 +211,12 @@ class ZeroGradients(LoopPart):
                 step = self._step_of_these
                 self._runs[key] = _Run(ref(parameters[key]), step, step, 1, look, not had)
 
+    def _stored(self) -> set[int]:
+        """Return the addresses of the models' parameters and buffers."""
+        found = [each for _, module in self._training.watched.modules() for each in module.buffers(recurse=False)]
+        found += [each for _, each in self._training.watched.parameters()]
+        return {storage.address for each in found if (storage := storage_of(each)) is not None}
+
     def _by_id(self) -> dict[int, Tensor]:
         return {id(each): each for _, each in self._training.watched.parameters()}
 
@@ -210,11 +232,9 @@ class ZeroGradients(LoopPart):
             origins = watched.watch.origins(task)
             if not origins or any(each.task in watched.constants for each in origins):
                 continue
-            is_by_data = any(
-                each.empty is not None or each.cause in _BY_DATA or each.task in watched.fixed for each in origins
-            )
-            if is_by_data and run.count < _SURE_OF_DATA:
-                run.next_look = _SURE_OF_DATA
+            sure = max(_sure_of(each, watched, run.has_begun_at_once) for each in origins)
+            if run.count < sure:
+                run.next_look = sure
                 continue
             found.setdefault((origins, run.first), []).append(run)
         for (origins, _), runs in found.items():
@@ -246,8 +266,20 @@ class ZeroGradients(LoopPart):
         )
 
 
-def _factors(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the tasks that multiply by one constant number, and those that multiply by another constant tensor."""
+def _sure_of(origin: ZeroOrigin, watched: _Watched, has_begun_at_once: bool) -> int:
+    """Return the number of steps in a row after which zeros from this origin are reported."""
+    if origin.cause in _BY_UNITS:
+        return _SURE_OF_UNITS if has_begun_at_once else _SURE_OF_DATA
+    is_by_data = origin.empty is not None or origin.cause in _BY_DATA or origin.task in watched.fixed
+    return _SURE_OF_DATA if is_by_data else _SURE
+
+
+def _factors(graph: Graph, stored: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the tasks that multiply by one constant number, and those that multiply by data.
+
+    Args:
+        stored: the addresses of the models' own tensors, which are not data.
+    """
     constants: set[int] = set()
     fixed: set[int] = set()
     for task, node in zip(graph.tasks, graph.nodes, strict=True):
@@ -255,9 +287,11 @@ def _factors(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
             following = _last_two(node)
             if len(following) < 2 or all(child is not None for child in following):
                 continue
-            sizes = [each.tensor.numel() for each in saved_slots(node)]
-            is_number = task.short_name in ("Mul", "Div") and (not sizes or min(sizes) == 1)
-            (constants if is_number else fixed).add(task.id)
+            tensors = [each.tensor for each in saved_slots(node)]
+            if task.short_name in ("Mul", "Div") and (not tensors or min(each.numel() for each in tensors) == 1):
+                constants.add(task.id)
+            elif all((storage := storage_of(each)) is None or storage.address not in stored for each in tensors):
+                fixed.add(task.id)
     return frozenset(constants), frozenset(fixed)
 
 
