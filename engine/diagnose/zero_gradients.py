@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Literal
@@ -338,6 +338,7 @@ class ZeroWatch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()  # handles keep the nodes alive
+        self._graph = replace(self._graph, nodes=())
 
     def _ran(
         self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import ReferenceType, ref
 
 import torch
@@ -133,6 +133,7 @@ class ZeroGradients(LoopPart):
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._watched is not None and self._watched.step == self._number:
             self._watched.watch.close()
+            self._watched.graph = replace(self._watched.graph, nodes=())  # which would keep the step's graph alive
             self._is_wanted = False
         taken = self._training.taken_norms
         if error is None and taken is not None:

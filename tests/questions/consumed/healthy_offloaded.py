@@ -17,8 +17,7 @@ def case() -> ts.types.Training:
     def take(parameter):
         copies[parameter].grad, parameter.grad = parameter.grad, None
 
-    for parameter in net.parameters():
-        parameter.register_post_accumulate_grad_hook(take)
+    handles = [parameter.register_post_accumulate_grad_hook(take) for parameter in net.parameters()]
 
     def step(_: int) -> None:
         net(torch.randn(4, 6)).square().mean().backward()
@@ -27,4 +26,7 @@ def case() -> ts.types.Training:
             for parameter, copy in copies.items():
                 parameter.copy_(copy)
 
-    return watched(net, optimizer, step, 12)
+    training = watched(net, optimizer, step, 12)
+    for handle in handles:
+        handle.remove()
+    return training

@@ -17,12 +17,14 @@ def case() -> ts.types.Training:
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
-    for parameter in net.parameters():
-        parameter.register_post_accumulate_grad_hook(take)
+    handles = [parameter.register_post_accumulate_grad_hook(take) for parameter in net.parameters()]
     outer = torch.optim.SGD(net.parameters(), 1e-2)
 
     def step(_: int) -> None:
         net(torch.randn(4, 6)).square().mean().backward()
         outer.step()
 
-    return watched(net, outer, step)
+    training = watched(net, outer, step)
+    for handle in handles:
+        handle.remove()
+    return training
