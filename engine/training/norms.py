@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,15 @@ class TensorSquares(NamedTuple):
 
     tensors: list[int]
     squares: LateTensor
+
+
+def squares_by_tensor(found: Iterable[TensorSquares]) -> dict[int, float]:
+    """Return the squared norms, which have come; a tensor may be stored in several parts."""
+    by_tensor: dict[int, float] = {}
+    for tensors, squares in found:
+        for key, square in zip(tensors, squares.read().tolist(), strict=True):
+            by_tensor[key] = by_tensor.get(key, 0.0) + square
+    return by_tensor
 
 
 class TakenNorms(NamedTuple):

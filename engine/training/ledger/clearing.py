@@ -22,7 +22,7 @@ from ....inspector.torch_private.tensors import identity_of, version_of
 from ..findings import Finding, FindingKind
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
-from ..norms import NormSums, TensorSquares
+from ..norms import NormSums, TensorSquares, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
@@ -118,8 +118,9 @@ class Clearing(LoopPart):
         self._had: frozenset[int] = frozenset()  # ids of parameters with a gradient when the last backward ended
         self._calls: list[str] = []  # of zero_grad since then
         self._is_after_backward = False
-        self._fresh: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # whether a backward ran since its step
-        self._stepped: list[tuple[ReferenceType[Optimizer], str, dict[int, _State]]] = []  # since the last backward
+        self._backwards = 0  # that have ended
+        self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # after how many of them
+        self._stepped: dict[int, tuple[ReferenceType[Optimizer], str, _State]] = {}  # parameters, since the last one
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -157,13 +158,12 @@ class Clearing(LoopPart):
         for interval in self._intervals.values():
             if interval.left and not interval.is_cleared:
                 interval.left = _same(interval.left)
-        for optimizer in self._fresh:
-            self._fresh[optimizer] = True
+        self._backwards += 1
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._read()
         held = parameters_of(optimizer)
-        if self._fresh.get(optimizer, True) and self._is_after_backward:
+        if self._is_after_backward and self._stepped_at.get(optimizer) != self._backwards:
             self._look_for_early_clearing(optimizer, held)
         interval = self._intervals.get(optimizer)
         if interval is None or not interval.backwards:
@@ -183,14 +183,14 @@ class Clearing(LoopPart):
         is_followed = before is None or not before.is_cleared
         states = _states(held) if is_followed or len(self._intervals) > 1 else {}
         self._intervals[optimizer] = _Interval(states if is_followed else None)
-        self._fresh[optimizer] = False
+        self._stepped_at[optimizer] = self._backwards
         if len(self._intervals) > 1:
             step = f"{type(optimizer).__name__}.step(){at(users_place())}"
-            self._stepped.append((ref(optimizer), step, states))
+            self._stepped.update({key: (ref(optimizer), step, state) for key, state in states.items()})
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._intervals[optimizer] = _Interval(None)
-        self._fresh[optimizer] = False
+        self._stepped_at[optimizer] = self._backwards
 
     def step_ends(self, number: int) -> None:
         self._read()
@@ -224,12 +224,15 @@ class Clearing(LoopPart):
 
     def _look_for_second_step(self, optimizer: Optimizer, held: list[Tensor]) -> None:
         """Look for gradients with which another optimizer has stepped already."""
-        for other, step, states in self._stepped:
-            if other() is optimizer:
-                continue
-            same = frozenset(id(each) for each in held if id(each) in states and states[id(each)].is_as_it_was())
-            if same:
-                self._add_to_row("stepped twice", optimizer, self._number, same, users_place(), (step,))
+        same: set[int] = set()
+        steps: dict[str, None] = {}
+        for each in held if self._stepped else ():
+            other, step, state = self._stepped.get(id(each), (None, "", None))
+            if other is not None and state is not None and other() is not optimizer and state.is_as_it_was():
+                same.add(id(each))
+                steps[step] = None
+        if same or optimizer in self._rows.get("stepped twice", ()):
+            self._add_to_row("stepped twice", optimizer, self._number, frozenset(same), users_place(), tuple(steps))
 
     def _read(self) -> None:
         """Take up the steps whose norms have come."""
@@ -238,10 +241,7 @@ class Clearing(LoopPart):
             optimizer = coming.optimizer()
             if optimizer is None:
                 continue
-            squares: dict[int, float] = {}
-            for tensors, values in coming.squares:
-                for key, value in zip(tensors, values.read().tolist(), strict=True):
-                    squares[key] = squares.get(key, 0.0) + value
+            squares = squares_by_tensor(coming.squares)
             if coming.kind == "cleared early":
                 found = frozenset(squares) if squares and not any(squares.values()) else frozenset()
             else:
@@ -289,14 +289,14 @@ class Clearing(LoopPart):
         text = _TEXTS[kind].format(
             which=which,
             were="were" if len(names) > 1 else "was",
-            have="have" if len(names) > 1 else "has",
             count=row.count,
             first=row.first,
             step=f"{title}.step(){at(place)}",
             clear="optimizer.zero_grad()"
             if covers_all
             else "zero_grad() of the optimizer or the module that holds them",
-            calls=joined(calls) if calls else "an assignment of None or zeros",
+            calls=joined(calls) if calls else "An assignment of None or zeros",
+            clears="clear" if len(calls) > 1 else "clears",
         )
         self._training.add(
             Finding(kind, row.first, text, tensor=known[0] if known else None, last_step=step, at=at(place)[4:] or None)
@@ -310,8 +310,8 @@ _TEXTS: dict[FindingKind, str] = {
         "all steps so far. What to do: call {clear} once per step, before the backward."
     ),
     "cleared early": (
-        "{calls} clears the gradients of {which} between the backward and {step}, so from step {first} on {step} uses "
-        "no gradient. What to do: call zero_grad() before the backward, or after the step."
+        "{calls} {clears} the gradients of {which} between the backward and {step}, which uses no gradient from step "
+        "{first} on. What to do: call zero_grad() before the backward, or after the step."
     ),
     "stepped twice": (
         "{which} {were} stepped twice with the same gradient, from step {first} on: {calls} and {step} hold the same "

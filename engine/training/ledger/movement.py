@@ -20,7 +20,7 @@ from ....inspector.torch_private.tensors import LateTensor, computes_itself
 from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
-from ..norms import TensorSquares
+from ..norms import TensorSquares, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
@@ -28,6 +28,7 @@ _ALL = 1  # the step in which all parameters are compared; later, norms of updat
 _SURE = 3  # comparisons in a row in which nothing changed
 _SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
 _SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
+_MOST_WAIT = 100  # steps, until a parameter that stays the same for a reason is compared again
 _MOST_COPIED_BYTES = 2**26
 _NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
 _LEAST = 1e-3  # of the largest gradient: below it, the gradient has vanished, which the norms show
@@ -72,6 +73,8 @@ class _Suspect:
         rate: the learning rate in the last of them.
         is_cleared: whether its gradient was zero at all of these steps, and not when the backward had ended.
         gradient, value: the root mean squares of its gradient and its elements.
+        optimizer, place: the class of its optimizer, and the line of the step.
+        next_look: the step in which it is compared again.
     """
 
     parameter: ReferenceType[Tensor]
@@ -83,6 +86,7 @@ class _Suspect:
     value: float = 0.0
     optimizer: str = ""
     place: Place | None = None
+    next_look: int = 0
 
 
 @dataclass(slots=True)
@@ -129,7 +133,8 @@ class Movement(LoopPart):
             return
         copies, copied = _Copies(), 0
         for each, rate in _steppable(optimizer):
-            is_wanted = covers_all or id(each) in self._suspects
+            suspect = self._suspects.get(id(each))
+            is_wanted = covers_all or (suspect is not None and suspect.next_look <= self._number)
             if is_wanted and id(each) not in self._told and copied + each.nbytes <= _MOST_COPIED_BYTES:
                 copied += each.nbytes
                 copies.parameters.append((each, rate))
@@ -176,11 +181,7 @@ class Movement(LoopPart):
                 self._take_up(look, optimizer)
 
     def _take_up(self, look: _Look, optimizer: Optimizer) -> None:
-        squares = {
-            key: square
-            for tensors, values in look.squares
-            for key, square in zip(tensors, values.read().tolist(), strict=True)
-        }
+        squares = squares_by_tensor(look.squares)
         told: list[_Suspect] = []
         for reference, rate, facts in look.looked:
             parameter = reference()
@@ -200,27 +201,30 @@ class Movement(LoopPart):
             suspect.rate, suspect.gradient, suspect.value = rate, gradient, value
             suspect.optimizer, suspect.place = type(optimizer).__name__, look.place
             spans, sure = look.step - suspect.first + 1, _SURE_OF_CLEARED if suspect.is_cleared else _SURE
-            if suspect.count >= sure and spans >= _SHARE * look.step and self._is_meant(suspect, parameter, squares):
+            if suspect.count < sure:
+                continue
+            if spans >= _SHARE * look.step and self._matters(suspect, parameter, squares):
                 told.append(suspect)
+            else:
+                suspect.next_look = look.step + max(1, min(_MOST_WAIT, int(_SHARE * look.step)))
         for group in _grouped(told):
             self._tell(group, look, self._largest_rates.get(optimizer, 0.0))
 
-    def _is_meant(self, suspect: _Suspect, parameter: Tensor, squares: dict[int, float]) -> bool:
+    def _matters(self, suspect: _Suspect, parameter: Tensor, squares: dict[int, float]) -> bool:
         """Return whether the gradient is more than rounding noise, and not that of a loop that has converged."""
         if suspect.is_cleared:
             return all(each.kind != "cleared early" for each in self._training.findings)
-        others = [
-            math.sqrt(square / each.numel())
+        means = [
+            square / each.numel()
             for _, each in self._training.watched.parameters()
             if (square := squares.get(id(each), 0.0)) and math.isfinite(square) and each.numel()
         ]
-        noise = max(_NOISE * torch.finfo(parameter.dtype).eps, _LEAST)
-        if others and suspect.gradient < noise * max(others):
+        least = max(_NOISE * torch.finfo(parameter.dtype).eps, _LEAST)
+        if means and squares.get(id(parameter), 0.0) / parameter.numel() < least**2 * max(means):
             return False
         norms = self._training.norms.whole
         norms = norms[norms.isfinite()]
-        now = math.sqrt(sum(each for each in squares.values() if math.isfinite(each)))
-        return not norms.numel() or now >= _FALLEN * float(norms.max())
+        return not norms.numel() or float(norms[-1]) >= _FALLEN * float(norms.max())
 
     def _tell(self, suspects: list[_Suspect], look: _Look, largest: float) -> None:
         self._told |= {id(each.parameter()) for each in suspects}

@@ -1,1 +1,1 @@
-"""clipped nothing"""
+"""Clipping that reaches no gradient."""

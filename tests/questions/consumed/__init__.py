@@ -1,1 +1,1 @@
-"""consumed"""
+"""Gradients that a hook or the loop takes: nothing is wrong."""

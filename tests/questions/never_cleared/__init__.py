@@ -1,1 +1,1 @@
-"""never cleared"""
+"""Gradients that are never cleared, or cleared before the step uses them."""

@@ -1,1 +1,1 @@
-"""not stepped"""
+"""Parameters that no optimizer holds, and attributes that PyTorch does not read."""

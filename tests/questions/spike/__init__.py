@@ -1,1 +1,1 @@
-"""spike"""
+"""One batch with a huge gradient."""

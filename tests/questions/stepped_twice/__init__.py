@@ -1,1 +1,1 @@
-"""stepped twice"""
+"""Parameters that two optimizers step with the same gradient."""

@@ -1,1 +1,1 @@
-"""transforms"""
+"""Transforms of torch.func inside the loop."""

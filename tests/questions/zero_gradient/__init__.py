@@ -1,1 +1,1 @@
-"""zero gradient"""
+"""Gradients that are all zero, step after step."""
