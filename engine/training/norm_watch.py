@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -294,13 +294,15 @@ class NormWatch(LoopPart):
 
 def _rate(optimizer: Optimizer) -> float | None:
     """The largest of its groups, unless it would have to be fetched from a device."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    known = [
-        float(each)
-        for each in rates
-        if isinstance(each, int | float) or (isinstance(each, Tensor) and each.device.type == "cpu")
-    ]
-    return max(known, default=None)
+    rates = map(rate_of, optimizer.param_groups)
+    return max((each for each in rates if each is not None), default=None)
+
+
+def rate_of(group: dict[str, Any]) -> float | None:
+    """Return a group's learning rate, unless it would have to be fetched from a device."""
+    rate = group.get("lr")
+    is_here = isinstance(rate, int | float) or (isinstance(rate, Tensor) and rate.device.type == "cpu")
+    return float(rate) if is_here else None
 
 
 def _scalars(step: _OptimizerStep) -> OptimizerScalars:

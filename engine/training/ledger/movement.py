@@ -20,6 +20,7 @@ from ....inspector.torch_private.tensors import LateTensor, computes_itself
 from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
+from ..norm_watch import rate_of
 from ..norms import TensorSquares, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
@@ -125,7 +126,7 @@ class Movement(LoopPart):
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._read()
-        rates = [rate for group in optimizer.param_groups if (rate := _rate(group)) is not None]
+        rates = [rate for group in optimizer.param_groups if (rate := rate_of(group)) is not None]
         self._largest_rates[optimizer] = max([self._largest_rates.get(optimizer, 0.0), *rates])
         self._copies = None
         covers_all = self._number == _ALL and self._number % self._training.every != 0
@@ -247,18 +248,10 @@ class Movement(LoopPart):
         )
 
 
-def _rate(group: dict[str, object]) -> float | None:
-    """Return a group's learning rate, unless it would have to be fetched from a device."""
-    rate = group.get("lr")
-    if isinstance(rate, Tensor):
-        return float(rate) if rate.device.type == "cpu" else None
-    return float(rate) if isinstance(rate, int | float) else None
-
-
 def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
     """Yield the parameters that a step is to change, with their learning rates."""
     for group in optimizer.param_groups:
-        rate = _rate(group)
+        rate = rate_of(group)
         if rate:
             for each in group["params"]:
                 if (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from weakref import ReferenceType, ref
 
 import torch
@@ -21,18 +21,19 @@ from ....inspector.torch_private.saved_variables import saved_slots
 from ....inspector.torch_private.tensors import storage_of, version_of
 from ....inspector.torch_private.thread_state import function_modes_open
 from ...diagnose.find_unused import describe_origin
-from ...diagnose.zero_gradients import ZeroOrigin, ZeroWatch
+from ...diagnose.zero_gradients import State, ZeroOrigin, ZeroWatch
 from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
+from ..norm_watch import rate_of
 from ..norms import TensorSquares
 from ..training_result import Training
 
 _SURE = 4  # steps in a row, before the one whose backward is looked at
 _SURE_OF_DATA = 20  # if the data decide: a mask, an expert without tokens, a unit that is off
-_LAST_LOOK = 1_000  # steps in a row after which the reason is no longer looked for
 _LATER = 4  # times as many steps in a row before the next look
 _MOST_NODES = 50_000  # of a graph that is looked at
+_MOST_IDLE = 64  # steps that are remembered until their norms have come
 _SURE_OF_UNITS = 6  # if units have been off since the first step
 _BY_DATA = ("masked", "padding_idx", "ignore_index")
 _BY_UNITS = ("dead", "outside")
@@ -64,7 +65,8 @@ class _Watched:
     Attributes:
         leaves: by the id of a parameter its task.
         constants: tasks that multiply by a single number that has no gradient of its own.
-        fixed: tasks that multiply by a tensor that has no gradient of its own.
+        fixed: tasks that multiply by data.
+        states: by the id of a parameter, whether its gradient has an element that is not zero after the backward.
     """
 
     step: int
@@ -73,6 +75,7 @@ class _Watched:
     leaves: dict[int, int]
     constants: frozenset[int]
     fixed: frozenset[int]
+    states: dict[int, Callable[[], State]] = field(default_factory=dict)
 
 
 class ZeroGradients(LoopPart):
@@ -95,6 +98,8 @@ class ZeroGradients(LoopPart):
         self._modes: int | None = None  # function modes that are open with the capture; None: it is not open
         self._watched: _Watched | None = None
         self._is_wanted = False
+        self._has_moved = False  # whether an optimizer has stepped in this step, with a rate that is not 0
+        self._idle_steps: deque[int] = deque(maxlen=_MOST_IDLE)  # in which none has
         self._versions: dict[int, int] = {}  # of the parameters with zeros, since the last step
 
     def begins(self, training: Training) -> None:
@@ -102,6 +107,7 @@ class ZeroGradients(LoopPart):
 
     def step_begins(self, number: int) -> None:
         self._number = number
+        self._has_moved = False
         self._is_wanted = any(each.count >= each.next_look for each in self._runs.values())
         if self._is_wanted and self._watched is None and self._modes is None and not function_modes_open():
             models = dict(self._training.watched)
@@ -133,6 +139,10 @@ class ZeroGradients(LoopPart):
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._watched is not None and self._watched.step == self._number:
             self._watched.watch.close()
+            runs = {key: self._runs.get(key) for key in self._watched.leaves}
+            parameters = {key: run.parameter() for key, run in runs.items() if run is not None}
+            state = self._watched.watch.counts.state
+            self._watched.states = {key: state(each.grad) for key, each in parameters.items() if each is not None}
             self._watched.graph = replace(self._watched.graph, nodes=())  # which would keep the step's graph alive
             self._is_wanted = False
         taken = self._training.taken_norms
@@ -150,6 +160,7 @@ class ZeroGradients(LoopPart):
                 del self._runs[key]
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._has_moved = self._has_moved or any(rate_of(group) != 0 for group in optimizer.param_groups)
         if self._runs:
             found = ((key, run.parameter()) for key, run in self._runs.items())
             self._versions = {key: version_of(each) for key, each in found if each is not None}
@@ -159,8 +170,14 @@ class ZeroGradients(LoopPart):
 
     def step_ends(self, number: int) -> None:
         self._close_capture()
+        if not self._has_moved:
+            self._idle_steps.append(number)
         self._read(number)
         watched = self._watched
+        if self._is_wanted and watched is None:  # no backward of the step reached them
+            for run in self._runs.values():
+                if run.count >= run.next_look:
+                    run.next_look *= _LATER
         # On an accelerator the numbers are read a step later, when its kernels have run.
         if watched is not None and (number > watched.step or not torch.accelerator.is_available()):
             self._watched = None
@@ -193,6 +210,8 @@ class ZeroGradients(LoopPart):
     def _count(self) -> None:
         """Count the parameters whose gradient was zero in a step."""
         in_step, self._in_step = self._in_step, {}
+        if self._step_of_these in self._idle_steps:  # a factor of zeros had no chance to move
+            return
         if self._had and all(in_step.values()):  # a margin loss that is satisfied, say
             return
         new = [key for key, is_zero in in_step.items() if is_zero and key not in self._runs]
@@ -227,9 +246,11 @@ class ZeroGradients(LoopPart):
         found: dict[tuple[tuple[ZeroOrigin, ...], int], list[_Run]] = {}
         for key, task in watched.leaves.items():
             run = self._runs.get(key)
-            if run is None or run.parameter() is None:
+            if run is None or run.parameter() is None or key not in watched.states:
                 continue
             run.next_look *= _LATER
+            if watched.states[key]():  # not zero, but its square is
+                continue
             origins = watched.watch.origins(task)
             if not origins or any(each.task in watched.constants for each in origins):
                 continue
