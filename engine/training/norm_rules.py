@@ -35,7 +35,7 @@ _LASTS = 20  # steps for which a module has to be without its usual share
 _VANISHES = 1e-4  # of its usual share of the whole norm
 _JUMPS = 3.0  # times the largest rate of all steps before
 _AFTER = 5  # steps in which a jump does its harm
-_SPIKES = 1e4  # times the usual norm, in one step
+_SPIKES = 1e3  # times the usual norm, in one step
 _RECOVERS = 20  # steps in which a loss usually comes back after one
 
 
@@ -247,8 +247,15 @@ class NormJudge:
         for place, loss, _, skipped in scalars:
             if loss != NO_SCALAR and not skipped:
                 spike.after.setdefault(place, deque(maxlen=_AFTER)).append(loss)
-        if spike.steps < _RECOVERS:
-            return
+        if spike.steps >= _RECOVERS:
+            self._say_if_lost(spike, step)
+
+    def end(self, step: int) -> None:
+        """Judge a huge norm shortly before the end of the loop."""
+        if self._spike is not None and self._spike.steps >= 2 * _AFTER:
+            self._say_if_lost(self._spike, step)
+
+    def _say_if_lost(self, spike: _Spike, step: int) -> None:
         self._spike = None
         for place, losses in spike.after.items():
             known = spike.before.get(place, [])
@@ -256,8 +263,8 @@ class NormJudge:
                 worst = median(losses) if all(map(math.isfinite, losses)) else math.nan
                 sentence = (
                     f"The norm of all gradients was {_number(spike.norm)} in step {spike.step}, "
-                    f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and the loss has not come "
-                    f"back {_RECOVERS} steps later: {_number(worst)} instead of {_number(median(known))}. Clip such a "
+                    f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and the loss has not "
+                    f"come back {spike.steps} steps later: {_number(worst)} instead of {_number(median(known))}. Clip such a "
                     "step (torch.nn.utils.clip_grad_norm_), and look at its batch"
                     f"{self._advice.replace('such a step', 'it')}."
                 )

@@ -203,6 +203,7 @@ class NormWatch(LoopPart):
     def ends(self) -> None:
         self._stack.close()
         self._read(0, wait=True)
+        self._judge.end(self._step.number)
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
         self._before = self._training.taken_norms = None
         self._training.taken_updates = []

@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
@@ -30,6 +31,7 @@ from ..training_result import Training
 from .unregistered import Unregistered, unregistered
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
+_RENEWED = 3  # steps in a row in which a parameter of the same name was a new one
 _OFTEN = 100  # steps after which parameters are listed again at the latest
 _FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
 
@@ -88,6 +90,7 @@ class HeldParameters(LoopPart):
         self._suspects: dict[int, _Suspect] = {}
         self._coming: _Coming | None = None
         self._told: set[int] = set()
+        self._renewed: dict[str, list[int]] = {}  # by name, the steps in which it was first suspected
         self._names: dict[int, tuple[ReferenceType[Tensor], str]] = {}
         self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
         self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
@@ -169,6 +172,11 @@ class HeldParameters(LoopPart):
                 compared.append((name, ref(parameter), beside, LateTensor((known.before != now).any())))
             else:
                 suspects[id(parameter)] = _Suspect(ref(parameter), now.clone())
+                steps = self._renewed.setdefault(name, [])
+                if not steps or steps[-1] != self._step:
+                    steps.append(self._step)
+                if steps[-_RENEWED:] == list(range(self._step - _RENEWED + 1, self._step + 1)):  # made in each forward
+                    compared.append((name, ref(parameter), beside, LateTensor(torch.zeros((), device="cpu"))))
         self._suspects = suspects
         if compared:
             self._coming = _Coming(self._step, compared)
@@ -226,7 +234,8 @@ class HeldParameters(LoopPart):
     def _why(self, name: str, parameter: Tensor, beside: Unregistered | None) -> tuple[str, str]:
         """Return the reason why no optimizer holds a parameter, as a sentence or "", and the advice."""
         if beside is not None:
-            how = "is not registered" if beside.advice == "nn.Parameter" else "does not register what is in it"
+            is_tensor = beside.advice == "nn.Parameter"
+            how = "is not a registered parameter" if is_tensor else "does not register what is in it"
             return (
                 f"{beside.attribute} is a plain {beside.kind}, which {how}, so model.parameters() has none of it. ",
                 f"make {beside.attribute} an {beside.advice} before the optimizer is made",

@@ -38,6 +38,10 @@ class Unregistered(NamedTuple):
 def unregistered(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Unregistered]:
     """Yield the leaves in plain attributes of modules, given with their paths."""
     for path, module in list(modules):
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.requires_grad and is_leaf(buffer):
+                attribute = f"{path}.{name}" if path else name
+                yield Unregistered(attribute, buffer, attribute, "buffer", "nn.Parameter")
         for name, value in list(vars(module).items()):
             if name in _OF_EVERY_MODULE or isinstance(value, nn.Module):
                 continue
