@@ -263,9 +263,9 @@ class NormJudge:
                 worst = median(losses) if all(map(math.isfinite, losses)) else math.nan
                 sentence = (
                     f"The norm of all gradients was {_number(spike.norm)} in step {spike.step}, "
-                    f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and the loss has not "
-                    f"come back {spike.steps} steps later: {_number(worst)} instead of {_number(median(known))}. Clip such a "
-                    "step (torch.nn.utils.clip_grad_norm_), and look at its batch"
+                    f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and {spike.steps} steps "
+                    f"later the loss has not come back: it is {_number(worst)} instead of {_number(median(known))}. "
+                    "Clip such a step (torch.nn.utils.clip_grad_norm_), and look at its batch"
                     f"{self._advice.replace('such a step', 'it')}."
                 )
                 self._add(Finding("norm", spike.step, sentence, last_step=step))

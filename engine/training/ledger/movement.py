@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ....inspector.graph.phrases import joined
 from ....inspector.graph.source_lines import Place, users_place
 from ....inspector.text.sizes_and_counts import dtype_name
+from ....inspector.torch_private.optimizer_steps import parameters_of
 from ....inspector.torch_private.tensors import LateTensor, computes_itself
 from ..findings import Finding
 from ..follow_loop import BackwardGiven
@@ -29,6 +30,7 @@ _ALL = 1  # the step in which all parameters are compared; later, norms of updat
 _SURE = 3  # comparisons in a row in which nothing changed
 _SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
 _SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
+_ELEMENTS, _FEWEST = 256, 16  # of a parameter, to see whether it is put back; smaller ones may be clamped
 _MOST_WAIT = 100  # steps, until a parameter that stays the same for a reason is compared again
 _MOST_COPIED_BYTES = 2**26
 _NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
@@ -96,12 +98,30 @@ class _Copies:
     before: list[Tensor] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Print:
+    """The first elements of a parameter before a step, and whether they changed in it and came back afterwards.
+
+    Attributes:
+        first: the first of the steps in a row after which they were put back.
+        changed, is_back: flags, on their way.
+    """
+
+    parameter: ReferenceType[Tensor]
+    before: Tensor
+    first: int
+    count: int = 0
+    changed: LateTensor | None = None
+    is_back: LateTensor | None = None
+
+
 class Movement(LoopPart):
     """Compares parameters before and after a step.
 
     The norms of updates that `NormWatch` takes in some steps say which parameters may have stayed as they were; only
     these are copied and compared bit by bit in the following steps. In step 1 all are compared, up to 64 MiB. A
-    learning rate of 0, or one that still rises, is as intended, and nothing is said.
+    learning rate of 0, or one that still rises, is as intended, and nothing is said. Also in step 1, a few elements of
+    each parameter are compared with those before the next step: code after the step may put them back.
     """
 
     def __init__(self) -> None:
@@ -112,6 +132,7 @@ class Movement(LoopPart):
         self._updates: deque[tuple[int, dict[int, tuple[ReferenceType[Tensor], float]], TensorSquares]] = deque()
         self._copies: _Copies | None = None
         self._squares: list[TensorSquares] = []
+        self._prints: dict[int, _Print] = {}
         self._largest_rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
     def begins(self, training: Training) -> None:
@@ -129,6 +150,8 @@ class Movement(LoopPart):
         rates = [rate for group in optimizer.param_groups if (rate := rate_of(group)) is not None]
         self._largest_rates[optimizer] = max([self._largest_rates.get(optimizer, 0.0), *rates])
         self._copies = None
+        if self._prints or self._number == _ALL:
+            self._print(optimizer)
         covers_all = self._number == _ALL and self._number % self._training.every != 0
         if not self._suspects and not covers_all:
             return
@@ -145,6 +168,10 @@ class Movement(LoopPart):
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         copies, self._copies = self._copies, None
+        held = set(map(id, parameters_of(optimizer))) if self._prints else set()
+        for key, each in self._prints.items():
+            if key in held and each.changed is None and (parameter := each.parameter()) is not None:
+                each.changed = LateTensor((_elements(parameter) != each.before).any())
         if self._training.taken_updates:
             stepped = {id(each): (ref(each), rate) for each, rate in _steppable(optimizer)}
             self._updates += [(self._number, stepped, each) for each in self._training.taken_updates]
@@ -156,6 +183,48 @@ class Movement(LoopPart):
         ]
         self._coming.append(_Look(self._number, ref(optimizer), users_place(), looked, self._squares))
 
+    def _print(self, optimizer: Optimizer) -> None:
+        """Compare elements with those before the optimizer's previous step, and take them anew."""
+        for each, _ in _steppable(optimizer):
+            known = self._prints.get(id(each))
+            if known is None and self._number == _ALL and each.numel() >= _FEWEST:
+                self._prints[id(each)] = _Print(ref(each), _elements(each).clone(), self._number)
+            elif known is not None and known.changed is not None and known.is_back is None:
+                known.is_back = LateTensor((_elements(each) == known.before).all())
+
+    def _read_prints(self) -> None:
+        """Keep the parameters that were put back after a step, and report those that were three times."""
+        found: list[_Print] = []
+        for key, each in list(self._prints.items()):
+            if each.changed is None or each.is_back is None:
+                continue
+            if not (each.changed.has_come() and each.is_back.has_come()):
+                continue
+            if not bool(each.changed.read()) or not bool(each.is_back.read()):
+                del self._prints[key]
+                continue
+            each.changed = each.is_back = None
+            each.count += 1
+            if each.count == _SURE:
+                found.append(self._prints.pop(key))
+        names = [self._training.watched.name_of(each) for one in found if (each := one.parameter()) is not None]
+        known = [each for each in names if each is not None]
+        if known:
+            several = len(known) > 1
+            self._training.add(
+                Finding(
+                    "not moved",
+                    found[0].first,
+                    f"{joined(known)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
+                    f"updates {'them' if several else 'it'}, and before the next step the values are again those from "
+                    "before, bit for bit. Code after the step puts them back, by rounding or copying. What to do: "
+                    "train unrounded parameters, and round a copy of them in the forward with a straight-through "
+                    "estimator, w + (w.round() - w).detach().",
+                    tensor=known[0],
+                    last_step=self._number,
+                )
+            )
+
     def step_ends(self, number: int) -> None:
         self._read()
 
@@ -163,12 +232,15 @@ class Movement(LoopPart):
         self._read()
         self._copies = None
         self._squares = []
+        self._prints.clear()
         self._suspects.clear()
         self._coming.clear()
         self._updates.clear()
 
     def _read(self) -> None:
         """Take up the comparisons that have come."""
+        if self._prints:
+            self._read_prints()
         while self._updates and self._updates[0][2].squares.has_come():
             step, stepped, (tensors, values) = self._updates.popleft()
             for key, square in zip(tensors, values.read().tolist(), strict=True):
@@ -263,6 +335,12 @@ def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
                     and not computes_itself(each)
                 ):
                     yield each, rate
+
+
+def _elements(parameter: Tensor) -> Tensor:
+    """Return a few elements of a parameter, spread over all of it."""
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _ELEMENTS)]
 
 
 def _facts(parameter: Tensor, before: Tensor) -> Tensor:

@@ -246,7 +246,8 @@ class ZeroGradients(LoopPart):
         found: dict[tuple[tuple[ZeroOrigin, ...], int], list[_Run]] = {}
         for key, task in watched.leaves.items():
             run = self._runs.get(key)
-            if run is None or run.parameter() is None or key not in watched.states:
+            parameter = None if run is None else run.parameter()
+            if run is None or parameter is None or key not in watched.states:
                 continue
             run.next_look *= _LATER
             if watched.states[key]():  # not zero, but its square is
@@ -254,6 +255,8 @@ class ZeroGradients(LoopPart):
             origins = watched.watch.origins(task)
             if not origins or any(each.task in watched.constants for each in origins):
                 continue
+            if parameter.dim() <= 1 and all(each.how == "sum" and each.task == task for each in origins):
+                continue  # a bias that the loss does not depend on, as the last one of a Wasserstein critic
             sure = max(_sure_of(each, watched, run.has_begun_at_once) for each in origins)
             if run.count < sure:
                 run.next_look = sure
