@@ -442,7 +442,7 @@ class _Modules:
 
 def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     why: Why = "no gradient" if arrived.state is None else "zero gradient"
-    stories = [_origin(drawn, origin) for origin in arrived.origins]
+    stories = [describe_origin(drawn, origin) for origin in arrived.origins]
     task = drawn.tasks[arrived.origins[0].task]
     name = None if task.operation is None else task.operation.name
     return UnusedParameter(
@@ -450,7 +450,8 @@ def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     )
 
 
-def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
+def describe_origin(drawn: Graph, origin: ZeroOrigin) -> str:
+    """Return where a missing or zero gradient begins, and why, as part of a sentence."""
     task = drawn.tasks[origin.task]
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Literal
@@ -203,8 +203,8 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
     a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
     """
-    counts = _Counts()
-    watch = _Watch(graph, counts)
+    watch = ZeroWatch(graph)
+    counts = watch.counts
     tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     try:
         watch.open()
@@ -217,7 +217,6 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
             found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
     finally:
         watch.close()
-    counts.read()
     watch.read()
     arrived = []
     for leaf, (read, unread) in zip(leaves, found, strict=True):
@@ -283,12 +282,18 @@ class _Counts:
                 self._numbers[device] = torch.stack(counts).tolist()
 
 
-class _Watch:
-    """Hooks on all nodes that note undefined and zero gradients, and possible causes of zeros."""
+class ZeroWatch:
+    """Hooks on all nodes of a backward that note undefined and zero gradients, and possible causes of zeros.
 
-    def __init__(self, graph: Graph, counts: _Counts) -> None:
+    Call `open` before the backward, `close` after it, and then `read`, which waits for an accelerator.
+
+    Attributes:
+        counts: the numbers of non-zero elements of all gradients.
+    """
+
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._counts = counts
+        self.counts = _Counts()
         self._notes: list[tuple[dict[int, list[State]], int, list[Callable[[], State]]]] = []
         self._taken: dict[int, list[State]] = {}
         self._given: dict[int, list[State]] = {}
@@ -306,12 +311,13 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()  # handles keep the nodes alive
+        self._graph = replace(self._graph, nodes=())
 
     def _ran(
         self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
     ) -> None:
-        self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
-        self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        self._notes.append((self._given, task_id, list(map(self.counts.state, given))))
+        self._notes.append((self._taken, task_id, list(map(self.counts.state, taken))))
         for output, each in enumerate(given):
             if each is not None and not each.is_nested and not each.numel():
                 self._empty[task_id, output] = tuple(each.shape)
@@ -326,10 +332,11 @@ class _Watch:
             masks = passing(reason, node, gradient)
             if masks is not None:
                 with unobserved():
-                    self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
+                    self._passes[task_id, output] = self.counts.of(masks[0]), self.counts.of(masks[1])
 
     def read(self) -> None:
         """Read the notes, once for all leaves."""
+        self.counts.read()
         for states, task_id, noted in self._notes:
             states[task_id] = [read() for read in noted]
         self._notes.clear()
