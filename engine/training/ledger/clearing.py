@@ -236,7 +236,7 @@ class Clearing(LoopPart):
 
     def _read(self) -> None:
         """Take up the steps whose norms have come."""
-        while self._coming and all(each.squares.has_come() for each in self._coming[0].squares):
+        while self._coming and all(each.squares.is_ready() for each in self._coming[0].squares):
             coming = self._coming.popleft()
             optimizer = coming.optimizer()
             if optimizer is None:

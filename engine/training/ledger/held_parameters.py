@@ -210,7 +210,7 @@ class HeldParameters(LoopPart):
 
     def _tell_of_those_that_came(self) -> None:
         coming = self._coming
-        if coming is None or not all(flag.has_come() for *_, flag in coming.found):
+        if coming is None or not all(flag.is_ready() for *_, flag in coming.found):
             return
         self._coming = None
         held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}

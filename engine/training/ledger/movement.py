@@ -60,9 +60,9 @@ class _Look:
     looked: list[_Looked]
     squares: list[TensorSquares]  # of all gradients when the backward ended
 
-    def has_come(self) -> bool:
-        return all(each.facts.has_come() for each in self.looked) and all(
-            each.squares.has_come() for each in self.squares
+    def is_ready(self) -> bool:
+        return all(each.facts.is_ready() for each in self.looked) and all(
+            each.squares.is_ready() for each in self.squares
         )
 
 
@@ -198,7 +198,7 @@ class Movement(LoopPart):
         for key, each in list(self._prints.items()):
             if each.changed is None or each.is_back is None:
                 continue
-            if not (each.changed.has_come() and each.is_back.has_come()):
+            if not (each.changed.is_ready() and each.is_back.is_ready()):
                 continue
             if not bool(each.changed.read()) or not bool(each.is_back.read()):
                 del self._prints[key]
@@ -207,7 +207,7 @@ class Movement(LoopPart):
             each.count += 1
             if each.count == _SURE:
                 found.append(self._prints.pop(key))
-        names = [self._training.watched.name_of(each) for one in found if (each := one.parameter()) is not None]
+        names = [self._training.watched.name_of(held) for one in found if (held := one.parameter()) is not None]
         known = [each for each in names if each is not None]
         if known:
             several = len(known) > 1
@@ -241,13 +241,13 @@ class Movement(LoopPart):
         """Take up the comparisons that have come."""
         if self._prints:
             self._read_prints()
-        while self._updates and self._updates[0][2].squares.has_come():
+        while self._updates and self._updates[0][2].squares.is_ready():
             step, stepped, (tensors, values) = self._updates.popleft()
             for key, square in zip(tensors, values.read().tolist(), strict=True):
                 if not square and key in stepped and key not in self._suspects and key not in self._told:
                     parameter, rate = stepped[key]
                     self._suspects[key] = _Suspect(parameter, step, rate, 1)
-        while self._coming and self._coming[0].has_come():
+        while self._coming and self._coming[0].is_ready():
             look = self._coming.popleft()
             optimizer = look.optimizer()
             if optimizer is not None:

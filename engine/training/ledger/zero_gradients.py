@@ -193,7 +193,7 @@ class ZeroGradients(LoopPart):
 
     def _read(self, number: int) -> None:
         """Take up the norms that have come."""
-        while self._coming and all(each.squares.has_come() for each in self._coming[0][1]):
+        while self._coming and all(each.squares.is_ready() for each in self._coming[0][1]):
             step, squares = self._coming.popleft()
             if step != self._step_of_these:
                 self._count()
