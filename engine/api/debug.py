@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ...inspector.graph.freed_nodes import first_over
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
@@ -101,7 +101,8 @@ def unused(session: S) -> S:
         RuntimeError: the graph has been freed; the message is PyTorch's, with the node.
     """
     graph, needed = session.graph, session.needed
-    over = first_over(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    nodes = (node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    over = next(filter(is_freed, nodes), None)
     if over is None:
         backward_begins()
         return session

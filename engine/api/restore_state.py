@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import stateless
 
-from ...inspector.capture.operator_traits import may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.hips.tape import HipsTape
 from ...inspector.torch_private.call_watchers import watching_modules
@@ -329,7 +329,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                         tensor.grad = tensor.grad.clone()
                         self._note_made(tensor.grad, ())
             given.update(part.untyped_storage()._cdata for part in strided_parts(tensor))
-        if may_write(operator):
+        if traits_of(operator).may_write:
             self._note_written(written_by(operator, args, kwargs))
         elif operator.namespace == "c10d":  # schemas of collectives do not declare what they modify
             self._note_written(tensors_of(args))

@@ -245,11 +245,11 @@ class FastLoop:
         take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
         known = type(queue) is KeyedQueue and record is not None and record.knows_labels(queue.arrived)
         asks = queue is not None and record is not None and not known
-        handles, retained = RemovableHandle.next_id, noting.asked
+        handles, retained = RemovableHandle.next_id, noting.accesses
         for task_id in turns:
             if task_id in stop_before or stops.stop_asked or stops.breakpoints:
                 return
-            if (handles != RemovableHandle.next_id or retained != noting.asked) and watch.registered():
+            if (handles != RemovableHandle.next_id or retained != noting.accesses) and watch.registered():
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)

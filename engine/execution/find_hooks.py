@@ -18,10 +18,10 @@ from ...inspector.torch_private.engine import is_own
 from ...inspector.torch_private.hooks import (
     hooks_registered,
     leaf_hooks,
-    note_retained,
+    note_already_retained,
     noting,
-    retained_before,
     retaining,
+    start_noting_retained,
 )
 from ...inspector.torch_private.thread_state import without_torch_function
 from .run_hooks import Hook, hook_name
@@ -142,17 +142,17 @@ class HookWatch:
         global _none_of
         self._next_handle = RemovableHandle.next_id
         self._handles = hooks_registered()
-        self._asked = noting.asked
+        self._asked = noting.accesses
         self._found = False
         with without_torch_function():
             found = retaining() if no_hooks(look=False) else None
             if found is None:
-                note_retained()
+                start_noting_retained()
                 found, hooks = look_through()
                 frozen = gc.get_freeze_count() > 0
                 self._found = frozen or not _held_by_objects(hooks).issuperset(map(id, hooks))
                 if not frozen:
-                    retained_before([tensor for tensor in found if tensor.retains_grad])
+                    note_already_retained([tensor for tensor in found if tensor.retains_grad])
                 if not self._found:
                     _none_of = self._handles
             # Only tensors of these nodes matter for retained gradients.
@@ -164,10 +164,10 @@ class HookWatch:
 
     def registered(self) -> bool:
         """Return whether there may be new hooks, at almost no cost. Gradients retained before are not included."""
-        if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
+        if RemovableHandle.next_id == self._next_handle and noting.accesses == self._asked:
             return self._found
         self._next_handle = RemovableHandle.next_id  # some handles may be tapescope's own
-        self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
+        self._found = self._found or hooks_registered() != self._handles or noting.accesses != self._asked
         return self._found
 
 

@@ -13,8 +13,8 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.garbage_collector import all_objects
-from ...inspector.graph.freed_nodes import begun_by_session, is_over
-from ...inspector.graph.graph import Edge, Graph, told_apart
+from ...inspector.graph.freed_nodes import begun_by_session, is_freed
+from ...inspector.graph.graph import Edge, Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import variable_name
 from ...inspector.text.sizes_and_counts import counted
@@ -97,7 +97,7 @@ def crossings_told(graph: Graph, since: int) -> list[str]:
 
 
 def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
-    over = {task_id for task_id, node in enumerate(graph.nodes) if is_over(node)}
+    over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
     elif since is not None:
@@ -122,8 +122,8 @@ def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None
     for name, edge in zip(names, crossings, strict=False):
         meta = graph.tasks[edge.next_task].inputs[edge.input]
         yield (
-            f"{told_apart(graph, edge.task)} uses {f'{name}, ' if name else ''}"
-            f"the result of {told_apart(graph, edge.next_task)}, {meta}, which is in an earlier graph"
+            f"{unique_name(graph, edge.task)} uses {f'{name}, ' if name else ''}"
+            f"the result of {unique_name(graph, edge.next_task)}, {meta}, which is in an earlier graph"
         )
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
@@ -207,7 +207,7 @@ def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
     for _ in range(_MOST_VIEWS):
         node, number = graph.nodes[edge.next_task], edge.input
         name = variable_name(partial(_is_output, node, number))
-        if name is not None or edge.task in roots or _keeps(graph, edge.task) or is_over(graph.nodes[edge.task]):
+        if name is not None or edge.task in roots or _keeps(graph, edge.task) or is_freed(graph.nodes[edge.task]):
             return name
         above = graph.in_edges[edge.task]
         if len(above) != 1:
@@ -242,7 +242,7 @@ def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> I
         called = f", {name}," if name else ""
         task = graph.tasks[task_id]
         made = None if maker is None or task.source is not None else maker(task.sequence_nr)
-        who = told_apart(graph, task_id) + (f" of {made}" if made else "")
+        who = unique_name(graph, task_id) + (f" of {made}" if made else "")
         yield (
             f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_writers(slot)} and is "
             f"now at version {slot.now}"

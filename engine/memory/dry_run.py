@@ -20,7 +20,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.hips.tape import tape_of
 from ...inspector.text.progress import telling
 from ...inspector.torch_private.checkpoints import region_of
-from ...inspector.torch_private.distributed import bucketed, gives_on
+from ...inspector.torch_private.distributed import bucketed, passes_gradient_on
 from ...inspector.torch_private.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_private.nodes import call_node, function_of
 from ...inspector.torch_private.saved_variables import (
@@ -469,7 +469,7 @@ class _DryRun:
         function = function_of(node)  # type: ignore[arg-type]
         name = f"{function.__module__}.{function.__qualname__}"
         edges = self._graph.out_edges[task.id]
-        passes = name in PASSING or gives_on(node)
+        passes = name in PASSING or passes_gradient_on(node)
         if not passes or any(edge.output >= len(inputs) or inputs[edge.output] is None for edge in edges):
             return None
         if (what := PASSING.get(name, DTENSORS)) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.capture.build_graph import read_graph as graph_of
-from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.renderers import text_of
 from ...inspector.text.report import findings_rich, findings_text
 from ...inspector.text.sizes_and_counts import counted, nth
@@ -88,7 +88,7 @@ class OrderCheck:
         of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
         found = [f"The order of {self.policy} breaks {of}{steps}."]
         for each in self.broken[:_MOST_SAID]:
-            first, then = told_apart(self.graph, each.first), told_apart(self.graph, each.then)
+            first, then = unique_name(self.graph, each.first), unique_name(self.graph, each.then)
             first_place, then_place = each.places
             found.append(
                 f"C{str(each.constraint)[1:]}: {then} runs {nth(then_place + 1)} of {len(self.order):,},"

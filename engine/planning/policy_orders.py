@@ -8,7 +8,7 @@ from functools import partial
 from operator import index
 from time import perf_counter
 
-from ...inspector.graph.graph import Graph, told_apart
+from ...inspector.graph.graph import Graph, unique_name
 from ...inspector.validation import a_kind
 from ..schedule.dependencies import Pending
 from ..schedule.device_queues import DeviceQueues, MakeQueue, Queues
@@ -135,21 +135,21 @@ def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -
         ready.update(pending.run(task_id))
     for task_id in order:
         if task_id in seen:
-            raise PolicyError(f"policy {name} planned {told_apart(graph, task_id)} twice; {expected}")
+            raise PolicyError(f"policy {name} planned {unique_name(graph, task_id)} twice; {expected}")
         seen.add(task_id)
         if task_id in gone or not (problem.needed is None or task_id in problem.needed):
             continue
         if task_id not in ready:
             before = min({edge.task for edge in graph.in_edges[task_id]}.difference(found))
             raise PolicyError(
-                f"policy {name} planned {told_apart(graph, task_id)} before {told_apart(graph, before)}, whose output "
-                f"it takes; {expected}"
+                f"policy {name} planned {unique_name(graph, task_id)} before {unique_name(graph, before)}, "
+                f"whose output it takes; {expected}"
             )
         ready.update(pending.run(task_id))
         found.append(task_id)
     if missing := sorted(set(problem.tasks).difference(found)):
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise PolicyError(f"policy {name} left {told_apart(graph, missing[0])}{others} out of its plan; {expected}")
+        raise PolicyError(f"policy {name} left {unique_name(graph, missing[0])}{others} out of its plan; {expected}")
     return found
 
 

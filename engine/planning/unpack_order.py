@@ -16,7 +16,7 @@ from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.freed_nodes import begun_by_session
-from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.phrases import joined, module_title
 from ...inspector.graph.source_lines import Source
@@ -181,10 +181,10 @@ class UnpackOrder(ShownAsFindings):
                 f"{which} packed by saved_tensors_hooks, so their shapes are unknown until the unpack hook runs."
             )
         if self.hidden:
-            names = joined([told_apart(self.graph, task) for task in self.hidden])
+            names = joined([unique_name(self.graph, task) for task in self.hidden])
             found.append(f"Python cannot see the saved tensors of these tasks, so they are not listed: {names}.")
         if self.inside:
-            names = joined([told_apart(self.graph, task) for task in self.inside])
+            names = joined([unique_name(self.graph, task) for task in self.inside])
             found.append(f"Tensors unpacked inside these tasks are not listed: {names}.")
         return tuple(found)
 
@@ -367,7 +367,7 @@ class SavedBy:
                 f"{unknown}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line "
                 "instead"
             )
-        tasks = joined([told_apart(self._graph, task) for task in self._packed])
+        tasks = joined([unique_name(self._graph, task) for task in self._packed])
         raise ValueError(
             f"{unknown}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} results of saved_tensors_hooks in "
             "which it cannot be recognised; name the tasks instead, for example by `Unpack.packed` of "

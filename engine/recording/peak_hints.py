@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Edge, Graph, Task, told_apart
+from ...inspector.graph.graph import Edge, Graph, Task, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.node_metadata import hooks_noted
 from ...inspector.graph.phrases import joined, module_title
@@ -290,7 +290,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
         nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
     widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
-    where = joined([told_apart(graph, task) for task in turning])
+    where = joined([unique_name(graph, task) for task in turning])
     wide = [
         graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
@@ -449,7 +449,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(copy.nbytes for copy in found),
             f"{_count(found, 'saved tensor')} {_is(found)} a copy of a tensor that is saved, too: "
-            f"{joined([told_apart(graph, task) for task in tasks])} copied {_them(found)} in the forward",
+            f"{joined([unique_name(graph, task) for task in tasks])} copied {_them(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
             "copy",
         )

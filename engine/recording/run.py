@@ -14,7 +14,7 @@ from ...errors import ending_where_called, verbs_end_where_called
 from ...inspector.graph.graph import Graph
 from ...inspector.renderers import drawn, saved
 from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..memory.device_choice import chosen_device
 from ..memory.task_memory import Footprints
@@ -116,7 +116,7 @@ class Run:
                         vars(self).update(graph=graph.for_result, order=tasks, planned=tasks, _late=None)
                 if name in vars(self):
                     return vars(self)[name]
-            return asked_in_vain(self, name, "a Run", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a Run", _ELSEWHERE)
 
     def __dir__(self) -> list[str]:
         """Return the attribute names, including `graph` and `order` before they are read."""

@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.threads import Caller
 from .policy import Choice, Key, Policy, QueueState, policy_name
 
@@ -92,7 +92,7 @@ def sort_key(policy: Policy, graph: Graph, task_id: int, arrival: int) -> Key:
 def bad_key(policy: Policy, graph: Graph, task_id: int, key: object) -> PolicyError:
     """Return the error for a key that does not compare with other tasks' keys."""
     return PolicyError(
-        f"policy {policy.name} returned the key {key!r} for {told_apart(graph, task_id)}; expected a tuple of numbers "
+        f"policy {policy.name} returned the key {key!r} for {unique_name(graph, task_id)}; expected a tuple of numbers "
         "that compares with the other tasks' keys"
     )
 
@@ -276,7 +276,7 @@ class ChoiceQueue(_Arrivals):
         finally:
             caller.ended = True
         if not any(chosen is task for task in ready):
-            names = ", ".join(told_apart(graph, task) for task in ready[:5])
+            names = ", ".join(unique_name(graph, task) for task in ready[:5])
             more = ", ..." if len(ready) > 5 else ""
             several = f"one of the {len(ready)} ready tasks: {names}{more}"
             expected = several if len(ready) > 1 else f"{names}, the only ready task"
@@ -287,13 +287,13 @@ class ChoiceQueue(_Arrivals):
         """Describe what the user's policy returned in place of a ready task."""
         graph, known = self._graph, range(len(self._tasks))
         if isinstance(chosen, int) and not isinstance(chosen, bool):
-            meant = f"the id of {told_apart(graph, chosen)}" if chosen in known else "no task's id"
+            meant = f"the id of {unique_name(graph, chosen)}" if chosen in known else "no task's id"
             return f"{chosen}, {meant} and not a ts.Task"
         if not isinstance(chosen, Task):
             return f"{chosen!r}, which is not a ts.Task"
         if chosen.id not in known or self._tasks[chosen.id] != chosen:
             return f"{chosen!r}, a task of another graph"
-        return f"{told_apart(graph, chosen)}, which is not ready"
+        return f"{unique_name(graph, chosen)}, which is not ready"
 
     def _offered(self) -> Collection[int]:
         """Return the tasks offered to the user's policy, in order of arrival."""

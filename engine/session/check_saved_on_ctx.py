@@ -127,7 +127,7 @@ def written_unmarked(replay: OperationReplay) -> list[str]:
     return [name for name in replay.written if name not in returned]
 
 
-def recomputed_with_other_numbers(node: Node, replay: OperationReplay) -> list[str]:
+def other_random_numbers(node: Node, replay: OperationReplay) -> list[str]:
     """Describe an operation whose checkpoint recomputes it with other random numbers than its forward drew."""
     regions = [region for region in regions_around(node) if not random_states(region)]
     if not replay.random or not regions:

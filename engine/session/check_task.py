@@ -37,13 +37,7 @@ from .check_finite_differences import (
     is_symmetric,
 )
 from .check_precision import compare_own, inputs_with_gradient
-from .check_saved_on_ctx import (
-    changed_on_ctx,
-    check_attributes,
-    modified_since,
-    recomputed_with_other_numbers,
-    written_unmarked,
-)
+from .check_saved_on_ctx import changed_on_ctx, check_attributes, modified_since, other_random_numbers, written_unmarked
 from .check_second_derivative import second_derivative_faults
 from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
 
@@ -231,7 +225,7 @@ def _compare_in_thread(
             replay = OperationReplay(operation, inputs)
         made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
         compared = None if second else known.get(operation)
-        findings.faults += recomputed_with_other_numbers(graph.nodes[task.id], replay)
+        findings.faults += other_random_numbers(graph.nodes[task.id], replay)
         if compared is None:
             compared = _compared(replay, made, second)
             if task.kind is Kind.FUNCTION and compared.reason is not None and compared.reason.__cause__ is not None:

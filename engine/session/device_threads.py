@@ -15,7 +15,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import warn
 from ...inspector.torch_private.engine import devices_are_held, holding_devices, real_graph_task_id
-from ...inspector.torch_private.engine_errors import errors_are_told, told_of_errors
+from ...inspector.torch_private.engine_errors import task_errors_reported, watching_task_errors
 from ...inspector.torch_private.thread_state import ThreadState
 from ..execution.backward_arguments import BackwardCall
 from ..execution.run_hooks import Gradients
@@ -64,7 +64,7 @@ class Lanes(Worker):
     """The engine's run with each device's tasks in the device's own thread, and the CPU's in the worker's thread.
 
     A hook in each thread records the task the thread holds, and waits. If a task raises while another thread is held,
-    the engine waits for that thread's task without calling a hook; see `told_of_errors`. The held tasks then end
+    the engine waits for that thread's task without calling a hook; see `watching_task_errors`. The held tasks then end
     without running.
 
     Attributes:
@@ -177,7 +177,7 @@ class Lanes(Worker):
             # With multithreading, Engine::ready_queue (engine.cpp) gives each device its queue and thread. These
             # threads belong to the process, so other backwards must not wait behind a held task.
             stack.enter_context(torch.autograd.set_multithreading_enabled(True))
-            stack.enter_context(told_of_errors(self.graph.nodes, self._raised))
+            stack.enter_context(watching_task_errors(self.graph.nodes, self._raised))
             stack.enter_context(holding_devices())
             yield
 
@@ -334,5 +334,5 @@ class LanesBackward(NativeBackward):
     def _resume(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():
             raise RuntimeError("another session already steps the devices' queues; close it first")
-        with errors_are_told():  # only while tasks run, since this affects other backwards, too
+        with task_errors_reported():  # only while tasks run, since this affects other backwards, too
             super()._resume(until)

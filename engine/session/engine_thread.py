@@ -23,7 +23,7 @@ from ...inspector.torch_private.sequence_numbers import (
     empty_queue,
     make_numbers,
     sequence_nr,
-    set_number,
+    set_numbers,
     sort_queue_again,
 )
 from ...inspector.torch_private.thread_state import ThreadState
@@ -92,9 +92,8 @@ class Numbering:
             if kind_of(node) is not Kind.ACCUMULATE_GRAD:
                 number = current_number(node)
                 spans = self._spans
-                set_number(
-                    node, next((at + number - first for first, end, at in spans if first <= number < end), number)
-                )
+                moved = next((at + number - first for first, end, at in spans if first <= number < end), number)
+                set_numbers([node], [moved])
 
 
 NEVER = -1  # do not stop

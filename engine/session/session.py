@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.threads import Caller, ExclusiveUse
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from ..memory.task_memory import Footprints
 from ..planning.policy_orders import bound
 from ..planning.scheduling_problem import Problem
@@ -107,7 +107,7 @@ class SessionBase(ABC):
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a session", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a session", _ELSEWHERE)
 
     def __enter__(self) -> Self:
         return self

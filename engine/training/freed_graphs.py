@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
 from ...inspector.capture.inplace_writes import WritesSeen, watching_unnoticed_writes
-from ...inspector.graph.freed_nodes import is_over
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
@@ -58,7 +58,7 @@ class SecondBackward:
         if not self._forwards.unseen and not any(each.has_run for each in self._forwards.alive()):
             return
         youngest = youngest_first(roots_of(given[0]))
-        freed = next((number for number, node in youngest if number < self._before and is_over(node)), None)
+        freed = next((number for number, node in youngest if number < self._before and is_freed(node)), None)
         if freed is None:
             return
         self._told = crossings_told(read_graph(given[0]), self._before)

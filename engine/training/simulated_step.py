@@ -24,7 +24,7 @@ from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
-from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, not_for_fakes
+from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_private.operators import Operator, leaves_of
 from ...inspector.torch_private.random_states import watching_states_taken
@@ -308,7 +308,7 @@ def fake_step(
         except (RuntimeError, AssertionError) as error:
             if _NOT_BUILT in str(error):
                 raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
-            if (operation := not_for_fakes(error)) is None:
+            if (operation := unsupported_on_fakes(error)) is None:
                 raise
             raise NotImplementedError(_unfakeable(error, operation)) from error
     try:

@@ -29,7 +29,8 @@ class Opened:
 
     def __init__(self, owner: object, enter: Callable[[ExitStack], None]) -> None:
         self._stack = ExitStack()
-        self._forgotten = finalize(owner, _abandon, self._stack)
+        # With GeneratorExit, as Python closes the contexts of a generator that is never resumed.
+        self._forgotten = finalize(owner, self._stack.__exit__, GeneratorExit, GeneratorExit(), None)
         self._forgotten.atexit = False
         try:
             with _interrupts_wait():
@@ -93,12 +94,6 @@ def _no_hooks(verb: str, why: str, place: str) -> NotImplementedError:
         f"{verb} cannot work under torch.autograd.graph.disable_saved_tensors_hooks, {place} "
         f"({why.rstrip('.')}): it turns off {follows}. Call {verb} outside of it"
     )
-
-
-def _abandon(stack: ExitStack) -> None:
-    """Close the contexts as Python closes those of a generator that is never resumed: with GeneratorExit."""
-    abandoned = GeneratorExit()
-    stack.__exit__(GeneratorExit, abandoned, None)
 
 
 @contextmanager

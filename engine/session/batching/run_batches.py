@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ....inspector.graph.freed_nodes import is_spent
-from ....inspector.graph.graph import Edge, Graph, told_apart
+from ....inspector.graph.graph import Edge, Graph, unique_name
 from ....inspector.torch_private.engine import retains_any, run_engine
 from ....inspector.torch_private.hooks import node_hooks
 from ....inspector.torch_private.nodes import call_node
@@ -229,7 +229,7 @@ class GroupRunner:
         return None
 
     def _name_of(self, task_id: int) -> str:
-        return told_apart(self._graph, task_id)
+        return unique_name(self._graph, task_id)
 
     def _of(self, task_ids: Sequence[int]) -> list[Group]:
         """Return the groups that contain these tasks."""

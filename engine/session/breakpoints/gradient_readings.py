@@ -146,7 +146,7 @@ class LateReadings:
                 batch.send()
                 self._coming.append(batch)
             self._open.clear()
-        while self._coming and (wait or ((sent := self._coming[0].sent) is not None and sent.has_come())):
+        while self._coming and (wait or ((sent := self._coming[0].sent) is not None and sent.is_ready())):
             self._coming.popleft().judge()
 
     def forget(self) -> None:

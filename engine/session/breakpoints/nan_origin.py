@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ....inspector.graph.graph import Graph, Task, told_apart
+from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.graph.phrases import joined
 from ....inspector.text.sizes_and_counts import dtype_name, nth
 from ....inspector.torch_private.nodes import leaf_of
@@ -300,11 +300,14 @@ def _at_first_bad(
     text = f"{f'at {index_text(index)} ' if index else ''}{joined(said, len(said))}"
     if not is_formula or formula is None:
         return text, False
-    filled = formula
-    for name in sorted(_NAMES.intersection(_WORD.findall(formula))):
-        number = number_text(values[name])
-        filled = re.sub(rf"(?<![a-z]){name}(?![a-z])", f"({number})" if number.startswith("-") else number, filled)
+    filled = _WORD.sub(lambda word: _number_of(word[0], values), formula)
     return f"{text}: {formula} = {filled} = {number_text(result.item())}", True
+
+
+def _number_of(word: str, values: Mapping[str, object]) -> str:
+    """Return a variable of a formula as its number, in parentheses if it is negative; other words as they are."""
+    text = number_text(values[word]) if word in _NAMES else word
+    return f"({text})" if text.startswith("-") else text
 
 
 def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) -> bool:
@@ -369,7 +372,7 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
             made = f"their sum overflowed, or {made}"
         if not all(giver in as_received for giver in givers):
             made = f"PyTorch's sum over broadcast dimensions, or its cast, overflowed, or {made}"
-        names = joined([told_apart(graph, giver) for giver in givers], len(givers))
+        names = joined([unique_name(graph, giver) for giver in givers], len(givers))
         yield f"the gradients returned by {names} were finite: {made}"
     elif any(known(giver) is None for giver in givers):
         yield ('earlier gradients were not read; watch all of them from the start, or record them (trace="cheap")')
@@ -396,14 +399,14 @@ class _ForwardWalk:
             code = code_of(task)
             yield (
                 f"the earliest bad value that is still saved was the input `{given.name}` of "
-                f"{told_apart(graph, task)} in the forward, which has "
+                f"{unique_name(graph, task)} in the forward, which has "
                 f"{what_is_bad(given.tensor)}{f': {code}' if code else ''}"
             )
             yield self._from_outside(given)
             return
         task = graph.tasks[self._ids[first]]
         code = code_of(task)
-        described = f"{told_apart(graph, task)}{f': {code}' if code else ''}"
+        described = f"{unique_name(graph, task)}{f': {code}' if code else ''}"
         if task.is_leaf:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
         elif first is keeper:

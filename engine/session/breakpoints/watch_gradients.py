@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from ....inspector.graph.capture_records import Operation
-from ....inspector.graph.graph import Graph, Task, told_apart
+from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.text.sizes_and_counts import counted
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.tensors import version_of
@@ -468,7 +468,7 @@ class Watching:
         count = f"{leaves} leaf" if leaves == 1 else f"{leaves} leaves"
         lines = []
         for task_id, name in zip(missing, names, strict=True):
-            givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
+            givers = " and ".join(unique_name(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} returned no gradient")
         lines += [f"{name} is not in the graph; ts.find_unused(make_loss, model) says why" for name in outside]
         text = f"{head(watchpoint)}: {count} received no gradient: {', '.join([*names, *outside])}"

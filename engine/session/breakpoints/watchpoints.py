@@ -230,7 +230,6 @@ def _words(graph: Graph, term: str, output: Output, read: Reading) -> str:
         return f"a gradient that is all zero, {output.gradient.numel():,} elements"
     if term.startswith("norm"):
         return f"a gradient of norm {read.norm:.4g}"
-    takes = output.takes
     if term == "upcast":
         return _widening(output, graph.is_tape)
     if term == "shape":
