@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined, task_name
 from ...inspector.renderers import text_of
 from ...inspector.text.report import findings_rich, findings_text
@@ -194,7 +194,10 @@ class Difference:
         for each in self.tasks:
             if each.tasks[0].id not in below:
                 continue
-            takes = (found for number, found in enumerate(each.takes) if number not in each.small_inputs)
+            is_start = each is first.task and first.how == "gives"  # whose inputs do not differ yet
+            takes = (
+                found for number, found in enumerate(each.takes) if number not in each.small_inputs and not is_start
+            )
             gives = (found for number, found in enumerate(each.gives) if number not in each.small)
             known = [found for found in (*takes, *gives) if found is not None and (found.share or found.ratio)]
             if any(found.ratio is None or not math.isclose(found.ratio, value, rel_tol=_ALIKE) for found in known):
@@ -271,7 +274,7 @@ class Difference:
                     continue
                 more = 0 if len(summed[0]) > len(summed[1]) else 1
                 alone = {task.id for task in self.only[more]}
-                named = [told_apart(self.graphs[more], task) for task in summed[more] if task in alone]
+                named = [unique_name(self.graphs[more], task) for task in summed[more] if task in alone]
                 missing = f", without that of {joined(named)}" if named else ""
                 yield (
                     f"{self._both(found)} sums {counted(len(summed[0]), 'gradient')} in {self.names[0]} and "

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....inspector.graph.graph import Graph, Task, told_apart
+from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.text.sizes_and_counts import dtype_name
 from ....inspector.torch_private.tensors import computable, computes_itself
 
@@ -155,19 +155,25 @@ def _overflows(bad: BadElement) -> bool:
     return bad.equals("result", math.inf) or bad.at["self"] > math.log(torch.finfo(bad.dtype).max) - 1
 
 
-def line_of(tensor: Tensor, value: Callable[[Tensor], Tensor], place: Sequence[int] | None = None) -> str | None:
+def line_of(
+    tensor: Tensor,
+    value: Callable[[Tensor], Tensor],
+    place: Sequence[int] | None = None,
+    along: int | None = None,
+) -> str | None:
     """Return a line of a tensor, `[1, 2, :]`, whose elements all satisfy `value`; None if there is none.
 
     Args:
         tensor: the tensor; the last dimension is tried first.
         value: a function from the tensor to a mask.
         place: the index of an element that the line must contain; None: the first line found.
+        along: the dimension of the line; None for any.
     """
     if tensor.is_complex() or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     holds = value(computable(tensor))
     for dimension in reversed(range(tensor.dim())):
-        if tensor.shape[dimension] < 2:
+        if tensor.shape[dimension] < 2 or along not in (None, dimension, dimension - tensor.dim()):
             continue
         whole = holds.all(dimension, keepdim=True)
         if place is None:
@@ -181,13 +187,21 @@ def line_of(tensor: Tensor, value: Callable[[Tensor], Tensor], place: Sequence[i
     return None
 
 
+def _dimension(bad: BadElement) -> int:
+    """Return the dimension of a softmax. Nodes save it as an unsigned number."""
+    given = bad.at["dim"] if "dim" in bad.at else bad.at["other"]
+    number = -1 if math.isnan(given) or "other" in bad.tensors else int(given)
+    return number - 2**64 if number >= 2**63 else number
+
+
 def _masked_line(bad: BadElement) -> str | None:
     """Return the line over which a softmax is NaN, as far as the inputs or the saved result tell."""
     if (result := bad.of("result")) is not None and not bad.is_forward:
-        line = line_of(result, torch.isnan)
+        line = line_of(result, torch.isnan, None, _dimension(bad))
         return None if line is None else f"row {line} of its result is all NaN, as where every score is -inf"
     for each in bad.tensors.values():
-        if each.is_floating_point() and (line := line_of(each, torch.isneginf)) is not None:
+        along = min(1, each.dim() - 1) if bad.name == "crossentropy" else _dimension(bad)
+        if each.is_floating_point() and (line := line_of(each, torch.isneginf, None, along)) is not None:
             return f"every element of row {line} of its input is -inf"
     return None
 
@@ -318,10 +332,10 @@ _CASES = (
           "pass an eps, as in torch.logit(x, eps=1e-6)", "0.5"),
     _Case("exp expm1 sinh cosh exp2", _overflows, "{name} overflows in {dtype}",
           "clamp its input, or subtract the maximum first, as softmax and logsumexp do", "0"),
+    _Case("crossentropy nllloss", _masked_target, "{found}", "do not mask the class of the target"),
     _Case("softmax logsoftmax crossentropy", _masked_line, "{found} (fully masked)",
           "leave one position of each row unmasked, as in mask | ~mask.any(-1, keepdim=True), or take "
           "torch.nn.functional.scaled_dot_product_attention, which returns 0 there"),
-    _Case("crossentropy nllloss", _masked_target, "{found}", "do not mask the class of the target"),
     _Case("crossentropy nllloss", _no_target, "every target is negative, as ignore_index is, so it is a mean of no "
           "element", 'skip such a batch, or take reduction="sum" and divide by the count clamped to 1'),
     _Case("logsumexp logcumsumexp", _empty_line, "{found}, and the derivative of {name} subtracts -inf from -inf",
@@ -394,7 +408,7 @@ def discarding_task(graph: Graph, task: Task) -> str:
         for edge in graph.in_edges[number]:
             if graph.tasks[edge.task].short_name in _DISCARDING:
                 found = graph.tasks[edge.task]
-                name = "torch.where" if found.short_name == "Where" else told_apart(graph, found)
+                name = "torch.where" if found.short_name == "Where" else unique_name(graph, found)
                 where = "" if found.source is None or name != "torch.where" else f" ({found.source.short})"
                 return f"{name}{where}"
             if edge.task not in seen and len(todo) < _MOST_TASKS:
