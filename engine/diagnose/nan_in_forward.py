@@ -26,7 +26,7 @@ from ..session.breakpoints.nan_origin import (
     value_at,
     what_is_bad,
 )
-from ..session.breakpoints.nan_remedies import Advice, BadElement, Numbers, advice_on, line_of
+from ..session.breakpoints.nan_remedies import BadElement, NanCause, Numbers, advice_on, line_of
 from .nan_provenance import BadOperation, Chain, How, ValueFlow, ValueLink, What, kept_in
 from .torch_calls import BadResult, FunctionCall, FunctionCalls, GivenTensor
 
@@ -54,7 +54,7 @@ class ForwardFind:
     source: Source | None
     text: str
     lines: tuple[str, ...]
-    advice: Advice | None = None
+    advice: NanCause | None = None
 
     @property
     def place(self) -> str:
@@ -252,7 +252,7 @@ def _infinite_line(given: Tensor, index: Sequence[int]) -> str:
     return "" if line is None else f", and all of {line} was -inf"
 
 
-def _advice(call: FunctionCall, bad: BadResult) -> Advice | None:
+def _advice(call: FunctionCall, bad: BadResult) -> NanCause | None:
     """Return the cause and the remedy of a function's bad result, see `nan_remedies`."""
     name, at, tensors = call.title.replace("_", "").lower(), Numbers(), {}
     names = ("self", "other")

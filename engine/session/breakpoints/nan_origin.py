@@ -27,7 +27,7 @@ from ....inspector.torch_private.tensors import (
     local_of,
     storage_of,
 )
-from .nan_remedies import TAKES_MASKS, Advice, BadElement, Numbers, advice_on, discarding_task
+from .nan_remedies import TAKES_MASKS, BadElement, NanCause, Numbers, advice_on, discarding_task
 from .watch_conditions import Output
 
 FORMULAS: dict[str, tuple[str, ...]] = {
@@ -75,7 +75,7 @@ class Origin:
 
     lines: tuple[str, ...]
     tensors: dict[str, Tensor]
-    advice: Advice | None = None
+    advice: NanCause | None = None
 
 
 def origin_of(
@@ -141,7 +141,7 @@ def _is_mask(tensor: Tensor) -> bool:
 
 def _advice(
     graph: Graph, node: Node, inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Output
-) -> Advice | None:
+) -> NanCause | None:
     """Return the cause and the remedy of a bad gradient that begins at this task, see `nan_remedies`."""
     bad = bad_part(shown(output))
     if bad is None:

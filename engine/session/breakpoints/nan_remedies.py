@@ -64,7 +64,7 @@ class Numbers(dict[str, float]):
         return math.nan
 
 
-class Advice(NamedTuple):
+class NanCause(NamedTuple):
     """A cause, as a clause, and a remedy, as an imperative."""
 
     cause: str
@@ -361,7 +361,7 @@ _CASES = (
 )  # fmt: skip
 
 
-def advice_on(bad: BadElement) -> Advice | None:
+def advice_on(bad: BadElement) -> NanCause | None:
     """Return the cause of a bad element and the remedy; None if the cause is not in the table."""
     name = _NAMES.get(bad.name, bad.name)
     for case in _CASES:
@@ -377,11 +377,11 @@ def advice_on(bad: BadElement) -> Advice | None:
         elif bad.dtype is torch.float16 and 0.0 in [bad.at[each] for each in ("self", "other", "result")]:
             cause += ", and an eps of 1e-8 is 0 in float16"
             remedy = f"compute it in float32, as in x.float(), or {remedy}"
-        return Advice(cause, remedy)
+        return NanCause(cause, remedy)
     return _on_overflow(bad)
 
 
-def _on_overflow(bad: BadElement) -> Advice | None:
+def _on_overflow(bad: BadElement) -> NanCause | None:
     """Return the advice on an infinite result of finite inputs."""
     if bad.is_nan or not bad.tensors or not bad.dtype.is_floating_point:
         return None
@@ -396,9 +396,9 @@ def _on_overflow(bad: BadElement) -> Advice | None:
         return None
     cause = f"its result is above {torch.finfo(bad.dtype).max:.6g}, the largest {dtype_name(bad.dtype)}"
     if bad.dtype is not torch.float16:
-        return Advice(cause, "lower the learning rate, clip gradients, or normalize the values that grow")
+        return NanCause(cause, "lower the learning rate, clip gradients, or normalize the values that grow")
     own = "compute it in float32, as in x.float(), or in bfloat16"
-    return Advice(cause, own if bad.is_forward else f"lower the loss scale, as torch.amp.GradScaler does, or {own}")
+    return NanCause(cause, own if bad.is_forward else f"lower the loss scale, as torch.amp.GradScaler does, or {own}")
 
 
 def discarding_task(graph: Graph, task: Task) -> str:
