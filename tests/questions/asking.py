@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -57,3 +58,17 @@ def refused(verb: Callable[[], Any]) -> str:
     except (NotImplementedError, RuntimeError) as error:
         return str(error)
     return ""
+
+
+def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> str:
+    """Return what `ts.find_unused` says of a model's parameters; "" if each has a gradient."""
+    report = ts.find_unused(make_loss, model)
+    return str(report) if report else ""
+
+
+def warnings_of_history(loss: Tensor) -> str:
+    """Return the warnings of a session that keeps a history."""
+    with catch_warnings(record=True) as caught:
+        simplefilter("always")
+        ts.debug(loss, history=True).close()
+    return " ".join(str(each.message) for each in caught if "history" in str(each.message))
