@@ -77,7 +77,10 @@ class Watcher(Protocol):
 
     @property
     def number(self) -> int:
-        """The number of the current step: the count of steps that have ended."""
+        """The number of the current step: the count of steps that have ended, or more if it did not begin with 0."""
+
+    @number.setter
+    def number(self, number: int) -> None: ...
 
     def start(self, stack: ExitStack) -> None:
         """Start watching; the stack removes all hooks."""
@@ -142,6 +145,7 @@ class Training(ShownAsFindings):
         self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
+        self._first_step = 0
         self._steps = 0
         self._opened: Opened | None = None
 
@@ -153,12 +157,17 @@ class Training(ShownAsFindings):
         """Set the observer of the loop, when it is opened."""
         self._watcher = watcher
 
-    def start(self) -> Self:
+    def start(self, first_step: int = 0) -> Self:
         """Start watching this thread, where no `with` block can be put around the loop. `stop` ends it.
+
+        Args:
+            first_step: the number of the step that is under way.
 
         Raises:
             RuntimeError: it has been watched already.
         """
+        if self._watcher is not None:
+            self._first_step = self._watcher.number = first_step
         _started.append(self)
         try:
             return self.__enter__()
@@ -181,7 +190,7 @@ class Training(ShownAsFindings):
         try:
             self._modules = self.module_classes
             watcher.end(error)
-            self._steps = watcher.number
+            self._steps = watcher.number - self._first_step
         finally:
             opened.close(kind, error, traceback)
 
@@ -200,7 +209,7 @@ class Training(ShownAsFindings):
     @property
     def steps(self) -> int:
         """The number of steps that have ended."""
-        return self._steps if self._watcher is None else self._watcher.number
+        return self._steps if self._watcher is None else self._watcher.number - self._first_step
 
     def step(self) -> None:
         """End the current step. After the first call, steps no longer end automatically.
