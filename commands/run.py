@@ -62,7 +62,13 @@ def add_run(commands: Commands) -> None:
         help="record the memory of this step, counted from 0, and write its backward as a deck (1: the second step)",
     )
     run.add_argument("--black-box", metavar="DIR", help="keep non-finite and failed steps in this folder, for replay")
-    run.add_argument("--steps", type=_steps, default=(0, None), metavar="A:B", help="watch only steps A to B - 1")
+    run.add_argument(
+        "--steps",
+        type=_steps,
+        default=(0, None),
+        metavar="A:B",
+        help="report only steps A to B - 1, and stop watching at step B",
+    )
     run.add_argument(
         "--every", type=_positive, default=10, metavar="N", help="the interval of expensive measurements, in steps (10)"
     )
@@ -193,7 +199,7 @@ class _Watched(MetaPathFinder):
             print(f"tapescope: {each}", file=sys.stderr)
         watch = self._watch
         tell(lambda: watch.content(error) | dict(zip(("page", "profile_page"), pages, strict=True)))
-        return any(each.kind in self._options.fail_on for each in watch.training.findings)
+        return any(each.kind in self._options.fail_on for each in watch.findings)
 
     def _write_pages(self, watch: ScriptWatch) -> tuple[Path | None, Path | None]:
         assert self._page is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..engine.training.findings import Finding
 from ..engine.training.follow_loop import BackwardGiven, RunBackward
 from ..engine.training.loop_observers import TrainingWatch
 from ..engine.training.record_steps import record_steps
@@ -49,7 +50,8 @@ class ScriptWatch:
         name: the script, for messages.
         every: the interval of expensive measurements, in steps.
         black_box: the folder for bad steps, or None.
-        steps: the first step to watch, and the step to stop at, or None for all that follow.
+        steps: the first step to report, and the step to stop at, or None for all that follow. Watching begins with the
+            first step of all, since a leak shows in the steps after it.
         profile: the step whose memory is recorded, or None.
 
     Attributes:
@@ -75,13 +77,9 @@ class ScriptWatch:
     def start(self) -> None:
         """Start watching."""
         self._exits.callback(surround_backward(self._count))
-        if self._first or self._end is not None or self._profile is not None:
+        self.training.start()
+        if self._end is not None or self._profile is not None:
             self._clock.start(self._exits)
-        # The backward of the step before is the last moment at which hooks can be added.
-        if self._first:
-            self._clock.at(self._first - 1, lambda: self._watch_from(self._first - 1))
-        else:
-            self._watch_from(0)
         if self._end is not None:
             self._clock.at(self._end, self.training.stop)
         if self._profile == 1:
@@ -92,9 +90,6 @@ class ScriptWatch:
     def _count(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
         self._backwards[get_ident() == self._thread] += 1
         return run()
-
-    def _watch_from(self, step: int) -> None:
-        self.training.start(step)
 
     def _record(self) -> None:
         """Record two steps; `record_steps` follows the second one task by task."""
@@ -112,19 +107,26 @@ class ScriptWatch:
             self.training.__exit__(
                 None if left is None else type(left), left, None if left is None else left.__traceback__
             )
+            self._clock.end(None)
             self._exits.close()
         if self._recorded is not None and len(self._recorded) > 1:
             self.profiled = self._recorded[1]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings in the steps to report."""
+        return [each for each in self.training.findings if max(each.step, each.last_step or 0) >= self._first]
 
     def sentences(self, error: BaseException | None) -> list[str]:
         """Return the report: the steps, each finding, the notes, and the peak of the recorded step."""
         nothing = self._nothing(error)
         if nothing is not None:
             return [nothing]
-        found = self.training.findings
-        said = f"{counted(self.training.steps, 'step')} of {self._name} watched: {counted(len(found), 'finding')}"
-        lines = [said]
-        for each in found:
+        found = counted(len(self.findings), "finding")
+        lines = [f"{counted(self.training.steps, 'step')} of {self._name} watched: {found}"]
+        if self._first:
+            lines[0] += f" from step {self._first} on"
+        for each in self.findings:
             last = "" if each.last_step in (None, each.step) else f" to {each.last_step}"
             likely = "" if each.certain else ", likely"
             lines.append(f"step {each.step}{last}, {each.kind}{likely}: {each.sentence}")
@@ -149,9 +151,6 @@ class ScriptWatch:
                 f"{self._name} never called backward() in this process, so no step was watched; if it starts others, "
                 "start each of them with tapescope run"
             )
-        if self._clock.number < self._first:
-            made = counted(self._clock.number, "step")
-            return f"{self._name} made {made}, so no step was watched; --steps begins at step {self._first}"
         if not self.training.steps:
             return (
                 f"{self._name} called backward() {here:,} times, but no torch.optim.Optimizer stepped after it, so no "
@@ -163,7 +162,7 @@ class ScriptWatch:
         """Return the report as JSON content."""
         return {
             "steps": self.training.steps,
-            "findings": self.training.findings,
+            "findings": self.findings,
             "notes": self.training.notes,
             "sentences": self.sentences(error),
             "peak_bytes": None if self.profiled is None else self.profiled.peak_bytes,

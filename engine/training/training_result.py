@@ -77,10 +77,7 @@ class Watcher(Protocol):
 
     @property
     def number(self) -> int:
-        """The number of the current step: the count of steps that have ended, or more if it did not begin with 0."""
-
-    @number.setter
-    def number(self, number: int) -> None: ...
+        """The number of the current step: the count of steps that have ended."""
 
     def start(self, stack: ExitStack) -> None:
         """Start watching; the stack removes all hooks."""
@@ -145,7 +142,6 @@ class Training(ShownAsFindings):
         self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
-        self._first_step = 0
         self._steps = 0
         self._opened: Opened | None = None
 
@@ -157,17 +153,12 @@ class Training(ShownAsFindings):
         """Set the observer of the loop, when it is opened."""
         self._watcher = watcher
 
-    def start(self, first_step: int = 0) -> Self:
+    def start(self) -> Self:
         """Start watching this thread, where no `with` block can be put around the loop. `stop` ends it.
-
-        Args:
-            first_step: the number of the step that is under way.
 
         Raises:
             RuntimeError: it has been watched already.
         """
-        if self._watcher is not None:
-            self._first_step = self._watcher.number = first_step
         _started.append(self)
         try:
             return self.__enter__()
@@ -190,7 +181,7 @@ class Training(ShownAsFindings):
         try:
             self._modules = self.module_classes
             watcher.end(error)
-            self._steps = watcher.number - self._first_step
+            self._steps = watcher.number
         finally:
             opened.close(kind, error, traceback)
 
@@ -209,7 +200,7 @@ class Training(ShownAsFindings):
     @property
     def steps(self) -> int:
         """The number of steps that have ended."""
-        return self._steps if self._watcher is None else self._watcher.number - self._first_step
+        return self._steps if self._watcher is None else self._watcher.number
 
     def step(self) -> None:
         """End the current step. After the first call, steps no longer end automatically.
