@@ -433,6 +433,15 @@ def test_compare_takes_rules_of_accumulation(tmp_path: Path, capsys: pytest.Capt
     assert Category.CONSUMED.title in capsys.readouterr().out
 
 
+def test_compare_takes_graph_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", "fan_out", "--policy", "heap", "--graph", "freed", "kept", "--out", str(tmp_path)]
+    assert main([*arguments, "--json=-"]) == 0
+    freed, kept = json.loads(capsys.readouterr().out)["policies"]
+    assert (freed["policy"], kept["policy"]) == ("heap", "heap, graph kept")
+    assert freed["average_bytes"] < kept["average_bytes"] and freed["peak_bytes"] < kept["peak_bytes"]
+    assert "heap, graph kept" in (tmp_path / "fan_out-compare.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
 def test_compare_runs_a_users_function(
     function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

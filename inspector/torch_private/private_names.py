@@ -77,7 +77,8 @@ CAPABILITIES = (
         torch._C._are_functorch_transforms_active torch._C._get_privateuse1_backend_name torch._C._get_tracing_state
         torch._C._set_tracing_state torch._C._set_grad_enabled torch._C._set_fwd_grad_enabled
         torch._C._is_fwd_grad_enabled torch._C._is_any_autocast_enabled torch._C._is_torch_function_mode_enabled
-        torch._C._get_dispatch_stack_at torch._C._len_torch_dispatch_stack torch._C._pop_torch_dispatch_stack
+        torch._C._get_dispatch_stack_at torch._C._len_torch_dispatch_stack
+        torch._C._len_torch_function_stack torch._C._pop_torch_dispatch_stack
         torch._C._push_on_torch_dispatch_stack torch._C._pop_torch_function_stack torch._C._push_on_torch_function_stack
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_set_dispatch_key_excluded
         torch._C._is_grad_layout_enforcement_enabled? torch._C._set_grad_layout_enforcement_enabled?
@@ -188,7 +189,7 @@ CAPABILITIES = (
         """
         torch._foreach_norm torch._foreach_sub_ torch.nn.modules.batchnorm._NormBase
         torch.amp.grad_scaler.GradScaler._maybe_opt_step torch.amp.grad_scaler.GradScaler._scale
-        torch.optim.Optimizer._optimizer_step_pre_hooks
+        torch.optim.Optimizer._optimizer_step_pre_hooks torch.nn.utils.clip_grad._clip_grads_with_norm_
         torch.optim.SGD._step_supports_amp_scaling
         """,
     ),

@@ -78,6 +78,9 @@ without_torch_function: Callable[[], AbstractContextManager[Any]] = torch._C.Dis
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
 """Return whether a TorchFunctionMode is active in this thread. Even reading a tensor's shape then calls it."""
 
+function_modes_open: Callable[[], int] = torch._C._len_torch_function_stack
+"""The number of function modes on this thread's stack. A mode is not on it while it handles a call."""
+
 grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
 """The function that torch.no_grad() and similar contexts call on entry and exit. A TorchFunctionMode sees this call."""
 

@@ -6,8 +6,9 @@ from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, P
 from ...engine.training.fits import Fit
 from ...inspector.text.sizes_and_counts import both_units
 from .figure_html import Figures
-from .page_frame import page_frame, glossary_section
 from .figure_still import figure_svg
+from .glossary import glossary_section
+from .page_frame import page_frame
 from .report_html import phases_html
 from .step_figure import step_drawing, step_lifetimes_drawing
 from .theme import AUTO, LATER

@@ -260,11 +260,14 @@ def _at_first_bad(
     text = f"{f'at {index_text(index)} ' if index else ''}{joined(said, len(said))}"
     if not is_formula or formula is None:
         return text, False
-    filled = formula
-    for name in sorted(_NAMES.intersection(_WORD.findall(formula))):
-        number = number_text(values[name])
-        filled = re.sub(rf"\b{name}\b", f"({number})" if number.startswith("-") else number, filled)
+    filled = _WORD.sub(lambda word: _number_of(word[0], values), formula)
     return f"{text}: {formula} = {filled} = {number_text(result.item())}", True
+
+
+def _number_of(word: str, values: Mapping[str, object]) -> str:
+    """Return a variable of a formula as its number, in parentheses if it is negative; other words as they are."""
+    text = number_text(values[word]) if word in _NAMES else word
+    return f"({text})" if text.startswith("-") else text
 
 
 def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) -> bool:
