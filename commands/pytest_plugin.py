@@ -97,13 +97,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     else:
         from ..engine.training.simulated_function import simulate_function
 
+        simulated: SimulatedFunction | None = None
         try:
             simulated = simulate_function(run, "the test", device)
         except NotImplementedError as error:
             if error.__cause__ is None:  # raised by the test itself
                 raise
-            pytest.fail(f"{error} on an accelerator", pytrace=False)
-        problem = _check_predicted(pyfuncitem, simulated, limit)
+            problem = str(error)
+        if simulated is not None:
+            problem = _check_predicted(pyfuncitem, simulated, limit)
     if problem is not None:
         pytest.fail(problem, pytrace=False)
     return True

@@ -152,9 +152,10 @@ class ScriptWatch:
                 "start each of them with tapescope run"
             )
         if not self.training.steps:
+            called = f"{self._name} called backward() {counted(here, 'time')}"
             return (
-                f"{self._name} called backward() {here:,} times, but no torch.optim.Optimizer stepped after it, so no "
-                "step was watched; derive the optimizer's class from torch.optim.Optimizer"
+                f"{called}, but no torch.optim.Optimizer stepped after it, so no step was watched; derive the "
+                "optimizer's class from torch.optim.Optimizer"
             )
         return None
 

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from ...inspector.text.sizes_and_counts import SIZES, both_units, bytes_of, percent_text, refuse_bare_size, size_text
 from ...inspector.validation import expect_callable, expect_number
+from ..memory.estimates import Estimate
 from .simulated_function import MakeOptimizer, Part, SimulatedFunction, simulate_function
 
 _MOST_PARTS = 6  # in a message
+
+NOT_COUNTED = Estimate("workspaces of kernels, the context of a GPU and fragmentation are not counted", "at least")
+"""The reason why a peak predicted by `simulate_function` is an estimate."""
 
 StoredPart = Mapping[str, Any]
 """A part of a stored peak: `bytes`, `kinds` and `line`."""
@@ -81,7 +85,7 @@ def over_limit(simulated: SimulatedFunction, limit: int) -> str:
     lines = [
         f"the predicted peak, {both_units(simulated.peak_bytes)} in the {peak}, exceeds {both_units(limit)}; largest:"
     ]
-    lines += [f"  {path or 'outside of modules'}: {part}" for path, part in [*simulated.parts.items()][:_MOST_PARTS]]
+    lines += [f"  {path or 'outside of submodules'}: {part}" for path, part in [*simulated.parts.items()][:_MOST_PARTS]]
     return "\n".join(lines)
 
 
@@ -113,7 +117,7 @@ def growth(before: Mapping[str, StoredPart], simulated: SimulatedFunction) -> li
             of = ", ".join(f"{kind} +{size_text(n)}" for kind, n in kinds[name].most_common() if n > 0)
             new = "" if name in known else " (new)"
             line = f" at {lines[name][1]}" if lines[name][1] else ""
-            said.append(f"  {name or 'outside of modules'}{new}: +{size_text(more)} ({of}){line}")
+            said.append(f"  {name or 'outside of submodules'}{new}: +{size_text(more)} ({of}){line}")
     return said[:_MOST_PARTS]
 
 

@@ -83,7 +83,8 @@ class SimulatedFunction:
         for block in alive:
             path, nbytes = self.modules[block], timeline.nbytes[block]
             kinds[path][timeline.kinds[block]] += nbytes
-            if self.lines[block]:
+            # The line that allocates gradients and state is that of the optimizer, for every module.
+            if self.lines[block] and timeline.kinds[block] not in (GRADIENTS, STATE):
                 lines[path][self.lines[block]] += nbytes
         found = {
             path: Part(sum(each.values()), dict(each), max(lines[path], key=lines[path].__getitem__, default=""))
@@ -162,7 +163,7 @@ class _FakeFunction(FakeTraining):  # type: ignore[no-untyped-call]
 
 def _user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _Follower.run.__code__:  # its callers are not the function's
         file = frame.f_code.co_filename
         if not is_library(file) and not file.startswith(OWN_CODE):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
@@ -192,10 +193,11 @@ class _Follower(LoopFollower):
         if not has_loss:
             return
         loss = result[0] if isinstance(result, tuple) and result else result
+        name = f"{getattr(function, '__name__', 'make_loss')}()"
         if not isinstance(loss, Tensor):
-            raise ValueError(f"make_loss() returned {a_kind(loss)}; expected the loss, or a pair (loss, model)")
+            raise ValueError(f"{name} returned {a_kind(loss)}; expected the loss, or a pair (loss, model)")
         if self._make_optimizer is not None and self._optimizer is None:
-            raise ValueError("make_loss() calls no module, so the optimizer has no parameters; call a torch.nn.Module")
+            raise ValueError(f"{name} calls no module, so the optimizer has no parameters; call a torch.nn.Module")
         loss.backward()  # type: ignore[no-untyped-call]
         if self._optimizer is not None:
             self._optimizer.step()

@@ -68,14 +68,14 @@ def same(one: Any, other: Any) -> bool:
         ("exits", ("--every", "2"), 3, "4 steps"),
         ("environment", (), 0, "3 steps"),
         ("raises", (), 1, "2 steps"),
-        ("interrupted", (), -2, "3 steps"),
+        ("interrupted", (), None, "3 steps"),
         ("trainer_glue", ("--output_dir", "out", "--num_train_epochs", "2", "--report_to", "none"), 0, "6 steps"),
         ("lightning_basic", (), 0, "8 steps"),
         ("accelerate_basic", (), 0, "6 steps"),
     ],
 )
 def test_a_script_trains_prints_and_ends_as_under_python(
-    script: str, arguments: tuple[str, ...], status: int, watched: str, tmp_path: Path
+    script: str, arguments: tuple[str, ...], status: int | None, watched: str, tmp_path: Path
 ) -> None:
     library = {"trainer_glue": "accelerate", "lightning_basic": "pytorch_lightning", "accelerate_basic": "accelerate"}
     if script in library and find_spec(library[script]) is None:
@@ -83,9 +83,10 @@ def test_a_script_trains_prints_and_ends_as_under_python(
     path = tmp_path / f"{script}.py"
     path.write_text((SCRIPTS / path.name).read_text())
     plain = ran(tmp_path, sys.executable, path.name, *arguments)
-    assert plain.status == status and plain.saved, plain.errors
+    assert plain.saved, plain.errors
+    assert plain.status == status or (status is None and "KeyboardInterrupt" in plain.errors)
     watching = ran(tmp_path, sys.executable, "-m", "tapescope", "run", path.name, *arguments)
-    assert watching.status == status
+    assert watching.status == plain.status
     assert same(plain.saved, watching.saved)
     if script != "trainer_glue":  # prints its running time
         assert watching.printed == plain.printed

@@ -31,7 +31,7 @@ for step in range(12):
     loss.backward()
     optimizer.step()
     with torch.no_grad():
-        for mean, parameter in zip(average.parameters(), model.parameters()):
+        for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
             mean.lerp_(parameter, 0.1)
     if step % 4 == 0:
         print(step, loss.item())

@@ -6,7 +6,6 @@ import time
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iters", type=int, default=6)
@@ -24,7 +23,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         q, k, v = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in self.attn(self.ln_1(x)).chunk(3, -1))
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.proj(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.mlp(self.ln_2(x))
 
 
@@ -40,7 +41,7 @@ class GPT(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.h:
             x = block(x)
-        return F.cross_entropy(self.lm_head(self.ln_f(x)).flatten(0, 1), targets.flatten())
+        return nn.functional.cross_entropy(self.lm_head(self.ln_f(x)).flatten(0, 1), targets.flatten())
 
 
 torch.manual_seed(1337)

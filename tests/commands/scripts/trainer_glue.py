@@ -36,7 +36,7 @@ def main():
     data, training = HfArgumentParser((DataArguments, TrainingArguments)).parse_args_into_dataclasses(sys.argv[1:])
     set_seed(training.seed)
     model = BertForSequenceClassification(
-        BertConfig(60, 16, 2, 2, 32, max_position_embeddings=16, hidden_dropout_prob=0.1)
+        BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
     )
     trainer = Trainer(model=model, args=training, train_dataset=Pairs(data.examples))
     print(trainer.train().global_step)
