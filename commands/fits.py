@@ -92,8 +92,8 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
 def _within_limit(options: argparse.Namespace, console: Console) -> int:
     import torch
 
-    from ..engine.training.assert_peak import NOT_COUNTED, limit_of, over_limit
-    from ..engine.training.simulated_function import simulate_function
+    from ..engine.training.peak_limit.assert_peak import NOT_COUNTED, limit_of, over_limit
+    from ..engine.training.peak_limit.simulated_function import simulate_function
     from ..inspector.text.sizes_and_counts import both_units
     from .user_script import UserError, functions_of
 

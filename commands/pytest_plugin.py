@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..engine.training.simulated_function import SimulatedFunction
+    from ..engine.training.peak_limit.simulated_function import SimulatedFunction
 
 _FORMAT = "tapescope peaks"
 _STORED = pytest.StashKey[dict[str, Any]]()
@@ -95,7 +95,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if torch.accelerator.is_available() and not pyfuncitem.config.getoption("--tapescope-predict"):
         problem = _check_measured(pyfuncitem, _measured(run), limit)
     else:
-        from ..engine.training.simulated_function import simulate_function
+        from ..engine.training.peak_limit.simulated_function import simulate_function
 
         simulated: SimulatedFunction | None = None
         try:
@@ -112,7 +112,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _arguments(limit: str | int | None = None, device: str = "cuda") -> tuple[int | None, str]:
-    from ..engine.training.assert_peak import limit_of
+    from ..engine.training.peak_limit.assert_peak import limit_of
 
     return None if limit is None else limit_of(limit), device
 
@@ -128,7 +128,7 @@ def _measured(run: Callable[[], object]) -> int:
 
 
 def _check_measured(test: pytest.Function, peak: int, limit: int | None) -> str | None:
-    from ..engine.training.assert_peak import over_baseline
+    from ..engine.training.peak_limit.assert_peak import over_baseline
     from ..inspector.text.sizes_and_counts import both_units
 
     before = _exchange(test, "measured", {"peak_bytes": peak})
@@ -147,7 +147,7 @@ Predicted peaks are the same in every run, so that each growth is reported."""
 
 
 def _check_predicted(test: pytest.Function, simulated: SimulatedFunction, limit: int | None) -> str | None:
-    from ..engine.training.assert_peak import growth, over_baseline, over_limit, stored_parts
+    from ..engine.training.peak_limit.assert_peak import growth, over_baseline, over_limit, stored_parts
 
     peak = simulated.peak_bytes
     before = _exchange(test, "predicted", {"peak_bytes": peak, "modules": stored_parts(simulated.parts)})

@@ -20,15 +20,16 @@ from .run_script import run_module, run_script, script_path
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..engine.training.findings import FindingKind
     from .watch_script import ScriptWatch
 
 FOUND = 70
 """Exit code if a kind of `--fail-on` was found and the script itself succeeded; EX_SOFTWARE of sysexits.h."""
 
-FAILURES = {
+FAILURES: dict[str, tuple[FindingKind, ...]] = {
     "leaks": ("leak",),
     "nan": ("non-finite",),
-    "wrong-gradients": ("silent write", "second backward", "stale cast"),
+    "wrong-gradients": ("silent write", "second backward", "stale cast", "never cleared", "cleared early"),
 }
 """The kinds of findings for each word of `--fail-on`."""
 

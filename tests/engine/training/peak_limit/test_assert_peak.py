@@ -12,8 +12,8 @@ from torch import nn
 
 import tapescope as ts
 from tapescope.__main__ import main
-from tapescope.engine.training.assert_peak import growth, stored_parts
-from tapescope.engine.training.simulated_function import simulate_function
+from tapescope.engine.training.peak_limit.assert_peak import growth, stored_parts
+from tapescope.engine.training.peak_limit.simulated_function import simulate_function
 from tapescope.tests.says import says
 
 

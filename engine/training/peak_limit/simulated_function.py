@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ...inspector.graph.source_lines import OWN_CODE, is_library
-from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.torch_private.engine import current_node
-from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
-from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr
-from ...inspector.torch_private.tensors import storage_of
-from ...inspector.validation import a_kind
-from ..api.restore_state import AsFound, same_versions
-from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
-from .follow_loop import BackwardGiven, LoopFollower, RunBackward
-from .simulated_step import FakeTraining, numbers_sentence, unfakeable_sentence
-from .step_timeline import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
+from ....inspector.graph.source_lines import OWN_CODE, is_library
+from ....inspector.text.sizes_and_counts import size_text
+from ....inspector.torch_private.engine import current_node
+from ....inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
+from ....inspector.torch_private.sequence_numbers import number_of, sequence_nr
+from ....inspector.torch_private.tensors import storage_of
+from ....inspector.validation import a_kind
+from ...api.restore_state import AsFound, same_versions
+from ...memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
+from ..follow_loop import BackwardGiven, LoopFollower, RunBackward
+from ..simulated_step import FakeTraining, numbers_sentence, unfakeable_sentence
+from ..step_timeline import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 

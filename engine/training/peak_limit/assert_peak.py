@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...inspector.text.sizes_and_counts import SIZES, both_units, bytes_of, percent_text, refuse_bare_size, size_text
-from ...inspector.validation import expect_callable, expect_number
-from ..memory.estimates import Estimate
+from ....inspector.text.sizes_and_counts import SIZES, both_units, bytes_of, percent_text, refuse_bare_size, size_text
+from ....inspector.validation import expect_callable, expect_number
+from ...memory.estimates import Estimate
 from .simulated_function import MakeOptimizer, Part, SimulatedFunction, simulate_function
 
 _MOST_PARTS = 6  # in a message
