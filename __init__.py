@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .engine.studies.makespan import makespan as makespan
     from .engine.studies.workloads import WORKLOADS as WORKLOADS
     from .engine.studies.workloads import workload as workload
-    from .engine.training.peak_limit.assert_peak import assert_peak as assert_peak
     from .engine.training.black_box.replay import replay as replay
     from .engine.training.fits import fits as fits
+    from .engine.training.peak_limit.assert_peak import assert_peak as assert_peak
     from .engine.training.record_steps import profile_step as profile_step
     from .engine.training.record_steps import record_steps as record_steps
     from .engine.training.training import training as training

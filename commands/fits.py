@@ -92,13 +92,14 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
 def _within_limit(options: argparse.Namespace, console: Console) -> int:
     import torch
 
+    from ..engine.training.fits import named_device
     from ..engine.training.peak_limit.assert_peak import NOT_COUNTED, limit_of, over_limit
     from ..engine.training.peak_limit.simulated_function import simulate_function
     from ..inspector.text.sizes_and_counts import both_units
     from .user_script import UserError, functions_of
 
-    device = options.device or "cuda"
     try:
+        device = str(named_device(options.device or "cuda"))
         limit = limit_of(options.limit)
         if options.batch_size is not None or options.reserve is not None:
             raise ValueError("--batch-size and --reserve belong to --memory; --limit takes the batch of the function")

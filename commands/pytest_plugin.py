@@ -112,9 +112,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _arguments(limit: str | int | None = None, device: str = "cuda") -> tuple[int | None, str]:
+    from ..engine.training.fits import named_device
     from ..engine.training.peak_limit.assert_peak import limit_of
 
-    return None if limit is None else limit_of(limit), device
+    return None if limit is None else limit_of(limit), str(named_device(device))
 
 
 def _measured(run: Callable[[], object]) -> int:

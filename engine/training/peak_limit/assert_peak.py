@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....inspector.text.sizes_and_counts import SIZES, both_units, bytes_of, percent_text, refuse_bare_size, size_text
 from ....inspector.validation import expect_callable, expect_number
+from ...execution.unsupported import refuse_transforms
 from ...memory.estimates import Estimate
+from ..fits import named_device
 from .simulated_function import MakeOptimizer, Part, SimulatedFunction, simulate_function
 
 _MOST_PARTS = 6  # in a message
@@ -28,7 +31,7 @@ def assert_peak(
     limit: str | int,
     *,
     optimizer: MakeOptimizer | None = None,
-    device: str = "cuda",
+    device: torch.device | str = "cuda",
 ) -> int:
     """Assert that a forward and backward, or a training step, needs at most this much memory.
 
@@ -57,7 +60,8 @@ def assert_peak(
     if optimizer is not None:
         expect_callable(optimizer, 1, "optimizer", "a function that takes parameters and makes an optimizer")
     most = limit_of(limit)
-    simulated = simulate_function(make_loss, "ts.assert_peak", device, optimizer, has_loss=True)
+    refuse_transforms("ts.assert_peak")
+    simulated = simulate_function(make_loss, "ts.assert_peak", str(named_device(device)), optimizer, has_loss=True)
     if simulated.peak_bytes > most:
         raise AssertionError(over_limit(simulated, most))
     return simulated.peak_bytes
