@@ -385,6 +385,7 @@ PAGES = {
     "guides/lightning": Page(SMALL + LIGHTNING),
     "guides/marimo": Page(shows_decks=True),
     "guides/memory": Page(),
+    "guides/memory_tests": Page(),
     "guides/recompute": Page(NAMED + LOOP + GPT2_CLASSES),
     "guides/orders": Page(SMALL + FIT, {2: "loss = make_loss()\n", 3: CHUNKS}),
     "guides/stepping": Page(),
