@@ -314,7 +314,7 @@ def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played
     grip = deck.root.get_by_role("separator")
     first = box(deck, ".time")["height"]
     now = int(grip.get_attribute("aria-valuenow") or 0)
-    assert now == pytest.approx(box(deck, ".main")["height"], abs=1)
+    assert now == pytest.approx(box(deck, ".graph")["height"], abs=1)
     grip.focus()
     page.keyboard.press("ArrowUp")
     deck.settles(lambda deck: box(deck, ".time")["height"], first + 24)
@@ -335,7 +335,7 @@ def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played
     page.mouse.down()
     page.mouse.move(edge["x"] + 300, edge["y"] - 10_000)
     page.mouse.up()
-    deck.settles(lambda deck: box(deck, ".main")["height"], 190)
+    deck.settles(lambda deck: box(deck, ".graph")["height"], 190)
     grip.dblclick()
     deck.settles(lambda deck: box(deck, ".time")["height"], first)
 
