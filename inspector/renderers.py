@@ -18,6 +18,7 @@ DRAWN_BY = {
     "findings as HTML": "widgets.pages.report_html:cells_html",
     "table as HTML": "widgets.pages.report_html:table_html",
     "phases as HTML": "widgets.pages.report_html:phases_html",
+    "run as HTML": "widgets.pages.report_html:run_html",
     "peak as HTML": "widgets.pages.report_html:peak_html",
     "advice as HTML": "widgets.pages.report_html:advice_html",
     "frontier as HTML": "widgets.pages.frontier_page:frontier_html",

@@ -82,7 +82,8 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since), begun_by_session(graph))
+        sessions = [*begun_by_session(graph)]
+        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since, bool(sessions)), sessions)
     elif MODIFIED in said:
         notes = _notes_on_modified(graph, maker)
     else:
@@ -96,7 +97,9 @@ def crossings_told(graph: Graph, since: int) -> list[str]:
     return list(_notes_on_freed(graph, None, since))
 
 
-def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
+def _notes_on_freed(
+    graph: Graph, ran: Collection[int] | None, since: int | None, by_session: bool = False
+) -> Iterator[str]:
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
@@ -108,7 +111,7 @@ def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None
         return
     crossings = _crossings(graph, freed, over, since)
     if not crossings:
-        if ran is not None:
+        if ran is not None and not by_session:  # an open session is not repeated with retain_graph=True
             yield (
                 f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
                 f"{graph.describe(max(freed))} first, and freed their saved tensors; compute the loss again, or pass "
