@@ -207,20 +207,20 @@ class Movement(LoopPart):
             each.count += 1
             if each.count == _SURE:
                 found.append(self._prints.pop(key))
-        names = [self._training.watched.name_of(each) for one in found if (each := one.parameter()) is not None]
-        known = [each for each in names if each is not None]
-        if known:
-            several = len(known) > 1
+        parameters = [parameter for each in found if (parameter := each.parameter()) is not None]
+        names = [name for each in parameters if (name := self._training.watched.name_of(each)) is not None]
+        if names:
+            several = len(names) > 1
             self._training.add(
                 Finding(
                     "not moved",
                     found[0].first,
-                    f"{joined(known)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
+                    f"{joined(names)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
                     f"updates {'them' if several else 'it'}, and before the next step the values are again those from "
                     "before, bit for bit. Code after the step puts them back, by rounding or copying. What to do: "
                     "train unrounded parameters, and round a copy of them in the forward with a straight-through "
                     "estimator, w + (w.round() - w).detach().",
-                    tensor=known[0],
+                    tensor=names[0],
                     last_step=self._number,
                 )
             )
