@@ -123,8 +123,8 @@ class Clipping(LoopPart):
             )
         elif call.is_early:
             why = (
-                f"from step {first} on, none of the {counted(len(call.given), 'tensor')} has a gradient yet. What to do: "
-                f" call {call.name}() between the backward and optimizer.step()"
+                f"from step {first} on, none of the {counted(len(call.given), 'tensor')} has a gradient yet. What to "
+                f"do: call {call.name}() between the backward and optimizer.step()"
             )
         elif call.is_late:
             why = (
