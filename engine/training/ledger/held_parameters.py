@@ -34,6 +34,7 @@ from .unregistered import Unregistered, unregistered
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
 _RENEWED = 3  # steps in which the forward has made a new parameter of the same name
 _OFTEN = 100  # steps after which parameters are listed again at the latest
+_SURE_OF_PARTS = 50  # the step at which parts of a list that were not used so far are told, such as experts
 _FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
 
 
@@ -157,7 +158,7 @@ class HeldParameters(LoopPart):
                 if self._step >= self._next:
                     self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
                 self._list_parameters()
-        if self._step == _SURE:
+        if self._step in (_SURE, _SURE_OF_PARTS):
             self._tell_of_idle(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
@@ -328,11 +329,13 @@ class HeldParameters(LoopPart):
     def _tell_of_idle(self, optimizer: Optimizer) -> None:
         held = parameters_of(optimizer)
         idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
-        if not idle:
-            return
-        if len(idle) == len(held):
-            if self._coming is None or not self._stale():
+        if idle and len(idle) == len(held):
+            if self._step == _SURE and (self._coming is None or not self._stale()):
                 self._tell_of_steps_without_gradients(optimizer)
+            return
+        parts = self._unused_parts() if idle else set()
+        idle = [each for each in idle if (id(each) in parts) == (self._step == _SURE_OF_PARTS)]
+        if not idle:
             return
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
@@ -348,6 +351,19 @@ class HeldParameters(LoopPart):
                 certain=False,
             )
         )
+
+    def _unused_parts(self) -> set[int]:
+        """Return the ids of parameters without a gradient in parts of lists whose other parts had one: of experts."""
+        modules = dict(self._training.watched.modules())
+        by_name: dict[str, tuple[list[int], list[int]]] = {}  # without and with a gradient
+        for name, parameter in self._training.watched.parameters():
+            parts = name.split(".")
+            for place in reversed(range(len(parts) - 1)):
+                if isinstance(modules.get(".".join(parts[:place])), nn.ModuleList | nn.ModuleDict):
+                    alike = by_name.setdefault(".".join([*parts[:place], "*", *parts[place + 1 :]]), ([], []))
+                    alike[id(parameter) in self._got].append(id(parameter))
+                    break
+        return {key for without, got in by_name.values() if got for key in without}
 
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
