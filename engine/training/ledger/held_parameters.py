@@ -34,8 +34,8 @@ from .unregistered import Unregistered, unregistered
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
 _RENEWED = 3  # steps in which the forward has made a new parameter of the same name
 _OFTEN = 100  # steps after which parameters are listed again at the latest
-_SURE_OF_PARTS = 50  # the step at which parts of a list that were not used so far are told, such as experts
-_FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
+_SURE_OF_PARTS = 50  # the step at which unused parts of a list are reported, such as experts
+_FIRST, _SURE = 1, 2  # the steps of the first comparison, and of the report on missing gradients
 
 
 def _first_of(parameter: Tensor) -> Tensor:

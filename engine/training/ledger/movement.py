@@ -118,10 +118,10 @@ class _Print:
 class Movement(LoopPart):
     """Compares parameters before and after a step.
 
-    The norms of updates that `NormWatch` takes in some steps say which parameters may have stayed as they were; only
-    these are copied and compared bit by bit in the following steps. In step 1 all are compared, up to 64 MiB. A
-    learning rate of 0, or one that still rises, is as intended, and nothing is said. Also in step 1, a few elements of
-    each parameter are compared with those before the next step: code after the step may put them back.
+    `NormWatch` computes the norms of updates in some steps. A parameter whose update is 0 there is copied and compared
+    bit by bit in the following steps. In step 1 all parameters are compared, up to 64 MiB, and a few elements of each
+    also with those before the next step, because code after the step may put them back. A learning rate of 0, or one
+    that still rises, is intended.
     """
 
     def __init__(self) -> None:
