@@ -35,7 +35,7 @@ def refuse_transforms(verb: str | None = None) -> None:
     Raises:
         RuntimeError: If called inside a transform, or while a CUDA graph is captured.
     """
-    if verb is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+    if verb is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         raise RuntimeError(
             f"{verb}() was called while a CUDA graph is captured (torch.cuda.graph), which allows no synchronization, "
             "and which would replay its backward; call it on the same step before the capture"
