@@ -90,15 +90,6 @@ def check_root_gradients(
         root_gradients(outputs, grad_tensors)
 
 
-def explain_several_elements(error: BaseException) -> None:
-    """Add a remedy to PyTorch's error for a loss that is not a scalar, if ours was not raised before it."""
-    if str(error).startswith("grad can be implicitly created only for scalar") and not hasattr(error, "__notes__"):
-        error.add_note(
-            "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
-            "loss.backward(gradient)"
-        )
-
-
 Inputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge] | Sequence[Tensor | GradientEdge]
 
 

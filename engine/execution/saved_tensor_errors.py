@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import local
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     pass
 
 _FREED = FREED.partition(" (")[0]
-_NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
 _MOST_VIEWS = 8  # views, or other tasks without saved tensors, between a freed task and a tensor the program holds
@@ -65,14 +64,14 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def explain_spoiled_graph(
+def spoiled_graph_notes(
     error: BaseException,
     graph: Graph,
     ran: Collection[int] | None,
     since: int | None = None,
     maker: Callable[[int], object] | None = None,
-) -> None:
-    """Add notes about the cause to either error; other errors stay as they are. Nothing is run or unpacked for it.
+) -> Iterator[str]:
+    """Yield notes about the cause of either error; none for other errors. Nothing is run or unpacked for it.
 
     Args:
         error: the error of the backward.
@@ -86,17 +85,14 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_of_freed(graph, ran, since), begun_by_session(graph))
+        yield from _of_freed(graph, ran, since)
+        yield from begun_by_session(graph)
     elif MODIFIED in said:
-        notes = _of_written(graph, maker)
-    else:
-        return
-    for note in notes:
-        error.add_note(f"{_NOTE}{note}")
+        yield from _of_written(graph, maker)
 
 
 def crossings_told(graph: Graph, since: int) -> list[str]:
-    """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
+    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
     return list(_of_freed(graph, None, since))
 
 
