@@ -43,11 +43,11 @@ def _sentence(raised: RaisedError, graph: Graph, task_id: int, slot: WrittenSlot
             "forward and this backward. Run the backward before the parameter is modified, or run the forward again"
         )
     lines = [*_recorded(graph, task_id)] or ([] if named is None else [*_in_frame(named[1], named[0])])
-    if not lines:
-        lines = [*dict.fromkeys(_in_models(raised))][:_MOST_LINES]
+    possible = [] if lines else [*dict.fromkeys(_in_models(raised))]
+    seen = f"; the program modifies tensors in place by {joined(possible, _MOST_LINES)}" if possible else ""
     by = f" by {joined(list(dict.fromkeys(lines)))}" if lines else ""
     return (
-        f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the backward{_at(raised)}. Write it "
+        f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the backward{_at(raised)}{seen}. Write it "
         "out of place (y = y * 2, not y.mul_(2) or y *= 2; inplace=False), or modify y.clone()"
     )
 

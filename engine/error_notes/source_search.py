@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,6 +35,7 @@ _CHANGING = frozenset(
     ]
 )
 _MOST_FUNCTIONS = 200
+_PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
 _RANDOM = frozenset({"random", "np.random", "numpy.random"})
 
 
@@ -222,5 +225,6 @@ def methods_of(kind: type) -> Iterator[FunctionSource]:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a file is neither a library's nor tapescope's own."""
-    return not is_library(file) and not file.startswith(OWN_CODE)
+    """Return whether a file is neither torch's, nor Python's, nor tapescope's own."""
+    is_pythons = file.startswith(_PYTHONS) and "site-packages" not in file
+    return not is_library(file) and not file.startswith(OWN_CODE) and not is_pythons

@@ -259,7 +259,7 @@ def modified_in_place() -> None:
     gate.sum().backward()
 
 
-@raising("modified-in-place", "weight", "optimizer.step()")
+@raising("modified-in-place", "1.weight", "optimizer.step()")
 def modified_parameter() -> None:
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -446,7 +446,7 @@ def sparse_weight_decay_of_adagrad() -> None:
     embedding_step(lambda parameters: torch.optim.Adagrad(parameters, weight_decay=0.1))
 
 
-@raising("sparse-gradient", "0.weight", "clip", "sparse=False")
+@raising("sparse-gradient", "0.weight", "clipping", "sparse=False")
 def sparse_clipping() -> None:
     net = nn.Sequential(nn.Embedding(5, 3, sparse=True))
     net(torch.tensor([1, 2])).sum().backward()
