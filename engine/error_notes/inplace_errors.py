@@ -13,6 +13,7 @@ from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import Source, tensors_within
 from ...inspector.torch_private.saved_variables import WrittenSlot, written_slots
 from ...inspector.torch_private.tensors import storage_of
+from ..execution.saved_tensor_errors import recorded_writes
 from .raised_error import RaisedError
 from .source_search import FunctionSource, functions_of, is_users
 
@@ -42,13 +43,14 @@ def _sentence(raised: RaisedError, graph: Graph, task_id: int, slot: WrittenSlot
             f"{leaf} was modified in place after {saver} had saved it{_at(raised)}, as by optimizer.step() between the "
             "forward and this backward. Run the backward before the parameter is modified, or run the forward again"
         )
-    lines = [*_recorded(graph, task_id)] or ([] if named is None else [*_in_frame(named[1], named[0])])
-    possible = [] if lines else [*dict.fromkeys(_in_models(raised))]
+    recorded = recorded_writes(slot)
+    lines = [*_recorded(graph, task_id)]
+    possible = [] if lines or recorded else [*dict.fromkeys(_in_source(raised, named))]
     seen = f"; the program modifies tensors in place by {joined(possible, _MOST_LINES)}" if possible else ""
-    by = f" by {joined(list(dict.fromkeys(lines)))}" if lines else ""
+    by = recorded or (f" by {joined(list(dict.fromkeys(lines)))}" if lines else "")
     return (
         f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the backward{_at(raised)}{seen}. Write it "
-        "out of place (y = y * 2, not y.mul_(2) or y *= 2; inplace=False), or modify y.clone()"
+        "out of place (y = y * 2, not y *= 2; inplace=False), or modify y.clone()"
     )
 
 
@@ -93,8 +95,11 @@ def _in_frame(frame: FrameType, name: str) -> Iterator[str]:
             yield f"`{line.code()[0].strip()}` at {line.short}" if line.code() else f"the statement at {line.short}"
 
 
-def _in_models(raised: RaisedError) -> Iterator[str]:
-    """Yield the in-place modules and statements of the known models, where no variable leads to the tensor."""
+def _in_source(raised: RaisedError, named: tuple[str, FrameType] | None) -> Iterator[str]:
+    """Yield the in-place statements on a variable; if no variable leads to the tensor, those of the known models."""
+    if named is not None and (found := [*_in_frame(named[1], named[0])]):
+        yield from found
+        return
     for model in raised.models:
         for _, function in functions_of(model):
             for _, line in in_place_statements(function):
@@ -117,6 +122,8 @@ def in_place_statements(source: FunctionSource) -> Iterator[tuple[str, Source]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_", "zero_grad_"):
+                if _is_unseen(node.func.value):
+                    continue
                 is_function = ast.unparse(node.func.value) in ("torch", "F", "nn.functional", "torch.nn.functional")
                 target = node.args[0] if is_function and node.args else node.func.value
                 yield ast.unparse(target), source.at(node)
@@ -131,6 +138,12 @@ def in_place_statements(source: FunctionSource) -> Iterator[tuple[str, Source]]:
             for each in node.targets:
                 if isinstance(each, ast.Subscript):
                     yield ast.unparse(each.value), source.at(node)
+
+
+def _is_unseen(target: ast.expr) -> bool:
+    """Return whether autograd does not count a write to this, which goes through .data."""
+    text = ast.unparse(target)
+    return text.endswith(".data")
 
 
 def _at(raised: RaisedError) -> str:

@@ -247,7 +247,7 @@ def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator
         made = None if maker is None or task.source is not None else maker(task.sequence_nr)
         who = told_apart(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_by_whom(slot)} and is "
+            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{recorded_writes(slot)} and is "
             f"now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
@@ -264,8 +264,8 @@ def _of_written(graph: Graph, maker: Callable[[int], object] | None) -> Iterator
         )
 
 
-def _by_whom(slot: WrittenSlot) -> str:
-    """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
+def recorded_writes(slot: WrittenSlot) -> str:
+    """Return the calls that modified a slot's tensor, if recorded: ` by add_ at train.py:45`; else ""."""
     from ...inspector.capture.inplace_writes import writes_between
 
     storage = None if slot.tensor is None else storage_of(slot.tensor)
