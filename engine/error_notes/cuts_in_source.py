@@ -120,6 +120,13 @@ def _cuts_in(value: ast.expr | None) -> Iterator[str]:
             yield f"{function}() leaves PyTorch, so autograd cannot track it. Use torch's functions on the tensor"
         elif method in _METHODS and isinstance(node.func, ast.Attribute):
             yield _METHODS[method]
+        elif method == "checkpoint" and any(
+            each.arg == "use_reentrant" and getattr(each.value, "value", None) is True for each in node.keywords
+        ):
+            yield (
+                "the reentrant checkpoint has no input that requires grad. Pass use_reentrant=False, or let its input "
+                "require grad (model.enable_input_require_grads())"
+            )
         elif (
             method == "grad"
             and "autograd" in function

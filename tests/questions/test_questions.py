@@ -1,0 +1,58 @@
+"""Each program under tests/questions gets the findings that its file asks for, and a healthy one gets none.
+
+A file has `case()`, which runs a loop and returns the training, or returns the text that a user reads: the notes of an
+error, or a report. A healthy program's text is empty. FINDS is the kind of finding that the loop needs, SAYS
+are facts that it has to say. No finding of another kind may be there, except those that ALSO lists. A line with the
+comment `# named` has to be among the facts, as `file.py:12`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from tapescope.tests.says import says
+
+HERE = Path(__file__).parent
+CASES = sorted(path.relative_to(HERE).with_suffix("") for path in HERE.glob("*/*.py") if path.stem != "__init__")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def module_of(case: Path) -> ModuleType:
+    return import_module(f"{__package__}.{'.'.join(case.parts)}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_loop_gets_the_findings_that_it_needs(case: Path) -> None:
+    module = module_of(case)
+    torch.manual_seed(0)
+    training = module.case()
+    kind, also = getattr(module, "FINDS", None), getattr(module, "ALSO", ())
+    if isinstance(training, str):
+        if kind is None:
+            assert training == ""
+        else:
+            says(training, kind, *module.SAYS, *named_lines(case))
+        return
+    assert not training.notes
+    asked = [each for each in training.findings if each.kind == kind]
+    others = [str(each) for each in training.findings if each.kind != kind and each.kind not in also]
+    assert not others
+    if kind is not None:
+        says(" ".join(map(str, asked)), *module.SAYS, *named_lines(case))
+
+
+def named_lines(case: Path) -> list[str]:
+    lines = (HERE / case).with_suffix(".py").read_text().splitlines()
+    return [f"{case.name}.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# named")]
+
+
+@pytest.mark.parametrize("kind", sorted({case.parts[0] for case in CASES}))
+def test_each_kind_has_faults_and_healthy_programs(kind: str) -> None:
+    found = [hasattr(module_of(case), "FINDS") for case in CASES if case.parts[0] == kind]
+    assert True in found and False in found
