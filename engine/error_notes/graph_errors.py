@@ -147,10 +147,8 @@ def _inputs(raised: RaisedError) -> list[Any]:
 
 
 def _input_name(raised: RaisedError, number: int, tensor: Tensor) -> str:
-    name = raised.name_of(tensor) or next((name for name, each in raised.operands() if each is tensor), None)
-    return f"inputs[{number}]" + (
-        f", {name}" if name and not name.endswith("(in torch)") else f" of shape {tuple(tensor.shape)}"
-    )
+    name = raised.name_of(tensor) or raised.name_in_code(tensor)
+    return f"inputs[{number}], {name}" if name else f"inputs[{number}], of shape {tuple(tensor.shape)}"
 
 
 def _output(raised: RaisedError) -> tuple[str, Tensor | None]:
@@ -159,10 +157,7 @@ def _output(raised: RaisedError) -> tuple[str, Tensor | None]:
     if not outputs:
         return "the loss", None
     loss = outputs[0]
-    name = next(
-        (name for name, each in raised.operands() if each is loss and not name.endswith("(in torch)")), "the loss"
-    )
-    return name, loss
+    return raised.name_in_code(loss) or "the loss", loss
 
 
 def _at(raised: RaisedError) -> str:

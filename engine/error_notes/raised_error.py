@@ -6,7 +6,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from textwrap import dedent
 from types import FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
@@ -112,35 +112,34 @@ class RaisedError:
         return f"{f' at {source.short}' if source else ''}{inside}"
 
     def operands(self) -> Iterator[Named]:
-        """Yield the tensors that the failing expression names, then the other tensors of that function, then those of
-        the torch functions that it called."""
-        if not self.places:
-            return
-        frame, instruction, _ = self.places[-1]
-        for expression in dict.fromkeys(_EXPRESSION.findall(segment_at(frame, instruction))):
-            yield from _resolved(expression, frame)
-        yield from self._variables(frame)
-        for inner, _, _ in reversed(self.frames):
-            if inner is frame:
-                break
-            yield from self._variables(inner, " (in torch)")
+        """Yield the tensors that the failing expression names, then the other tensors of that function."""
+        if self.places:
+            frame, instruction, _ = self.places[-1]
+            for expression in dict.fromkeys(_EXPRESSION.findall(segment_at(frame, instruction))):
+                yield from _resolved(expression, frame)
+            yield from _variables(frame)
 
-    def _variables(self, frame: FrameType, suffix: str = "") -> Iterator[Named]:
-        for name, value in list(frame.f_locals.items()):
-            for expression, tensor in tensors_within(name, value, _DEPTH):
-                if tensor is not None:
-                    yield expression + suffix, tensor
+    def _operands_inside(self) -> Iterator[Named]:
+        """Yield the tensors of the functions of torch that the failing line called, whose names are not the user's."""
+        for frame, _, _ in reversed(self.frames):
+            if self.places and frame is self.places[-1][0]:
+                return
+            yield from (("a tensor", tensor) for _, tensor in _variables(frame))
 
     def find(self, wanted: Callable[[Tensor], bool]) -> Named | None:
         """Return the first such tensor among the operands, then among the models' attributes, with its name."""
-        for expression, tensor in islice(self.operands(), _MOST_TENSORS):
+        for expression, tensor in islice(chain(self.operands(), self._operands_inside()), _MOST_TENSORS):
             if wanted(tensor):
-                return self.name_of(tensor) or expression.removesuffix(" (in torch)"), tensor
+                return self.name_of(tensor) or expression, tensor
         for model in self.models:
             for expression, each in tensors_within(type(model).__name__, model, 6):
                 if each is not None and wanted(each):
                     return self.name_of(each) or expression, each
         return None
+
+    def name_in_code(self, tensor: Tensor) -> str | None:
+        """Return the variable or expression that leads to a tensor in the user's innermost function."""
+        return next((name for name, each in self.operands() if each is tensor), None)
 
     def name_of(self, tensor: Tensor) -> str | None:
         """Return the name of a parameter, or of a tensor that a module has as an attribute."""
@@ -200,6 +199,13 @@ class RaisedError:
     def optimizer(self) -> Optimizer | None:
         found: Optimizer | None = self.value_of_kind(Optimizer)
         return found
+
+
+def _variables(frame: FrameType) -> Iterator[Named]:
+    for name, value in list(frame.f_locals.items()):
+        for expression, tensor in tensors_within(name, value, _DEPTH):
+            if tensor is not None:
+                yield expression, tensor
 
 
 def _entries(error: BaseException) -> Iterator[TracebackType]:

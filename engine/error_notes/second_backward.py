@@ -27,6 +27,7 @@ class _Kept:
         is_earlier: whether it is itself a result of the earlier graph; else the step has replaced it already.
         assigned: the line that assigns it.
         loop: the first line of the loop around the backward that does not assign it; None if it is assigned inside.
+        stores_elements: whether it is a container that the line extends.
     """
 
     expression: str
@@ -34,6 +35,7 @@ class _Kept:
     is_earlier: bool
     assigned: Source
     loop: int | None = None
+    stores_elements: bool = False
 
 
 def second_backward(raised: RaisedError) -> str | None:
@@ -53,6 +55,12 @@ def second_backward(raised: RaisedError) -> str | None:
             f"the first backward freed its graph, and the backward{at} needs it again. Compute {kept.own_expression} "
             f"inside the loop, in each step; if it needs no gradient, use {kept.own_expression}.detach()"
         )
+    if kept.is_earlier and kept.stores_elements:
+        return (
+            f"{kept.expression}, extended at {kept.assigned.short}{quoted}, keeps tensors with the graph of earlier steps, "
+            f"which an earlier backward has freed; the backward{at} needs them again. Store detached tensors there "
+            "(.detach()), or clear it in each step"
+        )
     if kept.is_earlier:
         return (
             f"{kept.expression}, assigned at {kept.assigned.short}{quoted}, still has the graph of an earlier forward, "
@@ -71,7 +79,7 @@ def _same_loss(raised: RaisedError, at: str) -> str | None:
     if raised.backward is None:
         return None
     outputs = [each for each in raised.backward[0] if isinstance(each, Tensor)]
-    name = next((name for name, each in raised.operands() if any(each is one for one in outputs)), "the loss")
+    name = (raised.name_in_code(outputs[0]) if outputs else None) or "the loss"
     source = FunctionSource(frame.f_code)
     earlier = [each for verb in ("backward", "grad") for each in source.calls(verb) if each.line < line]
     by = f" at {max(earlier, key=lambda each: each.line).short}" if earlier else ""
@@ -121,6 +129,8 @@ def _kept_variable(
     lines = source.assignments(name)
     inside = [each for each in lines if any(first <= each.line <= last for first, last in loops)]
     is_earlier = raised.graph is not None and tensor.grad_fn in raised.graph.nodes
+    if is_earlier and (stored := source.mutations(name)):
+        return _Kept(name, name, True, stored[-1], stores_elements=True)
     if lines and not inside:
         return _Kept(expression, expression, True, lines[-1], loops[-1][0]) if is_earlier else None
     innermost = [each for each in inside if loops[-1][0] <= each.line <= loops[-1][1]]

@@ -79,6 +79,15 @@ class FunctionSource:
                 found.append(self.at(node))
         return sorted(found, key=lambda each: each.line)
 
+    def mutations(self, expression: str) -> list[Source]:
+        """Return the lines that extend or change a container by one of its methods: `outputs.append(y)`."""
+        found = []
+        for node in self.nodes():
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and called.attr in _CHANGING and ast.unparse(called.value) == expression:
+                found.append(self.at(node))
+        return found
+
     def loops_around(self, line: int) -> list[tuple[int, int]]:
         """Return the first and last lines of the loops in which a line is."""
         loops = (node for node in self.nodes() if isinstance(node, ast.For | ast.AsyncFor | ast.While))

@@ -143,7 +143,7 @@ def inference_tensor(raised: RaisedError) -> str:
     names: list[str] = []
     for name, tensor in raised.operands():
         if tensor.is_inference():
-            names.append(raised.name_of(tensor) or name.removesuffix(" (in torch)"))
+            names.append(raised.name_of(tensor) or name)
             break
     names += [
         f"{path or type(module).__name__}.{name}"
@@ -172,10 +172,8 @@ def deep_copy(raised: RaisedError) -> str:
     tensor: Any = next((value for value, _ in reversed(copied) if isinstance(value, Tensor)), None)
     name = None
     if isinstance(tensor, Tensor):
-        name = raised.name_of(tensor) or next(
-            (each.removesuffix(" (in torch)") for each, found in raised.operands() if found is tensor), None
-        )
-        if name in (None, "self"):
+        name = raised.name_of(tensor) or raised.name_in_code(tensor)
+        if name is None:
             module = next((value for value, _ in copied if isinstance(value, nn.Module)), None)
             name = (
                 None
