@@ -15,7 +15,8 @@ from .raised_error import RaisedError
 from .source_search import functions_of
 
 _REMEDY = (
-    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it as an "
+    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it "
+    "as an "
     "argument, or change it outside"
 )
 
@@ -59,7 +60,8 @@ def _checkpointed(frame: Any) -> Callable[..., Any]:
 
 
 def _first_difference(raised: RaisedError, frame: Any) -> str:
-    """Describe the first saved tensor that differs: its number, its metadata in both runs, and the task that saved it."""
+    """Describe the first saved tensor that differs: its number, its metadata in both runs, and the task that saved "
+    "it."""
     index, both = _compare(frame)
     holder = frame.weak_holders[index]() if index < len(frame.weak_holders) else None
     task = ""
@@ -73,7 +75,10 @@ def _first_difference(raised: RaisedError, frame: Any) -> str:
     recomputed = max(frame.recomp_counter.values(), default=0)
     if recomputed > len(frame.weak_holders):
         return f"it saves more than the {len(frame.weak_holders)} tensors that the forward saved"
-    return f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} is missing"
+    return (
+        f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} "
+        f"is missing"
+    )
 
 
 def _compare(frame: Any) -> tuple[int, str | None]:
@@ -118,7 +123,8 @@ def nothing_to_recompute(raised: RaisedError) -> str:
         raised.title(function) if isinstance(function, nn.Module) else getattr(function, "__qualname__", "a function")
     )
     return (
-        f"no output of the reentrant checkpoint of {title} requires grad: the function detaches them or runs them under "
+        f"no output of the reentrant checkpoint of {title} requires grad: the function detaches them or runs them "
+        f"under "
         f"no_grad{_users(raised)}. Remove this checkpoint, or the detach() inside it, or pass use_reentrant=False"
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FrameType, FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .raised_error import RaisedError
 from .source_search import FunctionSource, is_users
@@ -37,47 +37,54 @@ def cut_of_loss(raised: RaisedError, name: str) -> str | None:
     if not raised.places:
         return None
     frame, _, line = raised.places[-1]
-    variables = {name.partition(".")[0].partition("[")[0]}
     source = FunctionSource(frame.f_code)
-    if name == "the loss":
-        variables = {
-            each.id
-            for node in source.nodes()
-            if getattr(node, "lineno", 0) == line
-            for each in [node]
-            if isinstance(each, ast.Name)
-        }
-    return next(_cuts(source, variables, line, frame, _DEPTH), None)
+    variables = {name.partition(".")[0].partition("[")[0]}
+    if name == "the loss":  # the backward is called on an expression
+        names = (node for node in source.nodes() if isinstance(node, ast.Name) and node.lineno == line)
+        variables = {each.id for each in names}
+    found = list(_cuts(source, variables, line, frame, _DEPTH))
+    return next((each for each in found if _OFF_TEXT in each), found[0] if found else None)
 
 
 def _cuts(
     source: FunctionSource, variables: set[str], line: int, scope: FrameType | FunctionType, depth: int
 ) -> Iterator[str]:
-    """Yield the cuts in the statements that compute these variables before a line, the last statement first."""
-    statements = [
-        node
-        for node in source.nodes()
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr) and node.lineno <= line
-    ]
-    off = [
-        node
-        for node in source.nodes()
-        if isinstance(node, ast.With) and any(_is_off(each.context_expr) for each in node.items)
-    ]
+    """Yield the cuts in the statements that compute these variables before a line, the last statement first.
+
+    Without variables, those are the statements that compute what the function returns.
+    """
+    kinds = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
+    statements = [node for node in source.nodes() if isinstance(node, kinds) and node.lineno <= line]
     wanted = set(variables)
     for node in sorted(statements, key=lambda each: -each.lineno):
-        value, targets = node.value, _names(node)
-        if value is None or not (targets & wanted or (isinstance(node, ast.Return) and not variables)):
-            if not (isinstance(node, ast.Expr) and node.lineno == line):
-                continue
-        block = next((each for each in off if each.lineno <= node.lineno <= (each.end_lineno or 0)), None)
-        if block is not None:
-            yield f"it is computed under {ast.unparse(block.items[0].context_expr)} (entered at {source.at(block).short}). Leave that block first"
-        for cut in _cuts_in(value):
+        is_asked = isinstance(node, ast.Expr) and node.lineno == line
+        is_returned = isinstance(node, ast.Return) and not variables
+        if node.value is None or not (_names(node) & wanted or is_asked or is_returned):
+            continue
+        if (off := _grad_mode_off(source, node)) is not None:
+            yield off
+        for cut in _cuts_in(node.value, scope):
             yield f"at {source.at(node).short}, {cut}"
-        wanted |= {each.id for each in ast.walk(value) if isinstance(each, ast.Name)} if value is not None else set()
-        if depth and value is not None:
-            yield from _cuts_in_calls(value, scope, depth)
+        wanted |= {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
+        if depth:
+            yield from _cuts_in_calls(node.value, scope, depth)
+
+
+_OFF_TEXT = "it is computed under "
+
+
+def _grad_mode_off(source: FunctionSource, statement: ast.stmt) -> str | None:
+    """Return the block or decorator that disables gradients around a statement."""
+    for node in source.nodes():
+        if isinstance(node, ast.FunctionDef):
+            found = [each for each in node.decorator_list if _is_off(each)]
+        elif isinstance(node, ast.With) and node.lineno <= statement.lineno <= (node.end_lineno or 0):
+            found = [each.context_expr for each in node.items if _is_off(each.context_expr)]
+        else:
+            continue
+        if found:
+            return f"{_OFF_TEXT}{ast.unparse(found[0])} (entered at {source.at(node).short}). Leave that block first"
+    return None
 
 
 def _cuts_in_calls(value: ast.expr, scope: FrameType | FunctionType, depth: int) -> Iterator[str]:
@@ -104,8 +111,16 @@ def _value_of(node: ast.expr, scope: FrameType | FunctionType) -> Any:
     return None
 
 
-def _cuts_in(value: ast.expr | None) -> Iterator[str]:
-    for node in () if value is None else ast.walk(value):
+def _cuts_in(value: ast.expr, scope: FrameType | FunctionType) -> Iterator[str]:
+    for node in ast.walk(value):
+        receiver = (
+            node.func.value
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else getattr(node, "value", None)
+        )
+        held = _value_of(receiver, scope) if isinstance(receiver, ast.Name) else None
+        if isinstance(held, Tensor) and not held.requires_grad:  # such as a target: cutting it changes nothing
+            continue
         if isinstance(node, ast.Attribute) and node.attr == "data":
             yield ".data takes the values without the graph. Use the tensor itself"
         if not isinstance(node, ast.Call):
@@ -132,9 +147,11 @@ def _cuts_in(value: ast.expr | None) -> Iterator[str]:
             and "autograd" in function
             and not any(each.arg == "create_graph" for each in node.keywords)
         ):
-            yield "torch.autograd.grad without create_graph=True returns gradients without a graph. Pass create_graph=True"
-    if value is not None:
-        yield from _comparisons(value)
+            yield (
+                "torch.autograd.grad without create_graph=True returns gradients without a graph. Pass "
+                "create_graph=True"
+            )
+    yield from _comparisons(value)
 
 
 def _comparisons(value: ast.expr) -> Iterator[str]:
@@ -147,7 +164,10 @@ def _comparisons(value: ast.expr) -> Iterator[str]:
             selecting |= {each for argument in node.args[:1] for each in ast.walk(argument)}
         is_value = not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.In | ast.Is | ast.IsNot | ast.NotIn)
         if not is_value and node not in selecting:
-            yield f"`{ast.unparse(node)}` returns booleans, which have no gradient. Use a smooth function, such as sigmoid"
+            yield (
+                f"`{ast.unparse(node)}` returns booleans, which have no gradient. Use a smooth function, such as "
+                f"sigmoid"
+            )
 
 
 def _is_off(context: ast.expr) -> bool:

@@ -26,7 +26,7 @@ def explain_error(
     maker: Callable[[int], object] | None = None,
     modules: Iterable[nn.Module] = (),
 ) -> None:
-    """Add a note to one of PyTorch's errors about gradients or memory: the cause, its place and the remedy.
+    """Add a note with the cause, its place and the remedy to one of PyTorch's errors about gradients or memory.
 
     The error's type and text do not change. An error that has a note already, or is not in the table `ERROR_NOTES`,
     stays as it is. Nothing of the user's code is run.

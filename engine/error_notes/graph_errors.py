@@ -1,4 +1,5 @@
-"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing derivatives."""
+"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing "
+"derivatives."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def no_graph(raised: RaisedError) -> str:
     frozen = [
         each for each in raised.models if [*each.parameters()] and not any(p.requires_grad for p in each.parameters())
     ]
-    cut = cut_of_loss(raised, name)
+    cut = None if frozen else cut_of_loss(raised, name)
     if cut is not None:
         return f"{name} has no graph{_at(raised)}: {cut}"
     if loss is not None and loss.is_inference():
@@ -34,7 +35,8 @@ def no_graph(raised: RaisedError) -> str:
     if frozen:
         names = joined([type(each).__name__ for each in frozen])
         return (
-            f"{name} has no graph{_at(raised)}: no parameter of {names} requires grad. Call requires_grad_() on those to "
+            f"{name} has no graph{_at(raised)}: no parameter of {names} requires grad. Call requires_grad_() on "
+            f"those to "
             "train, before the forward"
         )
     return (
@@ -54,7 +56,8 @@ def not_a_scalar(raised: RaisedError) -> str:
         return f"{name} has dtype {loss.dtype}{_at(raised)}; backpropagate a real floating-point number"
     shape = f"has shape {tuple(loss.shape)}" if loss is not None else "has several elements"
     return (
-        f"{name} {shape}{_at(raised)}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its gradient: "
+        f"{name} {shape}{_at(raised)}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its "
+        f"gradient: "
         f"{name}.backward(gradient)"
     )
 
@@ -106,7 +109,8 @@ def unused_input(raised: RaisedError) -> str | None:
         return None
     told = [f"{_input_name(raised, number, each)} {_why_unused(raised, each)}" for number, each in unused]
     return (
-        f"the outputs of autograd.grad{_at(raised)} do not depend on {joined(told)}. Pass allow_unused=True to get None for "
+        f"the outputs of autograd.grad{_at(raised)} do not depend on {joined(told)}. Pass allow_unused=True to get "
+        f"None for "
         f"it, or use it in the forward; {_FIND_UNUSED}"
     )
 
@@ -118,7 +122,10 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     for task_id, leaf in graph.leaves.items():
         other = storage_of(leaf)
         if storage is not None and other is not None and other.address == storage.address:
-            return f"(the graph uses another tensor on its storage, a copy by detach() or .data: {graph.describe(task_id)})"
+            return (
+                f"(the graph uses another tensor on its storage, a copy by detach() or .data: "
+                f"{graph.describe(task_id)})"
+            )
     name = raised.parameter_names.get(id(tensor), "")
     path = name.rpartition(".")[0]
     if was_captured(graph) and name:
@@ -129,7 +136,8 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     strange = [leaf for leaf in graph.leaves.values() if id(leaf) not in known and leaf.shape == tensor.shape]
     if strange and name:
         return (
-            "(the graph has another leaf of its shape, as when torch.func.functional_call puts other tensors in its place: "
+            "(the graph has another leaf of its shape, as when torch.func.functional_call puts other tensors in its "
+            "place: "
             "differentiate with respect to those)"
         )
     if tensor.grad_fn is not None:
@@ -220,8 +228,10 @@ def function_contract(raised: RaisedError) -> str | None:
         return None
     line = _backward_line(node)
     return (
-        f"the backward of the custom Function {_function_class(node).__name__}{line} must return one gradient per input of "
-        "forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a tensor or needs "
+        f"the backward of the custom Function {_function_class(node).__name__}{line} must return one gradient per "
+        f"input of "
+        "forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a tensor or "
+        "needs "
         "no gradient"
     )
 
@@ -234,7 +244,8 @@ def mixed_dtypes(raised: RaisedError) -> str | None:
     function = _function_class(node)
     place = raised.source.short if raised.source else "its backward"
     return (
-        f"the backward of the custom Function {function.__name__} mixes dtypes at {place}: its forward ran under autocast, "
+        f"the backward of the custom Function {function.__name__} mixes dtypes at {place}: its forward ran under "
+        f"autocast, "
         "and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and backward with "
         "torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
     )
@@ -297,7 +308,8 @@ def nan_in_backward(raised: RaisedError) -> str:
         joined([told_apart(raised.graph, each) for each in tasks]) if raised.graph is not None and tasks else "a task"
     )
     return (
-        f"{place} returned NaN in the backward{_at(raised)}. ts.find_nan(make_loss) shows the operation where the first "
+        f"{place} returned NaN in the backward{_at(raised)}. ts.find_nan(make_loss) shows the operation where the "
+        f"first "
         "NaN or infinity appears; clamp its input (sqrt, log and division at 0)"
     )
 
@@ -305,6 +317,7 @@ def nan_in_backward(raised: RaisedError) -> str:
 def saved_in_function(raised: RaisedError) -> str:
     """Return the note on save_for_backward with something that is not a tensor."""
     return (
-        f"ctx.save_for_backward{_at(raised)} takes tensors and None, one per argument; store numbers and lists of them as "
+        f"ctx.save_for_backward{_at(raised)} takes tensors and None, one per argument; store numbers and lists of "
+        f"them as "
         "attributes (ctx.scale = scale), and pass a list of tensors as *tensors"
     )

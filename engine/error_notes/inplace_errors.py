@@ -49,7 +49,8 @@ def _sentence(raised: RaisedError, graph: Graph, task_id: int, slot: WrittenSlot
     seen = f"; the program modifies tensors in place by {joined(possible, _MOST_LINES)}" if possible else ""
     by = recorded or (f" by {joined(list(dict.fromkeys(lines)))}" if lines else "")
     return (
-        f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the backward{_at(raised)}{seen}. Write it "
+        f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the "
+        f"backward{_at(raised)}{seen}. Write it "
         "out of place (y = y * 2, not y *= 2; inplace=False), or modify y.clone()"
     )
 

@@ -1,7 +1,7 @@
 """The table of PyTorch's error messages about gradients, each with the function that writes its note.
 
-The messages are those of torch 2.6 to 2.13: torch/csrc/autograd, ATen/functorch, torch/autograd, torch/utils/checkpoint.py,
-torch/amp, torch/optim and torch/nn/parallel.
+The messages are those of torch 2.13, with earlier wordings where they differ: torch/csrc/autograd, ATen/functorch,
+torch/autograd, torch/utils/checkpoint.py, torch/amp, torch/optim and torch/nn/parallel.
 """
 
 from __future__ import annotations
@@ -76,11 +76,13 @@ class ErrorNote:
 
 
 _LEAF = (
-    "{it} is a leaf that requires grad, and {code} modifies it in place{where}. Do it inside `with torch.no_grad():` if "
+    "{it} is a leaf that requires grad, and {code} modifies it in place{where}. Do it inside `with torch.no_grad():` "
+    "if "
     "autograd should not track it; else compute a new tensor (y = x + 1, not x += 1)"
 )
 _FLAG = (
-    "{it} was computed by {made}, so its requires_grad cannot be changed{where}. Call {it}.detach(), or change the flag of "
+    "{it} was computed by {made}, so its requires_grad cannot be changed{where}. Call {it}.detach(), or change the "
+    "flag of "
     "the parameters before the forward"
 )
 _OUT = "{code} writes into out={where}, which autograd cannot track. Leave out `out=`, or do it inside torch.no_grad()"
@@ -95,11 +97,7 @@ _INTEGER = "{it} has an integer dtype, which has no gradient{where}. Convert it 
 _NUMPY = "{it} requires grad, and NumPy{where} cannot track gradients. Use {it}.detach().numpy() if none are needed"
 _EDGE = "{it} does not require grad, so it has no gradient edge{where}. Call {it}.requires_grad_() before the forward"
 _SEND = "{it} was computed by {made} and cannot be sent to another process{where}. Send {it}.detach()"
-_DETACH = "{it} is a view, so detach_() cannot change it in place{where}. Use {it} = {it}.detach(), or zero_grad(set_to_none=True)"
-_RETAIN = (
-    "{it} does not require grad{where}, so it has no gradient to retain. Call {it}.requires_grad_() before the forward"
-)
-
+_DETACH = "{it} is a view, so detach_() cannot change it in place{where}. Use {it} = {it}.detach()"
 ERROR_NOTES = (
     ErrorNote(
         "second-backward",
@@ -173,7 +171,8 @@ ERROR_NOTES = (
     ErrorNote("sparse-gradient", r"^SparseAdam does not support dense", dense_gradient),
     ErrorNote(
         "sparse-gradient",
-        r"does not support sparse gradients|not compatible with sparse gradients|^add\(sparse, dense\)|from the 'Sparse(CPU|CUDA)'",
+        r"does not support sparse gradients|not compatible with sparse gradients|^add\(sparse, dense\)|from the "
+        r"'Sparse(CPU|CUDA)'",
         sparse_gradient,
     ),
     ErrorNote("grad-scaler", r"^No inf checks were recorded", no_inf_checks),

@@ -71,7 +71,7 @@ class RaisedError:
 
     @cached_property
     def _running(self) -> list[nn.Module]:
-        # A frame may read a module's parameters in a method of its own: only calls by nn.Module count.
+        # Only calls by nn.Module count: other methods of a module run outside of its forward, too.
         call = nn.Module._call_impl.__code__
         return [frame.f_locals["self"] for frame, _, _ in self.frames if frame.f_code is call]
 

@@ -51,13 +51,15 @@ def second_backward(raised: RaisedError) -> str | None:
     quoted = f" (`{code[0].strip()}`)" if code else ""
     if kept.loop is not None:
         return (
-            f"{kept.expression} is computed once, at {kept.assigned.short}{quoted}, before the loop at line {kept.loop}; "
+            f"{kept.expression} is computed once, at {kept.assigned.short}{quoted}, before the loop at line "
+            f"{kept.loop}; "
             f"the first backward freed its graph, and the backward{at} needs it again. Compute {kept.own_expression} "
             f"inside the loop, in each step; if it needs no gradient, use {kept.own_expression}.detach()"
         )
     if kept.is_earlier and kept.stores_elements:
         return (
-            f"{kept.expression}, extended at {kept.assigned.short}{quoted}, keeps tensors with the graph of earlier steps, "
+            f"{kept.expression}, extended at {kept.assigned.short}{quoted}, keeps tensors with the graph of earlier "
+            f"steps, "
             f"which an earlier backward has freed; the backward{at} needs them again. Store detached tensors there "
             "(.detach()), or clear it in each step"
         )
@@ -69,7 +71,8 @@ def second_backward(raised: RaisedError) -> str | None:
         )
     return (
         f"{kept.expression} carries the graph of the previous step into this one: it is assigned at "
-        f"{kept.assigned.short}{quoted}, and the backward{at} reaches the earlier graph, which is freed. Detach it there: "
+        f"{kept.assigned.short}{quoted}, and the backward{at} reaches the earlier graph, which is freed. Detach it "
+        f"there: "
         f"{kept.own_expression} = {kept.own_expression}.detach()"
     )
 
@@ -221,4 +224,3 @@ def _objects_in(frame: FrameType) -> list[tuple[str, str, object]]:
 def _is_users_class(kind: type) -> bool:
     init = getattr(kind.__init__, "__code__", None)
     return init is not None and is_users(init.co_filename)
-

@@ -84,7 +84,11 @@ class FunctionSource:
         found = []
         for node in self.nodes():
             called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Attribute) and called.attr in _CHANGING and ast.unparse(called.value) == expression:
+            if (
+                isinstance(called, ast.Attribute)
+                and called.attr in _CHANGING
+                and ast.unparse(called.value) == expression
+            ):
                 found.append(self.at(node))
         return found
 
@@ -94,7 +98,7 @@ class FunctionSource:
         return [(node.lineno, node.end_lineno or 0) for node in loops if node.lineno <= line <= (node.end_lineno or 0)]
 
     def changes(self) -> Iterator[tuple[str, Source]]:
-        """Yield the state outside this function that it changes: `self.keys`, `cache`, `state['n']`, with the line.
+        """Yield the state outside this function that it changes, with the line: `self.keys`, `cache`, `state['n']`.
 
         A generator that it advances and Python's and NumPy's random numbers are state, too.
         """
@@ -147,7 +151,7 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
     waiting: list[ast.expr] = []
     if isinstance(node, ast.Assign):
         waiting = list(node.targets)
-    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr) or isinstance(node, ast.For | ast.AsyncFor):
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.NamedExpr | ast.For | ast.AsyncFor):
         waiting = [node.target]
     while waiting:
         each = waiting.pop(0)

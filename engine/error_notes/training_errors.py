@@ -51,7 +51,7 @@ def _of_sparse(raised: RaisedError) -> tuple[str, str]:
         )
     return (
         f"{who} does not support",
-        f"Give this parameter to an optimizer of its own, torch.optim.SparseAdam, SGD or Adagrad, {dense}",
+        f"Give this parameter to a separate optimizer, torch.optim.SparseAdam, SGD or Adagrad, {dense}",
     )
 
 
@@ -108,7 +108,8 @@ def not_a_leaf(raised: RaisedError) -> str:
     name = found[0] if found is not None else "a parameter"
     made = found[1].grad_fn.name() if found is not None and found[1].grad_fn is not None else "an operation"
     return (
-        f"{name} was computed by {made}, so it is not a leaf and the optimizer cannot update it{_at(raised)}. Create the "
+        f"{name} was computed by {made}, so it is not a leaf and the optimizer cannot update it{_at(raised)}. Create "
+        f"the "
         "leaf last: torch.zeros(3, device=device).requires_grad_(), or nn.Parameter(tensor.detach())"
     )
 
@@ -119,7 +120,7 @@ def unfinished_reduction(raised: RaisedError) -> str:
     if wrapper is None:
         return f"a module of DistributedDataParallel got no gradient in the previous step. {_DDP_UNUSED}"
     trained = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
-    indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", raised.text)
+    indices = re.search(r"for rank \d+: ([\d ]+)", raised.text)
     if indices is not None:
         names = [trained[int(each)][0] for each in indices[1].split() if int(each) < len(trained)]
     else:
@@ -128,7 +129,10 @@ def unfinished_reduction(raised: RaisedError) -> str:
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     titles = [f"{path} ({type(modules[path]).__name__})" for path in owners if path in modules and path]
     inside = f"; {joined(titles)} {'was' if len(titles) == 1 else 'were'} not used for the loss" if titles else ""
-    return f"{joined(names)} got no gradient in the previous step of DistributedDataParallel{inside}{_at(raised)}. {_DDP_UNUSED}"
+    return (
+        f"{joined(names)} got no gradient in the previous step of DistributedDataParallel{inside}{_at(raised)}. "
+        f"{_DDP_UNUSED}"
+    )
 
 
 _DDP_UNUSED = (
@@ -146,8 +150,8 @@ def ready_twice(raised: RaisedError) -> str:
         trained = [name for name, each in wrapper.module.named_parameters() if each.requires_grad]
         name = trained[int(named[1])] if int(named[1]) < len(trained) else None
     return (
-        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}: a "
-        "reentrant checkpoint runs a backward of its own for each of its uses, or two forwards share it. Call "
+        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}, because "
+        "reentrant checkpoints run one backward each for its uses, or two forwards share it. Call "
         "checkpoint(..., use_reentrant=False), or pass static_graph=True to DistributedDataParallel"
     )
 
@@ -177,7 +181,8 @@ def assigned_parameter(raised: RaisedError) -> str:
     module = raised.local("self", nn.Module)
     title = f"{raised.title(module)}.{name}" if module is not None else name
     return (
-        f"{title} is a parameter, and a computed tensor is assigned to it{_at(raised)}. Modify it under torch.no_grad() "
+        f"{title} is a parameter, and a computed tensor is assigned to it{_at(raised)}. Modify it under "
+        f"torch.no_grad() "
         f"({name}.copy_(...)), assign nn.Parameter(tensor.detach()), or use "
         "torch.nn.utils.parametrize to compute it in each forward"
     )
