@@ -441,8 +441,8 @@ class _Modules:
             source = _source(self._flow.without_input_grad[module])
             story = (
                 f"{_title(path, module)} ran in the reentrant checkpoint{_at(source)}, none of whose inputs requires "
-                "grad, so it is not in the graph; call checkpoint(..., use_reentrant=False), or let an input require grad "
-                "(x.requires_grad_(); in transformers, model.enable_input_require_grads())"
+                "grad, so it is not in the graph; call checkpoint(..., use_reentrant=False), or let an input require "
+                "grad (x.requires_grad_(); in transformers, model.enable_input_require_grads())"
             )
             return UnusedParameter(*label, "not seen", story, module=path, source=source)
         if isinstance(module, torch.jit.ScriptModule) or module in unseen:

@@ -129,7 +129,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     name = raised.parameter_names.get(id(tensor), "")
     path = name.rpartition(".")[0]
     if was_captured(graph) and name:
-        called = {call.full_path for call in graph.calls}
+        called = {call.path for call in graph.calls}
         if path not in called:
             return f"({path or 'its module'} was not called)"
     known = set(raised.parameter_names)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import inspect
+import linecache
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
-from textwrap import dedent
+from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -51,13 +50,18 @@ class FunctionSource:
 
     @cached_property
     def tree(self) -> ast.AST | None:
-        """The function's syntax tree with the file's line numbers; None if its source cannot be read."""
-        try:
-            lines, start = inspect.getsourcelines(self.function)
-            tree = ast.parse(dedent("".join(lines)))
-        except (OSError, SyntaxError, TypeError, ValueError):
-            return None
-        return ast.increment_lineno(tree, max(start, 1) - 1)
+        """The function's syntax tree, or the module's for code at its top level; None if the file cannot be read."""
+        code = self.code
+        whole = _parsed("".join(linecache.getlines(code.co_filename)))
+        if whole is None or code.co_name == "<module>":
+            return whole
+        for node in ast.walk(whole):
+            if isinstance(node, _FUNCTIONS):
+                decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+                first = min([node.lineno, *(each.lineno for each in decorators)])
+                if first == code.co_firstlineno and getattr(node, "name", "<lambda>") == code.co_name:
+                    return node
+        return None
 
     @property
     def at_start(self) -> Source:
@@ -68,7 +72,13 @@ class FunctionSource:
         return Source(self.code.co_filename, getattr(node, "lineno", self.code.co_firstlineno), self.code.co_name)
 
     def nodes(self) -> Iterator[ast.AST]:
-        return iter(()) if self.tree is None else ast.walk(self.tree)
+        """Yield the nodes of the function's own code, without the functions and classes defined in it."""
+        waiting = [] if self.tree is None else [self.tree]
+        while waiting:
+            node = waiting.pop(0)
+            yield node
+            inner = ast.iter_child_nodes(node)
+            waiting += [each for each in inner if not isinstance(each, _DEFINITIONS)]
 
     def assignments(self, expression: str) -> list[Source]:
         """Return the lines that assign this variable or attribute, `self.hidden`, or an element of it."""
@@ -144,6 +154,18 @@ class FunctionSource:
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name:
                 found.append(self.at(node))
         return found
+
+
+@lru_cache(64)
+def _parsed(text: str) -> ast.AST | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
+_DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 
 def _targets(node: ast.AST) -> Iterator[ast.expr]:

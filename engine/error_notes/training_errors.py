@@ -150,8 +150,8 @@ def ready_twice(raised: RaisedError) -> str:
         trained = [name for name, each in wrapper.module.named_parameters() if each.requires_grad]
         name = trained[int(named[1])] if int(named[1]) < len(trained) else None
     return (
-        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}, because "
-        "reentrant checkpoints run one backward each for its uses, or two forwards share it. Call "
+        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}, "
+        "because reentrant checkpoints run one backward each for its uses, or two forwards share it. Call "
         "checkpoint(..., use_reentrant=False), or pass static_graph=True to DistributedDataParallel"
     )
 

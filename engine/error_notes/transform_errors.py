@@ -38,7 +38,7 @@ _ROWS = {
     "jacrev or vjp "
     "for several elements",
     r"^You are attempting to call Tensor\.(requires_grad_|retain_grad)\(\)": "{code} is called inside a transform of "
-    "torch.func{where}. Leave it out: torch.func.grad takes the gradient of its first argument by itself",
+    "torch.func{where}. Leave it out: torch.func.grad differentiates with respect to the first argument by itself",
     r"^backward\(\) called inside a functorch transform": "{code} runs a backward inside a transform of "
     r"torch.func{where}. "
     "Return the loss from the function and take torch.func.grad or vjp of it",
