@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import runpy
 import warnings
@@ -38,8 +39,9 @@ def test_an_example_gives_its_answer(
             runpy.run_path(str(script), {"torch": torch, "nn": nn, "ts": ts, "checkpoint": checkpoint})
         except Exception as error:
             notes = [each.removeprefix("tapescope: ") for each in error.__notes__]
-            error.with_traceback(None)  # else the script's variables outlive it
+            error.with_traceback(None)
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+            gc.collect()  # the script's variables and functions hold each other
     assert answer in [*notes, capsys.readouterr().out.strip()]
