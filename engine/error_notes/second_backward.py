@@ -222,5 +222,4 @@ def _objects_in(frame: FrameType) -> list[tuple[str, str, object]]:
 
 
 def _is_users_class(kind: type) -> bool:
-    init = getattr(kind.__init__, "__code__", None)
-    return init is not None and is_users(init.co_filename)
+    return any(is_users(each.code.co_filename) for each in methods_of(kind))
