@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.phrases import joined
 from .raised_error import RaisedError
+from .source_search import functions_of
 
 
 def sparse_gradient(raised: RaisedError) -> str | None:
@@ -149,10 +150,13 @@ def ready_twice(raised: RaisedError) -> str:
     if name is None and named is not None and wrapper is not None:
         trained = [name for name, each in wrapper.module.named_parameters() if each.requires_grad]
         name = trained[int(named[1])] if int(named[1]) < len(trained) else None
+    functions = [] if wrapper is None else functions_of(wrapper.module)
+    lines = [line.short for _, function in functions for line in function.calls("checkpoint")]
+    checkpoints = f"reentrant checkpoints ({joined(lines)})" if lines else "reentrant checkpoints"
     return (
         f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}, "
-        "because reentrant checkpoints run one backward each for its uses, or two forwards share it. Call "
-        "checkpoint(..., use_reentrant=False), or pass static_graph=True to DistributedDataParallel"
+        f"because {checkpoints} run backwards inside the backward, or two forwards share it. Call checkpoint(..., "
+        "use_reentrant=False), or pass static_graph=True to DistributedDataParallel, without find_unused_parameters"
     )
 
 
