@@ -8,9 +8,10 @@ from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
+from ..error_notes.explain_error import explain_error
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.backward_arguments import BackwardCall
-from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..execution.saved_tensor_errors import backward_begins
 from ..execution.unsupported import refuse_transforms
 from ..recording.run import Engine
 from ..recording.statistics import Level
@@ -109,5 +110,5 @@ def unused(session: S) -> S:
     session.close()
     where = graph.describe(graph.nodes.index(over))
     error = RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then ts.debug(loss)")
-    explain_spoiled_graph(error, graph, ())
+    explain_error(error, graph, ())
     raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import local
 
 from torch import Tensor
@@ -31,7 +31,6 @@ from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 
 _FREED = FREED.partition(" (")[0]
-_NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
 _MOST_VIEWS = 8  # views, or other tasks without saved tensors, between a freed task and a tensor the program holds
@@ -61,14 +60,14 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def explain_spoiled_graph(
+def spoiled_graph_notes(
     error: BaseException,
     graph: Graph,
     ran: Collection[int] | None,
     since: int | None = None,
     maker: Callable[[int], object] | None = None,
-) -> None:
-    """Add notes about the cause to either error; other errors stay as they are. Nothing is run or unpacked for it.
+) -> Iterator[str]:
+    """Yield notes about the cause of either error; none for other errors. Nothing is run or unpacked for it.
 
     Args:
         error: the error of the backward.
@@ -83,17 +82,14 @@ def explain_spoiled_graph(
         return
     if said.startswith(_FREED):
         sessions = [*begun_by_session(graph)]
-        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since, bool(sessions)), sessions)
+        yield from _notes_on_freed(graph, ran, since, bool(sessions))
+        yield from sessions
     elif MODIFIED in said:
-        notes = _notes_on_modified(graph, maker)
-    else:
-        return
-    for note in notes:
-        error.add_note(f"{_NOTE}{note}")
+        yield from _notes_on_modified(graph, maker)
 
 
 def crossings_told(graph: Graph, since: int) -> list[str]:
-    """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
+    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
     return list(_notes_on_freed(graph, None, since))
 
 
@@ -247,7 +243,7 @@ def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> I
         made = None if maker is None or task.source is not None else maker(task.sequence_nr)
         who = unique_name(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_writers(slot)} and is "
+            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{recorded_writes(slot)} and is "
             f"now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
@@ -264,8 +260,8 @@ def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> I
         )
 
 
-def _writers(slot: WrittenSlot) -> str:
-    """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
+def recorded_writes(slot: WrittenSlot) -> str:
+    """Return the calls that modified a slot's tensor, if recorded: ` by add_ at train.py:45`; else ""."""
     from ...inspector.capture.inplace_writes import writes_between
 
     storage = None if slot.tensor is None else storage_of(slot.tensor)

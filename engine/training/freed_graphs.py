@@ -15,7 +15,8 @@ from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
-from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
+from ..error_notes.explain_error import explain_error
+from ..execution.saved_tensor_errors import crossings_told
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
@@ -79,19 +80,11 @@ class SecondBackward:
         )
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
-        """Add notes with the cause to PyTorch's error, unless it has some already."""
-        told, self._told = self._told, []
-        if not isinstance(error, RuntimeError):
-            return
-        notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
-        if any(" saved " in each or " takes " in each for each in notes):  # explained already
-            return
-        if str(error).startswith(_FREED) and told:
-            for each in told:
-                error.add_note(f"tapescope: {each}")
-        elif str(error).startswith(_FREED) or MODIFIED in str(error):
-            names = dict(self._training.watched.parameters())
-            explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
+        if error is not None and (str(error).startswith(_FREED) or MODIFIED in str(error)):
+            watched = self._training.watched
+            graph = read_graph(given[0], dict(watched.parameters()))
+            modules = [module for _, module in watched.modules()]
+            explain_error(error, graph, None, self._before, self._forwards.forward_of, modules)
 
 
 class SpoiledBackwards(LoopPart):

@@ -42,6 +42,8 @@ def test_a_program_gets_the_answer_that_it_needs(case: Path) -> None:
     assert not others
     if kind is not None:
         lines = (HERE / case).with_suffix(".py").read_text().splitlines()
+        if isinstance(answer, str) and "what_went_wrong.md" in answer:
+            assert f"#{kind}" in answer  # a note on an error names its section of that page
         named = [f"{case.name}.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# named")]
         says(" ".join(map(str, asked)), *module.SAYS, *named)
 
