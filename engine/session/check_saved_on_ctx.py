@@ -59,6 +59,13 @@ def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
             )
 
 
+def outputs_on_ctx(node: Node) -> Iterator[str]:
+    """Yield the attributes of `ctx` with the node's own output, a reference cycle."""
+    for attribute, tensor in _attributes(node):
+        if _is_output(tensor, node):
+            yield attribute
+
+
 def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
     """Return the attributes of `ctx` with tensors that are neither inputs nor outputs, which is allowed."""
     names = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import itertools
 import re
@@ -20,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from ...inspector.garbage_collector import all_objects
 from ...inspector.graph.node_metadata import nodes_of
+from ...inspector.graph.source_lines import Source
 from ...inspector.references.find_referrers import Holder, who_holds
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.saved_variables import has_edges, saved_slots
@@ -27,15 +29,19 @@ from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, s
 from ...inspector.torch_private.tensors import is_fake
 from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
 from ..memory.census import Place, storages_of
+from ..session.check_saved_on_ctx import outputs_on_ctx
 
 _numbers = itertools.count()
 
 
 class _Token:
-    __slots__ = ("__weakref__", "step")
+    """The mark of one step. `is_late`: put on nodes that were found alive at the end of the step, outside of modules."""
 
-    def __init__(self, step: int | None) -> None:
+    __slots__ = ("__weakref__", "is_late", "step")
+
+    def __init__(self, step: int | None, is_late: bool = False) -> None:
         self.step = step
+        self.is_late = is_late
 
 
 class StepTokens:
@@ -49,6 +55,7 @@ class StepTokens:
         self._key = f"tapescope step {next(_numbers)}"
         self._token = _Token(None)
         self._alive: dict[int, ref[_Token]] = {}
+        self._late: dict[int, ref[_Token]] = {}
         self._starts: list[int] = []
 
     def begin(self) -> None:
@@ -64,7 +71,7 @@ class StepTokens:
 
     def alive(self) -> list[int]:
         """Return the steps with a graph that is alive, earliest first, including the current step."""
-        return list(self._alive)
+        return sorted({*self._alive, *self._late})
 
     def mark(self, result: object) -> None:
         """Mark the nodes that created these tensors."""
@@ -77,6 +84,20 @@ class StepTokens:
                 for node in nodes_of(result):
                     notes_on(node).setdefault(self._key, self._token)
 
+    def mark_alive(self) -> None:
+        """Mark the nodes of all tensors alive that were created in the loop and have no mark.
+
+        An average of weights is computed outside of modules, and no backward runs through it, so `mark` never sees it.
+        """
+        token = _Token(self._token.step, is_late=True)
+        if token.step is None:
+            return
+        self._late[token.step] = ref(token, partial(_forget, self._late, token.step))
+        for each in _all_tensors():
+            node = _maker(each)
+            if node is not None and self.step_of(node) is not None:
+                notes_on(node).setdefault(self._key, token)
+
     def step_of(self, node: Node) -> int | None:
         """Return the step in which a node was created; None before the first step, or for a leaf's node."""
         number = number_of(node)
@@ -88,6 +109,11 @@ class StepTokens:
         token: _Token | None = notes_on(node).get(self._key)
         return None if token is None else token.step
 
+    def is_marked_late(self, node: Node) -> bool:
+        """Return whether `mark_alive` put the node's token there."""
+        token: _Token | None = notes_on(node).get(self._key)
+        return token is not None and token.is_late
+
 
 def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:
     alive.pop(step, None)
@@ -98,6 +124,9 @@ _MOST_NODES = 50_000  # nodes whose bytes are counted
 
 GRAD_OF = "the .grad of "
 """The prefix of a holder's text if the holder is a parameter's gradient."""
+
+ON_CTX = "ctx."
+"""The prefix of a holder's text if a custom Function keeps its own output."""
 
 IsOld = Callable[[int], bool]
 """Returns whether the graphs of a step are no longer needed."""
@@ -235,7 +264,9 @@ def _by_holder(
     """Group targets by holder. Named holders come first, and tensors before nodes, because they explain the rest."""
     gradients = {id(each.grad): name for name, each in parameters if each.grad is not None}
     holders = [
-        Holder(f"{GRAD_OF}{gradients[id(target)]}", "named") if id(target) in gradients else holder
+        Holder(f"{GRAD_OF}{gradients[id(target)]}", "named")
+        if id(target) in gradients
+        else (None if holder.kind == "named" else _on_ctx(_node_of(target))) or holder
         for target, holder in zip(targets, who_holds(targets), strict=True)
     ]
     groups: dict[tuple[bool, bool, str], list[int]] = {}
@@ -249,7 +280,7 @@ def _by_holder(
         if not explained.issuperset(map(_node_of, part)):
             size = _Size(part, tokens, is_old)
             explained |= size.nodes
-            if size.is_marked:
+            if size.is_of_loop:
                 steps = tuple(sorted(size.steps))
                 holder = holders[places[0]]
                 yield HeldGraphs(
@@ -262,6 +293,21 @@ def _by_holder(
                     size.crosses,
                     size.storages,
                 )
+
+
+def _on_ctx(node: Node) -> Holder | None:
+    """Return the `ctx` of a custom Function that keeps its own output, a cycle; None if this node does not."""
+    attribute = next(outputs_on_ctx(node), None)
+    if attribute is None:
+        return None
+    function: Any = type(node)._forward_cls
+    for method in (function.setup_context, function.forward):
+        code = method.__code__
+        for step in dis.get_instructions(code):
+            if step.opname == "STORE_ATTR" and step.argval == attribute and step.positions and step.positions.lineno:
+                at = Source(code.co_filename, step.positions.lineno, code.co_name).short
+                return Holder(f"{ON_CTX}{attribute} of {function.__name__}, set at {at}", "cycle", at)
+    return Holder(f"{ON_CTX}{attribute} of {function.__name__}", "cycle")
 
 
 def alike(text: str) -> str:
@@ -288,12 +334,19 @@ class _Size:
         self.old_nodes = 0
         self.is_bounded = False
         self.is_marked = False
+        self._is_marked_late = False
         self.crosses = False
         self._storages: dict[Place, int] = {}
         for root in roots:
             if issubclass(type(root), Tensor):
                 self._add(root)
             self._walk(_node_of(root), tokens, is_old)
+
+    @property
+    def is_of_loop(self) -> bool:
+        """Whether these are graphs of the loop. Outside of modules a single small graph may be meant to stay, such as a
+        normalized weight of a module that is no longer called; those of several steps are not."""
+        return self.is_marked or (self._is_marked_late and (self.crosses or len(self.steps) > 1))
 
     @property
     def nbytes(self) -> int:
@@ -326,7 +379,10 @@ class _Size:
         if self.old_nodes > _MOST_NODES:
             self.is_bounded = True
             return
-        self.is_marked = self.is_marked or tokens.marked_in(node) is not None
+        if tokens.is_marked_late(node):
+            self._is_marked_late = True
+        elif tokens.marked_in(node) is not None:
+            self.is_marked = True
         for slot in saved_slots(node):
             self._add(slot.tensor)
 
@@ -433,14 +489,21 @@ def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | N
 
 def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
     """Yield the id and a weak reference of each tensor without a graph."""
+    for each in _all_tensors():
+        if not is_fake(each) and not _has_graph(each):
+            yield id(each), ref(each)
+
+
+def _all_tensors() -> Iterator[Tensor]:
+    """Yield the tensors that the collector tracks, without the lazy ones."""
     kinds: dict[type, bool] = {}
     with all_objects() as objects:
         for each in objects:
             kind = type(each)
             if kind not in kinds:
                 kinds[kind] = issubclass(kind, Tensor)
-            if kinds[kind] and not is_lazy(each) and not is_fake(each) and not _has_graph(each):
-                yield id(each), ref(each)
+            if kinds[kind] and not is_lazy(each):
+                yield each
 
 
 def _has_graph(tensor: Tensor) -> bool:
