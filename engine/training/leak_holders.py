@@ -23,7 +23,7 @@ from ...inspector.garbage_collector import all_objects
 from ...inspector.graph.node_metadata import nodes_of
 from ...inspector.graph.source_lines import Source
 from ...inspector.references.find_referrers import Holder, who_holds
-from ...inspector.torch_private.nodes import notes_on
+from ...inspector.torch_private.nodes import leaf_of, notes_on
 from ...inspector.torch_private.saved_variables import has_edges, saved_slots
 from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
 from ...inspector.torch_private.tensors import is_fake
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 
 class _Token:
-    """The mark of one step. `is_late`: put on nodes that were found alive at the end of the step, outside of modules."""
+    """The mark of one step. `is_late`: put on nodes that were alive after the step and that no module returned."""
 
     __slots__ = ("__weakref__", "is_late", "step")
 
@@ -157,16 +157,27 @@ class HeldGraphs:
     storages: frozenset[Place]
 
 
-def held_graphs(tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]] = ()) -> list[HeldGraphs]:
+def held_graphs(
+    tokens: StepTokens,
+    is_old: IsOld,
+    parameters: Iterable[tuple[str, Tensor]] = (),
+    optimized: Iterable[Tensor] = (),
+) -> list[HeldGraphs]:
     """Return the holders of graphs of old steps, the largest first. The search keeps nothing alive.
 
     Args:
         tokens: the marks of steps.
         is_old: see `IsOld`.
         parameters: the parameters with their names. C++ holds their `.grad`s, which a search for holders cannot find.
+        optimized: the optimizers' parameters, which may be others. A graph that no module returned is the loop's only
+            if it leads to one of these parameters: another thread's nodes may have the same sequence numbers.
     """
+    parameters = list(parameters)
+    leaves = set(map(id, itertools.chain((each for _, each in parameters), optimized)))
     targets, is_all = _targets(tokens, is_old)
-    found = sorted(_by_holder(targets, tokens, is_old, parameters), key=lambda held: (-held.nbytes, -held.nodes))
+    found = sorted(
+        _by_holder(targets, tokens, is_old, parameters, leaves), key=lambda held: (-held.nbytes, -held.nodes)
+    )
     return found if is_all else [replace(held, is_bounded=True) for held in found]
 
 
@@ -259,7 +270,11 @@ def _is_marked_old(node: Node, tokens: StepTokens, is_old: IsOld) -> bool:
 
 
 def _by_holder(
-    targets: list[Any], tokens: StepTokens, is_old: IsOld, parameters: Iterable[tuple[str, Tensor]]
+    targets: list[Any],
+    tokens: StepTokens,
+    is_old: IsOld,
+    parameters: Iterable[tuple[str, Tensor]],
+    leaves: Container[int],
 ) -> Iterator[HeldGraphs]:
     """Group targets by holder. Named holders come first, and tensors before nodes, because they explain the rest."""
     gradients = {id(each.grad): name for name, each in parameters if each.grad is not None}
@@ -275,14 +290,13 @@ def _by_holder(
         groups.setdefault((holder.kind != "named", not is_tensor, alike(holder.text)), []).append(place)
     explained: set[Node] = set()
     for group in sorted(groups, key=lambda each: each[:2]):
-        places = groups[group]
-        part = [targets[place] for place in places]
-        if not explained.issuperset(map(_node_of, part)):
-            size = _Size(part, tokens, is_old)
+        places = [place for place in groups[group] if _node_of(targets[place]) not in explained]
+        if places:
+            size = _Size([targets[place] for place in places], tokens, is_old, leaves)
             explained |= size.nodes
-            if size.is_of_loop:
+            holder = holders[places[0]]
+            if size.is_marked or (size.is_likely and holder.kind != "unnamed"):
                 steps = tuple(sorted(size.steps))
-                holder = holders[places[0]]
                 yield HeldGraphs(
                     holder,
                     len(places),
@@ -328,13 +342,15 @@ def _node_of(target: Any) -> Node:
 class _Size:
     """The nodes and bytes of earlier steps that some tensors and nodes keep alive."""
 
-    def __init__(self, roots: Iterable[Any], tokens: StepTokens, is_old: IsOld) -> None:
+    def __init__(self, roots: Iterable[Any], tokens: StepTokens, is_old: IsOld, leaves: Container[int]) -> None:
         self.nodes: set[Node] = set()
         self.steps: set[int] = set()
         self.old_nodes = 0
         self.is_bounded = False
         self.is_marked = False
         self._is_marked_late = False
+        self._leads_to_leaf = False
+        self._leaves = leaves
         self.crosses = False
         self._storages: dict[Place, int] = {}
         for root in roots:
@@ -343,10 +359,10 @@ class _Size:
             self._walk(_node_of(root), tokens, is_old)
 
     @property
-    def is_of_loop(self) -> bool:
-        """Whether these are graphs of the loop. Outside of modules a single small graph may be meant to stay, such as a
-        normalized weight of a module that is no longer called; those of several steps are not."""
-        return self.is_marked or (self._is_marked_late and (self.crosses or len(self.steps) > 1))
+    def is_likely(self) -> bool:
+        """Whether graphs that no module returned are the loop's, and of several steps. A single small one may be meant
+        to stay, such as the normalized weight of a module that is no longer called."""
+        return self._is_marked_late and self._leads_to_leaf and (self.crosses or len(self.steps) > 1)
 
     @property
     def nbytes(self) -> int:
@@ -367,6 +383,8 @@ class _Size:
                 steps.add(step)
                 if is_old(step):
                     self._count(node, tokens)
+            elif number_of(node) == UNNUMBERED:
+                self._leads_to_leaf |= id(leaf_of(node)) in self._leaves
             for child, _ in node.next_functions:
                 if child is not None and child not in self.nodes:
                     self.nodes.add(child)

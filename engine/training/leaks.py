@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ...inspector.graph.source_lines import users_place
 from ...inspector.references.find_referrers import Holder
 from ...inspector.text.sizes_and_counts import counted, size_text
+from ...inspector.torch_private.optimizer_steps import parameters_of
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .leak_holders import GRAD_OF, ON_CTX, HeldGraphs, StepTokens, alike, held_graphs
@@ -81,7 +82,8 @@ class Leaks(LoopPart):
 
     def _look(self, number: int) -> None:
         self._looked_at = number
-        found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters())
+        optimized = (each for optimizer in self._last for each in parameters_of(optimizer))
+        found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters(), optimized)
         self._training.earlier_bytes = sum(held.nbytes for held in found)
         self._training.earlier_storages = frozenset().union(*(held.storages for held in found))
         for held in found:
@@ -111,13 +113,13 @@ def leak_sentence(held: HeldGraphs, with_graph: str | None = None) -> str:
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     if kind == "cycle" and text.startswith(ON_CTX):
         return (
-            f"A custom Function keeps its own output on its ctx: {text}. This reference cycle keeps {graphs} alive "
-            f"until Python's garbage collector runs ({size}): call ctx.save_for_backward(...) instead."
+            f"{text}, is the Function's own output: call ctx.save_for_backward(...) instead. This reference cycle "
+            f"keeps {graphs} alive until Python's garbage collector runs ({size})."
         )
     if text.startswith(GRAD_OF) and with_graph is not None:
-        parameters = text.removeprefix(GRAD_OF)
+        more = more.replace("like it", "parameters" if held.alike > 2 else "parameter")
         return (
-            f"backward(create_graph=True){with_graph} leaves a graph in the .grad of {parameters}{more}, which keeps "
+            f"backward(create_graph=True){with_graph} leaves a graph in {text}{more}, which keeps "
             f"{graphs} alive ({size}): {_OF_GRADIENTS}"
         )
     how = f"held by {text}"
@@ -139,19 +141,21 @@ def _advice(held: HeldGraphs) -> str:
     """Return advice on how to release the graphs."""
     text, kind = held.holder.text, held.holder.kind
     if kind == "cycle":
-        return "break the reference cycle, which only Python's garbage collector frees, or keep .detach() of the tensor."
+        return (
+            "break the reference cycle, which only Python's garbage collector frees, or keep .detach() of the tensor."
+        )
     if kind == "unnamed" and _CLOSURE in text:
         return (
-            "a hook in the graph refers to the graph, so it is never freed; give the hook a .detach() of the tensor, or "
-            "remove it."
+            "a hook in the graph refers to the graph, so it is never freed; give the hook a .detach() of the tensor, "
+            "or remove it."
         )
     for part, advice in _ADVICE.items():
         if part in text:
             return advice
     if held.crosses:
         return (
-            "where a value goes into the next step, .detach() it, or compute it under torch.no_grad(); of a number take "
-            ".item()."
+            "where a value goes into the next step, .detach() it, or compute it under torch.no_grad(); of a number "
+            "take .item()."
         )
     return "keep .detach() of it; of a number, .item()."
 

@@ -21,6 +21,7 @@ from .loop_observers import LoopPart, TrainingWatch
 from .memory_samples import HeldMemory
 from .norm_watch import NormWatch
 from .optimizer_checks import HeldParameters, SkippedSteps, StaleCasts
+from .retained_graphs import RetainedGraphs
 from .training_result import Training
 
 
@@ -67,6 +68,7 @@ class Writer(LoopPart):
 PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,
     Leaks,
+    RetainedGraphs,
     HeldMemory,
     SkippedSteps,
     SpoiledBackwards,

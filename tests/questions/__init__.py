@@ -1,0 +1,1 @@
+"""Common troubles of training loops, one small program a file, and healthy programs beside them."""
