@@ -177,12 +177,12 @@ def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
     """Return a sentence about tensors of earlier steps: their size, their holder and the remedy."""
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     by = "as" if held.holder.kind == "named" else "by"
-    advice = "Drop references that are no longer needed; a buffer with a limit stops growing by itself."
+    advice = "drop references that are no longer needed; a buffer with a limit stops growing by itself."
     if held.share < 1:
-        advice = f"It is a view, and keeps the whole storage for {percent_text(held.share)} of it: keep a .clone()."
+        advice = f"it is a view, and keeps the whole storage for {percent_text(held.share)} of it; keep a .clone()."
     return (
-        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step; after step {number:,} they are "
-        f"{size_text(held.nbytes)}: held {by} {held.holder}{more}. {advice}"
+        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step, held {by} {held.holder}{more} "
+        f"(after step {number:,} {size_text(held.nbytes)}): {advice}"
     )
 
 

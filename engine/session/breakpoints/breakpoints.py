@@ -12,8 +12,8 @@ from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
 from ....inspector.validation import a_kind
+from ...schedule.find_tasks import Where as Place
 from ...schedule.find_tasks import tasks_and_calls_at
-from ...schedule.ready_queue import ReadyTask
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
 
@@ -55,7 +55,7 @@ class Stop:
 
 Gradients = tuple[Tensor | None, ...]
 Predicate = Callable[[Task, Gradients], object]
-Where = str | int | Task | ReadyTask | Predicate
+Where = Place | Predicate
 
 
 @dataclass(slots=True, eq=False, repr=False)
