@@ -21,6 +21,7 @@ from ..memory.task_memory import Footprints
 from ..memory.timeline import Timeline
 from ..schedule.dependencies import queue_lengths
 from .batch_report import Batches
+from .slowest import Slowest, slowest_of
 from .task_records import Trace
 
 if TYPE_CHECKING:
@@ -229,6 +230,27 @@ class Run:
             TypeError, ValueError: If `device` is not a device, or its memory was not measured.
         """
         return drawn("run as a table", self, device)
+
+    def slowest(self, count: int = 5) -> Slowest:
+        """Return the slowest operations, modules and tasks, as a table with sentences.
+
+        Args:
+            count: the number of rows of each kind.
+
+        Raises:
+            TypeError, ValueError: If `count` is not a number of at least 1, or times were not recorded.
+        """
+        from .pandas_tables import TaskClock
+
+        clock = TaskClock.of(self)
+        if clock is None:
+            raise ValueError(
+                'the times of this run were not recorded; use ts.backward(..., trace="cheap") or ts.profile(make_loss)'
+            )
+        spans = zip(self.order, clock.starts, clock.ends, strict=True)
+        return slowest_of(
+            self.graph, ((task, None if end is None else end - start) for task, start, end in spans), count
+        )
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
         """Save the run as a trace for ui.perfetto.dev and chrome://tracing.
