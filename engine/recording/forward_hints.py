@@ -71,23 +71,27 @@ def _names(peak: Peak, storages: Sequence[Storage]) -> str:
 def forward_variables(peak: Peak) -> Iterator[Hint]:
     """Yield a hint about values that no node saves and that only variables of the forward keep alive at its peak.
 
-    The operation that reaches the peak needs its own inputs; of these only copies count.
+    The operation that reaches the peak, and those after it, need their inputs; of these only copies count.
     """
     timeline = peak.timeline
     at_peak = timeline.maker(timeline.events[peak.event - 1]).operation if peak.event else None
     graph = timeline.graph
+    first = min((task.sequence_nr for task in peak.tasks_of.get(at_peak, ())), default=None) if at_peak else None
+    if first is None:
+        return
     needed = {
         graph.tasks[through_views(graph, edge)[0]].operation
-        for task in peak.tasks_of.get(at_peak, ())  # type: ignore[arg-type]
+        for task in graph.tasks
+        if task.sequence_nr >= first and not task.is_leaf
         for edge in graph.out_edges[task.id]
     }
     idle, copies = [], []
     for storage in peak.of(Category.FORWARD):
         operation = storage.made_by.operation
-        if not storage.made_by.variable or operation is None or storage.nbytes <= SCALAR_BYTES:
+        if operation is at_peak or operation not in peak.tasks_of or storage.nbytes <= SCALAR_BYTES:
             continue
-        if operation is at_peak or operation in needed:
-            is_copy = any(task.short_name in COPYING for task in peak.tasks_of.get(operation, ()))
+        if operation in needed:
+            is_copy = any(task.short_name in COPYING for task in peak.tasks_of[operation])
             copies += [storage] if is_copy else []
         else:
             idle.append(storage)
@@ -95,7 +99,12 @@ def forward_variables(peak: Peak) -> Iterator[Hint]:
     nbytes = sum(storage.nbytes for storage in kept)
     if not idle or nbytes < _LEAST_OF_FORWARD * timeline.levels[peak.event]:
         return
-    names = list(dict.fromkeys(f"{each.made_by.variable}{_places([each])}" for each in kept))
+    names = list(
+        dict.fromkeys(
+            f"{each.made_by.variable or f'the result of {peak.words.made_by([each])}'}{_places([each])}"
+            for each in kept
+        )
+    )
     yield Hint(
         nbytes,
         f"{joined(names)} {is_text(kept)} alive at the forward's peak, although no node saves {them_text(kept)}: the "
@@ -149,13 +158,13 @@ def _factors(peak: Peak, task: Task) -> list[float]:
     found: list[float] = [
         graph.tasks[edge.next_task].inputs[edge.input].nbytes or inf for edge in graph.out_edges[task.id]
     ]
-    if len(found) == 1:  # the other one has no gradient: a product has saved it
-        saved = [
+    if len(found) == 1 and task.short_name == "Mul":  # the other one has no gradient, so the product has saved it
+        saved: list[float] = [
             storage.nbytes
             for storage in map(peak.timeline.storage, range(len(peak.timeline.nbytes)))
             if any(keeper.kind == "saved" and keeper.task == task.id for keeper in storage.kept_by)
         ]
-        found += saved or [inf]
+        found += saved or [peak.timeline.baseline.nbytes]  # it is older than the forward
     return found
 
 
