@@ -173,7 +173,7 @@ class Run:
         """Report on the storages alive at the peak: their makers, their holders, and when they are freed.
 
         Args:
-            device: the device; None for that of `timeline`.
+            device: the device; None for that of `timeline`. A phase may stand in its place: `run.peak("forward")`.
             phase: "backward" or "forward". The report on the backward has the forward's in `PeakReport.forward` if its
                 peak is higher.
 
@@ -183,6 +183,8 @@ class Run:
         from .peak_report import peak_report
 
         timeline = self._measured()
+        if device == "forward" or device == "backward":
+            device, phase = None, "forward" if device == "forward" else "backward"
         if device is not None:
             timeline = self.timelines[chosen_device(device, self.timelines)]
         elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)

@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
+from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.source_lines import Source
@@ -28,9 +31,9 @@ def tasks_at(graph: Graph, where: Where) -> frozenset[int]:
 
     It may be a task or its number; a tensor of the forward, for the task that receives its gradient; the name of a node
     ("Addmm", "AddmmBackward0"); a module's path, for its calls and the calls in them; a parameter's name, for the task
-    that accumulates its gradient; or a line ("model.py:120"). Names may be patterns ("encoder.layer.*", "*Norm*"). An
-    ambiguous name is interpreted as the first of: task, line, kind, module, parameter. A prefix ("task:", "line:",
-    "kind:", "module:", "grad:") selects one.
+    that accumulates its gradient; or a line ("model.py:120") of the forward, or of a custom Function's backward. Names
+    may be patterns ("encoder.layer.*", "*Norm*"). An ambiguous name is interpreted as the first of: task, line, kind,
+    module, parameter. A prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
 
     Raises:
         ValueError: If nothing has that name; the message suggests the nearest names.
@@ -142,7 +145,18 @@ def _by_line(graph: Graph, text: str) -> Iterable[int]:
     if match is None:
         return ()
     file, line = match["file"], int(match["line"])
-    return (task.id for task in graph.tasks if (source := task.source) and _is_at(source, text, file, line))
+    found = [task.id for task in graph.tasks if (source := task.source) and _is_at(source, text, file, line)]
+    return found or [task_id for task_id, node in enumerate(graph.nodes) if _runs_line(node, text, file, line)]
+
+
+def _runs_line(node: Node, text: str, file: str, line: int) -> bool:
+    """Return whether a custom Function's backward has this line."""
+    if not isinstance(node, BackwardCFunction):
+        return False
+    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]
+    code = getattr(function.backward, "__code__", None)
+    lines = () if code is None else {each for _, _, each in code.co_lines()}
+    return code is not None and line in lines and _is_at(Source(code.co_filename, line, ""), text, file, line)
 
 
 def _is_at(source: Source, text: str, file: str, line: int) -> bool:

@@ -231,7 +231,8 @@ class Verbs(SessionBase):
             where: one of: a task or its number; a tensor of the forward (before the task that receives its gradient);
                 the name of a node ("Addmm", "AddmmBackward0"); a module's path ("encoder.layer.3", where the backward
                 enters a call of it); a parameter's name (before its gradient is accumulated); a source line
-                ("model.py:120"); a function (task, gradients) -> bool. Names may be patterns ("encoder.layer.*"). An
+                ("model.py:120") of the forward, or of a custom Function's backward; a function (task, gradients) ->
+                bool. Names may be patterns ("encoder.layer.*"). An
                 ambiguous name is resolved in the order task, line, kind, module, parameter; a prefix ("task:", "line:",
                 "kind:", "module:", "grad:") selects one.
             hit: stop only at the n-th matching task, in the order in which they run.

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import tapescope as ts
 from tapescope.tests.says import says
 
 HERE = Path(__file__).parent / "peaks"
@@ -31,3 +33,13 @@ def test_a_peak_gets_the_hint_that_it_needs(case: Path) -> None:
     lines = (HERE / case).with_suffix(".py").read_text().splitlines()
     named = [f"{case.name}.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# named")]
     says("\n".join(str(hint) for hint in report.hints if hint.kind == kind), *module.SAYS, *named)
+
+
+def test_a_backward_for_each_part_has_the_peak_that_the_hint_gives() -> None:
+    """Measured with one backward for each micro-batch, as the hint asks for."""
+    net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 1))
+    batches = [torch.randn(512, 64) for _ in range(6)]
+    together = ts.profile(lambda: torch.stack([net(x).square().mean() for x in batches]).mean())
+    (hint,) = [hint for hint in together.peak().hints if hint.kind == "sum of parts"]
+    each = [ts.profile(lambda x=x: net(x).square().mean() / len(batches)).peak_bytes for x in batches]
+    assert together.peak_bytes - hint.nbytes <= max(each) < together.peak_bytes / 2
