@@ -242,17 +242,17 @@ class Run:
         Raises:
             TypeError, ValueError: If `count` is not a number of at least 1, or times were not recorded.
         """
-        from .pandas_tables import TaskClock
-
-        clock = TaskClock.of(self)
-        if clock is None:
+        timeline = self.timeline
+        if timeline is not None and timeline.task_ns and timeline.order == self.order:
+            spans = zip(self.order, timeline.task_ns[::2], timeline.task_ns[1::2], strict=True)
+            return slowest_of(
+                self.graph, ((task, ended_ns - started_ns) for task, started_ns, ended_ns in spans), count
+            )
+        if self.trace is None:
             raise ValueError(
                 'the times of this run were not recorded; use ts.backward(..., trace="cheap") or ts.profile(make_loss)'
             )
-        spans = zip(self.order, clock.starts, clock.ends, strict=True)
-        return slowest_of(
-            self.graph, ((task, None if end is None else end - start) for task, start, end in spans), count
-        )
+        return self.trace.slowest(count)
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
         """Save the run as a trace for ui.perfetto.dev and chrome://tracing.
