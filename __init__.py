@@ -117,20 +117,17 @@ if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getat
     _get, _names = lazy_names(__name__, _MODULE_OF)
 
     def __getattr__(name: str) -> Any:
-        return _version() if name == "__version__" else _get(name)
+        if name != "__version__":
+            return _get(name)
+        from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+        try:
+            return version(__name__)
+        except PackageNotFoundError:  # the package is only on sys.path
+            return "not installed"
 
     def __dir__() -> list[str]:
         return sorted({*_names(), *_NAMESPACES})
-
-
-def _version() -> str:
-    """Return the installed version, or "not installed" if the package is only on sys.path."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import
-
-    try:
-        return version(__name__)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def load_ipython_extension(shell: object) -> None:

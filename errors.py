@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from dis import opmap
 from functools import cached_property, wraps
 from inspect import isclass, isfunction
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 FULL = "TAPESCOPE_TRACEBACKS"
@@ -37,15 +37,20 @@ def public_object(found: object, module: str, name: str) -> Any:
         module, name: its public location, which pickle stores.
     """
     if isclass(found):
-        _constructor_ends_where_called(found)
+        own = vars(found)
+        init = own.get("__init__")
+        # Dataclasses without `__post_init__` are skipped: they check nothing, and thousands of them are created.
+        is_checking = not is_dataclass(found) or "__post_init__" in own
+        if isfunction(init) and not hasattr(init, "__wrapped__") and is_checking:
+            found.__init__ = ending_where_called(init)  # type: ignore[method-assign]
     if not isfunction(found):
         return found
     call = ending_where_called(found)
     # torch.compile must not trace into the wrapper.
     if "torch" in sys.modules:
-        from .inspector.torch_private.compiled import look_past
+        from .inspector.torch_private.compiled import keep_compiler_out
 
-        look_past(call)
+        keep_compiler_out(call, of_calls=False)
     call.__module__, call.__qualname__ = module, name
     return call
 
@@ -68,17 +73,6 @@ def verbs_end_where_called(kind: Class) -> Class:
     return kind
 
 
-def _constructor_ends_where_called(kind: type) -> None:
-    """Apply `ending_where_called` to the constructor of a class.
-
-    Dataclasses without `__post_init__` are skipped: they check nothing, and thousands of them are created.
-    """
-    own = vars(kind)
-    found = own.get("__init__")
-    if isfunction(found) and not hasattr(found, "__wrapped__") and (not is_dataclass(kind) or "__post_init__" in own):
-        kind.__init__ = ending_where_called(found)  # type: ignore[misc]
-
-
 def ending_where_called(function: Function) -> Function:
     """Function decorator that removes tapescope's frames from deliberate errors."""
     if hasattr(function, _MARK):  # dataclass(slots=True) creates a new class from an already wrapped one
@@ -92,7 +86,9 @@ def ending_where_called(function: Function) -> Function:
         except Exception as error:
             if (sentence := missing_in_torch(error)) is not None:
                 raise RuntimeError(sentence) from error
-            if os.environ.get(FULL) != "full" and not _is_own(sys._getframe(1)) and _is_deliberate(error):
+            caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+            # If the caller is tapescope itself, the error ends at an outer call.
+            if os.environ.get(FULL) != "full" and caller != _PACKAGE and _is_deliberate(error):
                 error.__traceback__ = None
             raise  # a bare raise does not add this frame again
 
@@ -125,24 +121,12 @@ def _is_deliberate(error: Exception) -> bool:
     if last is None:
         return False
     if _package_of(last) == _PACKAGE:
-        refused = isinstance(error, OSError) or (type(error) is RuntimeError and _calls_torch(last))
-        return refused or _is_raise(last)
+        # The C++ code of torch, which torch_private calls, has no frame of its own.
+        module = str(last.tb_frame.f_globals.get("__name__", ""))
+        is_torchs = type(error) is RuntimeError and module.startswith(f"{_PACKAGE}.inspector.torch_private.")
+        return isinstance(error, OSError) or is_torchs or last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
     no_path = _package_of(last) in ("pathlib", "posixpath", "ntpath") and isinstance(error, TypeError)
     return _package_of(last) in _OTHERS or isinstance(error, OSError) or no_path
-
-
-def _is_own(frame: FrameType) -> bool:
-    """Return whether the caller is tapescope itself. Then the error ends at an outer call."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
-
-
-def _is_raise(traceback: TracebackType) -> bool:
-    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] == _RAISE
-
-
-def _calls_torch(traceback: TracebackType) -> bool:
-    """Return whether a frame is in torch_private, which calls torch's C++ code. Errors raised there have no frame."""
-    return str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(f"{_PACKAGE}.inspector.torch_private.")
 
 
 def _package_of(traceback: TracebackType) -> str:

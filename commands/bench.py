@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..engine.studies.accumulation_study import AccumulationStudy
     from ..engine.studies.ready_workload import Size, Workload
     from ..engine.studies.recompute_study import RecomputeStudy
-    from ..engine.studies.studied_orders import OrderStudy
     from .user_script import UserError
 
 _Study = TypeVar("_Study", bound="AccumulationStudy | RecomputeStudy")
@@ -189,7 +188,19 @@ def _bench_orders(options: argparse.Namespace, console: Console) -> int:
     if options.markdown:
         print(study.markdown, end="")
     else:
-        _print_study(study, console)
+        if study.rows:
+            # rich squeezes a table that is too wide, so measure it without the console's limit.
+            unbounded = console.options.update(max_width=1000)
+            fits = console.measure(study.table, options=unbounded).maximum <= console.width
+            console.print(study.table if fits else study.narrow_table)
+        for sentence in study.sentences:
+            console.print(f"\n{sentence}", markup=False)
+        console.print()
+        for row in study.rows:
+            console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
+        console.print()
+        for sentence in (*study.how_measured, f"Measured on {study.machine}."):
+            console.print(sentence, style="dim", markup=False)
     # The table is printed first, so that a page that cannot be written does not cost the results.
     if failed is not None:
         return refuse(failed)
@@ -410,19 +421,3 @@ def _print_study_of_one(study: AccumulationStudy | RecomputeStudy, console: Cons
     for sentence in study.sentences:
         console.print(f"\n{sentence}", markup=False)
     console.print()
-
-
-def _print_study(study: OrderStudy, console: Console) -> None:
-    if study.rows:
-        # rich squeezes a table that is too wide, so measure it without the console's limit.
-        unbounded = console.options.update(max_width=1000)
-        fits = console.measure(study.table, options=unbounded).maximum <= console.width
-        console.print(study.table if fits else study.narrow_table)
-    for sentence in study.sentences:
-        console.print(f"\n{sentence}", markup=False)
-    console.print()
-    for row in study.rows:
-        console.print(f"{row.name}: {row.sentence}", style="dim", markup=False)
-    console.print()
-    for sentence in (*study.how_measured, f"Measured on {study.machine}."):
-        console.print(sentence, style="dim", markup=False)

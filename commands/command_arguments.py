@@ -41,20 +41,17 @@ class Parser(argparse.ArgumentParser):
         super().set_defaults(**kwargs)
 
     def error(self, message: str) -> NoReturn:
-        message = _with_suggestion(message)
+        # Add the most similar choice to a message about an invalid one.
+        found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
+        near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
+        if found and near:
+            message = message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """The subparsers to which a command adds its parser."""
-
-
-def _with_suggestion(message: str) -> str:
-    """Add the most similar choice to a message about an invalid choice."""
-    found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
-    near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
-    return message if not found or not near else message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
 
 
 def refuse(why: object) -> int:

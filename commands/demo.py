@@ -62,12 +62,20 @@ def run_demo(workload: Workload, policies: Sequence[str], size: Size, folder: Pa
     console.print(f"{len(drawn):,} tasks, {len(drawn.edges):,} edges, {parameters:,} parameter tensors\n")
     repeats = REPEATS[size]
     _native("heap", model, make_loss)  # the first backward of a process includes one-time set-up
-    with _progress(console) as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         elapsed_ns, expected, results = _measure(policies, model, make_loss, len(drawn), repeats, progress)
     console.print(_table(results, drawn, expected, elapsed_ns))
     fastest = f"the fastest of {repeats} interleaved runs" if repeats > 1 else "one run each"
     console.print(f"[dim]time: {fastest}; not reliable on a busy machine[/dim]")
-    _print_first_tasks(results, drawn, console)
+    console.print("\n[dim]the first tasks, in order[/dim]")
+    for result in results:
+        if result.engine == "direct":
+            names = groupby(task.parameter or task.short_name for task in map(drawn.task, result.order))
+            runs = ((name, len(list(same))) for name, same in names)
+            first = [name if count == 1 else f"{name} ×{count}" for name, count in islice(runs, FIRST_TASKS)]
+            line = f"[bold]{result.policy:6}[/bold] {', '.join(first + ['…'] * any(runs))}"
+            console.print(line, no_wrap=True, overflow="ellipsis")
     path = drawn.save_svg(folder / f"{workload.name}.svg")
     page = profile(make_loss, model=model).save_html(folder / f"{workload.name}.html")
     devices = _save_devices(workload, policies, drawn, make_loss, folder)
@@ -146,9 +154,8 @@ def _measure(
     """Return PyTorch's time and gradients, and two results per policy: the fastest of `repeats` interleaved runs."""
     bars = {policy: progress.add_task(f"stepping {policy}", total=tasks * repeats) for policy in policies}
     plain: tuple[int, Gradients] = sys.maxsize, {}
-    fastest: dict[
-        tuple[str, str], Result
-    ] = {}  # only the fastest, because the gradients of a large model are gigabytes
+    # Only the fastest runs are kept, because the gradients of a large model are gigabytes.
+    fastest: dict[tuple[str, str], Result] = {}
     for _ in range(repeats):
         plain = min(plain, _pytorch(model, make_loss), key=itemgetter(0))
         for policy, bar in bars.items():
@@ -225,23 +232,3 @@ def _table(results: Sequence[Result], drawn: Graph, expected: Gradients, elapsed
             order if _in_order(result, drawn) else "[red]not the policy's order[/red]",
         )
     return table
-
-
-def _print_first_tasks(results: Sequence[Result], drawn: Graph, console: Console) -> None:
-    console.print("\n[dim]the first tasks, in order[/dim]")
-    for result in results:
-        if result.engine == "direct":
-            line = f"[bold]{result.policy:6}[/bold] {_first_tasks(result, drawn)}"
-            console.print(line, no_wrap=True, overflow="ellipsis")
-
-
-def _first_tasks(result: Result, drawn: Graph) -> str:
-    names = groupby(task.parameter or task.short_name for task in map(drawn.task, result.order))
-    runs = ((name, len(list(same))) for name, same in names)
-    first = [name if count == 1 else f"{name} ×{count}" for name, count in islice(runs, FIRST_TASKS)]
-    return ", ".join(first + ["…"] * any(runs))
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

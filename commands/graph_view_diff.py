@@ -6,7 +6,7 @@ import argparse
 import sys
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .command_arguments import Commands, policies_of, refuse
 from .json_output import tell, tell_error
@@ -14,7 +14,6 @@ from .json_output import tell, tell_error
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..engine.studies.ready_workload import Workload
     from ..inspector.graph.graph import Fold, Graph
 
 
@@ -128,26 +127,19 @@ def _fold(text: str) -> Fold:
 
 
 def _demo(options: argparse.Namespace, console: Console) -> int:
+    from ..engine.studies.workloads import workload
     from .demo import run_demo
 
     try:
-        found, policies = _workload_and_policies(options)
+        policies = policies_of(options)
+        found = workload(options.workload)
+        options.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         return refuse(error)
     if run_demo(found, policies, options.size, options.out, console):
         return 0
     print("tapescope: gradients or orders differ from PyTorch's; see the table", file=sys.stderr)
     return 1
-
-
-def _workload_and_policies(options: argparse.Namespace) -> tuple[Workload, list[str]]:
-    """Return the workload and the policies, and create the output folder."""
-    from ..engine.studies.workloads import workload
-
-    policies = policies_of(options)
-    found = workload(options.workload)
-    options.out.mkdir(parents=True, exist_ok=True)
-    return found, policies
 
 
 def _workloads(options: argparse.Namespace, console: Console) -> int:
@@ -218,25 +210,23 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
         found = find_batches(graph)
         console.print(found)
         path = found.save_svg(options.svg, options.groups, fold=options.fold)
-    tell(lambda: _graph_content(graph, path))
+    tell(
+        lambda: {
+            "picture": path,
+            "tasks": [
+                {
+                    "id": task.id,
+                    "name": task.name,
+                    "parameter": task.parameter,
+                    "module": None if task.call is None else graph.calls[task.call].path,
+                    "source": None if task.source is None else task.source.short,
+                }
+                for task in graph.tasks
+            ],
+            "edges": [(edge.task, edge.output, edge.next_task, edge.input) for edge in graph.edges],
+        }
+    )
     console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges; picture: {path}", soft_wrap=True, markup=False)
-
-
-def _graph_content(graph: Graph, picture: Path) -> dict[str, Any]:
-    return {
-        "picture": picture,
-        "tasks": [
-            {
-                "id": task.id,
-                "name": task.name,
-                "parameter": task.parameter,
-                "module": None if task.call is None else graph.calls[task.call].path,
-                "source": None if task.source is None else task.source.short,
-            }
-            for task in graph.tasks
-        ],
-        "edges": [(edge.task, edge.output, edge.next_task, edge.input) for edge in graph.edges],
-    }
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:

@@ -47,6 +47,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     ),
     "bench accumulation/1": ("studies", "interrupted"),
     "bench recompute/1": ("studies", "interrupted"),
+    "bench batching/1": ("rows", "refused", "sentences", "machine", "interrupted"),
     "workloads/1": ("workloads",),
     "graph/1": ("picture", "tasks", "edges"),
     "debug/1": ("printed",),

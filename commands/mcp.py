@@ -183,7 +183,12 @@ def _add_readers(server: MCPServer[Any], answers: McpAnswers) -> None:
         """List saved runs (*.tape.json), pages (*.html) and black box steps in the folder, for use in other requests.
 
         Only pages of training loops can be read."""
-        return page({"untrusted": _listed(folder)}, max(start, 0))
+        kinds = ("*.tape.json", "*.html")
+        found = [*(each for kind in kinds for each in folder.path.rglob(kind))]
+        found += [each.parent for each in folder.path.rglob("step_*/facts.json")]
+        # Without links that lead out of the folder.
+        found = [each for each in found if each.resolve().is_relative_to(folder.path)]
+        return page({"untrusted": sorted(str(each.relative_to(folder.path)) for each in found)}, max(start, 0))
 
     @server.tool()
     def why(run: str, task: str, start: int = 0) -> dict[str, Any]:
@@ -271,10 +276,3 @@ def _answer_about_files(answer: Any) -> dict[str, Any]:
     except ValueError as error:
         return _failed(error)
     return found
-
-
-def _listed(folder: ServedFolder) -> list[str]:
-    """Return the sorted paths of runs, pages and steps, without links that lead out of the folder."""
-    files = (each for kind in ("*.tape.json", "*.html") for each in folder.path.rglob(kind))
-    found = [*files, *(each.parent for each in folder.path.rglob("step_*/facts.json"))]
-    return sorted(str(each.relative_to(folder.path)) for each in found if each.resolve().is_relative_to(folder.path))

@@ -70,12 +70,8 @@ class AnsweringProcess:
         self._seconds = seconds
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                f"{__package__}.mcp_worker",
-            ],  # -P: do not import a torch.py from the current folder
+            # -P: do not import a torch.py from the current folder.
+            [sys.executable, "-P", "-m", f"{__package__}.mcp_worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -14,20 +14,18 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import nn
 
 from ..engine.session.direct_session import Stepper
 from ..widgets.deck.verbs import SHORT, verbs_on
+from ..widgets.terminal.expressions import Names
 from ..widgets.terminal.prompt import Prompt
-from ..widgets.terminal.prompt_session import Debuggee, Names
+from ..widgets.terminal.prompt_session import Debuggee
 from ..widgets.terminal.user_traceback import users_traceback
 from .json_output import plain
 from .user_script import UserError, made_by, make_loss_of
-
-if TYPE_CHECKING:
-    from ..engine.recording.task_records import TaskRecord
 
 COMMANDS = verbs_on("mcp")
 
@@ -43,11 +41,7 @@ class _WithoutExpressions(Debuggee):
     def value(self, expression: str) -> NoReturn:
         raise ValueError(f"unknown word {expression!r}; expressions are not evaluated here")
 
-    def test(self, expression: str) -> NoReturn:
-        self.value(expression)
-
-    def watch_test(self, expression: str) -> NoReturn:
-        self.value(expression)
+    test = watch_test = value
 
 
 class McpWorker:
@@ -141,23 +135,19 @@ def _why(run: str, task: str) -> Answered:
     found = load(run)
     if found.trace is None:
         raise ValueError(f"{Path(run).name} has no trace; record one with ts.backward(loss, trace='cheap')")
-    verb = typed_task(task, found.graph, found.order)
-    record = found.trace.of(verb)
+    chosen = typed_task(task, found.graph, found.order)
+    record = found.trace.of(chosen)
     if record is None:
         raise ValueError(f"{task} did not run")
+    graph = record.trace.graph
+    others = [(other, key) for other, key in record.queue_before if other != chosen.id]
+    waits = [f"waits: {graph.describe(graph.tasks[other])}{f', {key}' if key else ''}" for other, key in others]
     return {
-        "task": verb.id,
+        "task": chosen.id,
         "place": record.place + 1,
         "ready": len(record.queue_before),
-        "untrusted": [f"{found.graph.describe(verb)}: {record.reason}", *_waited(record)],
+        "untrusted": [f"{found.graph.describe(chosen)}: {record.reason}", *waits],
     }
-
-
-def _waited(record: TaskRecord) -> list[str]:
-    """Return the tasks that were also ready, and their keys."""
-    graph = record.trace.graph
-    others = [(task, key) for task, key in record.queue_before if task != record.task.id]
-    return [f"waits: {graph.describe(graph.tasks[task])}{f', {key}' if key else ''}" for task, key in others]
 
 
 def _peak(run: str) -> Answered:

@@ -58,7 +58,7 @@ def _replay(options: argparse.Namespace, console: Console) -> int:
     try:
         place_for("--page", options.page)
         with functions_of(options.make_model, options.loss_of) as functions, warnings.catch_warnings():
-            warnings.showwarning = _say_warning
+            warnings.showwarning = lambda message, *where, **more: print(f"tapescope: {message}", file=sys.stderr)
             try:
                 again = replay(options.folder, *(_recording_errors(each, raised) for each in functions))
                 return _show(again, options, console)
@@ -84,10 +84,6 @@ def _recording_errors(function: Callable[..., Any], raised: list[BaseException])
             raise
 
     return wrapped
-
-
-def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    print(f"tapescope: {message}", file=sys.stderr)
 
 
 def _show(again: StepReplay, options: argparse.Namespace, console: Console) -> int:

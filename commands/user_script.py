@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -57,7 +57,14 @@ def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
     try:
         _run_as_main(path, vars(module))
     except BaseException:
-        _hide_own_frames()
+        before = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+            """Call Python's or the user's hook with only the user's frames."""
+            without_own_frames(error, _run_as_main)
+            before(kind, error, error.__traceback__)
+
+        sys.excepthook = hook
         raise
 
 
@@ -65,17 +72,6 @@ def _run_as_main(path: Path, names: dict[str, Any]) -> None:
     with io.open_code(str(path)) as file:
         code = compile(file.read(), str(path), "exec", dont_inherit=True)
     exec(code, names)
-
-
-def _hide_own_frames() -> None:
-    """Make sys.excepthook, Python's or the user's, see only the user's frames of an uncaught error."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        without_own_frames(error, _run_as_main)
-        before(kind, error, error.__traceback__)
-
-    sys.excepthook = hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +100,15 @@ def draw_function(target: str) -> Drawn:
                 with capture(every_call=True) as tape:
                     result = function()
             except (Exception, SystemExit, KeyboardInterrupt) as error:
-                return Drawn(_graph_so_far(tape.graph), error)
+                with suppress(ValueError):  # it had built no graph
+                    return Drawn(tape.graph(), error)
+                return Drawn(None, error)
     except UserError as error:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
     try:
-        return Drawn(
-            read_graph(loss, model).owned()
-        )  # the loss is freed here, but ts.find_batches still needs the nodes
+        # The loss is freed here, but ts.find_batches still needs the nodes.
+        return Drawn(read_graph(loss, model).owned())
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
 
@@ -189,7 +186,8 @@ def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
     with ExitStack() as stack:
         for path, target in zip(paths, targets, strict=True):
             if path not in modules:
-                stack.enter_context(_importing_from(path))
+                sys.path.insert(0, str(path.parent))  # so that the script can import modules next to it
+                stack.callback(sys.path.remove, str(path.parent))
                 modules[path] = _load(path)
             found.append(_function(modules[path], _parts(target)[1]))
         yield found
@@ -239,16 +237,6 @@ def _users_function(target: str) -> Iterator[Callable[[], Any]]:
         yield function
 
 
-@contextmanager
-def _importing_from(path: Path) -> Iterator[None]:
-    """Put a script's folder on sys.path in the `with` block, so that it can import modules next to it."""
-    sys.path.insert(0, str(path.parent))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(path.parent))
-
-
 def _load(path: Path) -> ModuleType:
     """Import the script under its own name, as modules next to it would, unless that name is already in use."""
     name = path.stem if path.stem not in sys.modules else f"tapescope script {path.stem}"
@@ -279,24 +267,14 @@ def _function(module: ModuleType, name: str) -> Callable[[], Any]:
     )
 
 
-def _graph_so_far(read: Callable[[], Graph]) -> Graph | None:
-    try:
-        return read()
-    except ValueError:
-        return None
-
-
 def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Module | None]:
     match result:
         case Tensor():
             return result, None
         case (Tensor() as loss, nn.Module() as model):
             return loss, model
+    found = "None" if result is None else f"a value of type {type(result).__name__}"
+    if isinstance(result, tuple):
+        found = f"a tuple of ({', '.join(type(part).__name__ for part in result)})"
     wanted = f"expected a loss tensor or a pair (loss, model){to_return_instead(result)}"
-    raise ValueError(f"{function_name}() returned {_describe(result)}; {wanted}")
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of ({', '.join(type(part).__name__ for part in value)})"
-    return "None" if value is None else f"a value of type {type(value).__name__}"
+    raise ValueError(f"{function_name}() returned {found}; {wanted}")

@@ -91,9 +91,8 @@ def open_untrusted(path: Path, what: str, *, follow_link: bool = True) -> Iterat
         ValueError: `path` is not a regular file, or its contents are invalid. The message names `path`.
         OSError: The file cannot be read.
     """
-    flags = (
-        os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    )  # do not wait for the writer of a pipe
+    # O_NONBLOCK: do not wait for the writer of a pipe.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not follow_link:
         flags |= getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -158,7 +157,7 @@ def load_file(
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"the compressed data are damaged or cut off ({error})") from None
         if is_too_large:
-            raise ValueError(f"it has or unpacks to more than {most_bytes:,} bytes, the most that is read")
+            raise ValueError(f"it has, or unpacks to, more than {most_bytes:,} bytes, the limit")
         if not content:
             raise ValueError("it is empty")
         return parse(content)

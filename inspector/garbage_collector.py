@@ -31,9 +31,14 @@ def collector_paused() -> Iterator[None]:
 
     It is enabled again when the last pause of all threads has ended, if it was enabled before the first.
     """
+    global _was_enabled
     pause = object()
     try:  # entered first, because an interrupt may come as soon as it is disabled
-        _begin(pause)
+        with _lock:
+            if not _pausing:
+                _was_enabled = gc.isenabled()
+            _pausing.append(pause)
+            gc.disable()
         yield
     finally:
         try:
@@ -41,15 +46,6 @@ def collector_paused() -> Iterator[None]:
         except BaseException:  # Ctrl-C; ending a pause twice is harmless
             _end(pause)
             raise
-
-
-def _begin(pause: object) -> None:
-    global _was_enabled
-    with _lock:
-        if not _pausing:
-            _was_enabled = gc.isenabled()
-        _pausing.append(pause)
-        gc.disable()
 
 
 def _end(pause: object) -> None:

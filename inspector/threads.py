@@ -132,7 +132,7 @@ class ExclusiveUse:
     """
 
     def __init__(self) -> None:
-        self._last = _Link(_nobody)
+        self._last = _Link(lambda: None)
 
     @property
     def holder(self) -> Caller | None:
@@ -170,7 +170,3 @@ class ExclusiveUse:
                 return other
             time.sleep(LOOKS_EACH_S)
         return None
-
-
-def _nobody() -> None:
-    return None

@@ -78,8 +78,8 @@ def expect_model(model: object) -> None:
         TypeError: `model` is neither None nor a module.
     """
     wanted = (
-        'the module to name things after; several are one, nn.ModuleDict({"G": generator, "D": critic}). '
-        "None names them after what is called"
+        'the module that names the parameters, such as nn.ModuleDict({"G": generator, "D": critic}) for several, or '
+        "None, which names them after the called modules"
     )
     expect(model, nn.Module | None, "model", wanted)
 
@@ -92,17 +92,19 @@ def expect_outputs(value: object) -> None:
     """
     wanted = f"expected a tensor or a sequence of tensors, got {a_kind(value)}"
     if isinstance(value, nn.Module):
-        raise TypeError(f"{wanted}, which is a model: pass the loss that was made with it, such as model(x).sum()")
+        raise TypeError(f"{wanted}, which is a model: pass the loss computed with it, such as model(x).sum()")
     if isinstance(value, Mapping):
         tensors = [key for key, each in value.items() if isinstance(each, Tensor) and each.requires_grad]
         named = "loss" if "loss" in tensors else next(iter(tensors), None)
-        raise TypeError(wanted if named is None else f"{wanted}: pass what is in it, such as the one under {named!r}")
+        raise TypeError(
+            wanted if named is None else f"{wanted}: pass the tensor in it, such as the one under {named!r}"
+        )
     if isinstance(value, str):
         raise TypeError(f"{wanted}: pass the loss itself, not its name")
     if type(value).__module__ == "numpy":
-        raise TypeError(f"{wanted}, which has no graph below it: pass the tensor that it was made from")
+        raise TypeError(f"{wanted}, which has no graph: pass the tensor that it was made from")
     if callable(value):
-        raise TypeError(f"{wanted}: pass the loss that it makes, by calling it")
+        raise TypeError(f"{wanted}: call it, and pass the loss that it returns")
     if not isinstance(value, Tensor | Iterable):
         raise TypeError(f"{wanted}: pass the loss")
 
@@ -122,7 +124,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]!r}?" if near else ";"
 
 
-def asked_in_vain(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:
+def raise_no_attribute(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:
     """Raise AttributeError from a `__getattr__`, with advice for names that users may look for on this object.
 
     Args:

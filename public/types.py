@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..engine.planning.policy_orders import PlannedOrder as PlannedOrder
     from ..engine.planning.unpack_order import Unpack as Unpack
     from ..engine.planning.unpack_order import UnpackOrder as UnpackOrder
-    from ..engine.recompute.apply_plan import RecomputeReport as RecomputeReport
     from ..engine.recompute.plan import RecomputePlan as RecomputePlan
     from ..engine.recompute.planned_recompute import PlannedRecompute as PlannedRecompute
+    from ..engine.recompute.recompute_report import RecomputeReport as RecomputeReport
     from ..engine.recording.batch_report import Batch as Batch
     from ..engine.recording.batch_report import Batches as Batches
     from ..engine.recording.batch_report import Fallback as Fallback
@@ -86,7 +86,7 @@ _MODULE_OF = {
     "PlannedOrder": "engine.planning.policy_orders",
     "PlannedRecompute": "engine.recompute.planned_recompute",
     "RecomputePlan": "engine.recompute.plan",
-    "RecomputeReport": "engine.recompute.apply_plan",
+    "RecomputeReport": "engine.recompute.recompute_report",
     "Remedy": "engine.training.fits",
     "Slowest": "engine.recording.slowest",
     "Statistics": "engine.recording.statistics",

@@ -53,9 +53,7 @@ def test_the_table_is_printed_with_what_was_measured_and_how(
     *legend, machine = how.splitlines()
     snapshot("bench", f"{compared}\n\n{of_workloads}\n\n" + "\n".join(legend))
     says(machine, f"torch {torch.__version__}")
-    first, second = told.splitlines()
-    says(first, "linear50", "1 of 2")
-    says(second, "copy", "2 of 2")
+    assert told == "", "without a terminal no progress is shown"
 
 
 def test_files_are_written_beside_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -200,7 +200,7 @@ def test_an_error_in_the_users_own_code_keeps_all_of_its_frames() -> None:
 def test_a_mistake_of_tapescopes_own_keeps_all_of_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     from tapescope.engine.execution import backward_arguments as backward_call
 
-    monkeypatch.setattr(backward_call, "as_outputs", lambda tensors: tensors.no_such_name)
+    monkeypatch.setattr(backward_call, "as_gradients", lambda gradients: gradients.no_such_name)
     with pytest.raises(AttributeError) as caught:
         ts.debug(make_loss())
     assert len(traceback.extract_tb(caught.value.__traceback__)) > 3

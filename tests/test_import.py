@@ -59,7 +59,7 @@ def test_what_type_checkers_and_editors_see_is_what_is_there(space: ModuleType) 
     seen = {alias.asname: (node.module, alias.name) for node in imports for alias in node.names}
     named = {name: (*place.split(":"), name)[:2] for name, place in space._MODULE_OF.items()}
     assert seen == named
-    assert {*space.__all__} - NAMESPACES == {*seen}
+    assert {*space.__all__} - (NAMESPACES if space is ts else set()) == {*seen}
     for name, (module, its_name) in seen.items():
         assert unwrap(getattr(space, name)) is unwrap(getattr(sys.modules[f"tapescope.{module}"], its_name))
 

@@ -433,6 +433,15 @@ def test_compare_takes_rules_of_accumulation(tmp_path: Path, capsys: pytest.Capt
     assert Category.CONSUMED.title in capsys.readouterr().out
 
 
+def test_compare_takes_graph_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", "fan_out", "--policy", "heap", "--graph", "freed", "kept", "--out", str(tmp_path)]
+    assert main([*arguments, "--json=-"]) == 0
+    freed, kept = json.loads(capsys.readouterr().out)["policies"]
+    assert (freed["policy"], kept["policy"]) == ("heap", "heap, graph kept")
+    assert freed["average_bytes"] < kept["average_bytes"] and freed["peak_bytes"] < kept["peak_bytes"]
+    assert "heap, graph kept" in (tmp_path / "fan_out-compare.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
 def test_compare_runs_a_users_function(
     function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -488,9 +497,7 @@ def test_compare_writes_its_page_without_plotly(
     assert page.name in capsys.readouterr().out and "<svg" in page.read_text(encoding="utf-8")
 
 
-def test_advise_prints_what_it_tried_and_the_code_that_ran(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
-) -> None:
+def test_advise_prints_what_it_tried_and_the_code_that_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = tmp_path / "answer.json"
     assert main(["advise", "ensemble", "--json", str(answer)]) == 0
     captured = capsys.readouterr()
@@ -499,11 +506,8 @@ def test_advise_prints_what_it_tried_and_the_code_that_ran(
     says(captured.out, "pytorch issue #18157", "torch.baddbmm", "torch.vmap", "129 tensors")
     gains = any(item["verdict"] == "gain" for item in json.loads(answer.read_text(encoding="utf-8"))["items"])
     assert ("members = list(model.members)" in captured.out) == gains
-    *told, written = (line for line in captured.err.splitlines() if line)
-    assert len(told) == 4
+    (written,) = (line for line in captured.err.splitlines() if line)
     says(written, answer)
-    says(told[-1], "16 × members.*")
-    snapshot("advise", "\n".join(told))
 
 
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])

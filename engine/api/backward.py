@@ -23,7 +23,7 @@ from ..schedule.policy import AnyPolicy
 from ..session.batching.run_batches import AnyBatch, check_batch
 from ..session.direct_session import Stepper, run_measured
 from ..session.native_engine import Plan, run_native
-from ..session.native_fast_path import run_unread
+from ..session.native_fast_path import run_without_graph
 
 if TYPE_CHECKING:
     from ..session.hips.array_memory import TapedForward
@@ -55,7 +55,7 @@ def backward(
             (`ts.hips.tape`), whose gradient is then in `tape.gradient`; "dfs" is autograd's own order.
         policy: a policy's name ("bfs", "dfs", "heap"), a `Policy`, or a callable (ready tasks, state) -> task.
         engine: "native" runs PyTorch's C++ engine with the policy's order pinned; everything works as in training.
-            "direct" calls one node at a time from Python, in the current thread; see `Stepper` for what it refuses.
+            "direct" calls one node at a time from Python, in the current thread; see `Stepper` for its limitations.
             None is "native", or "direct" for a tape, which only that engine can run.
         trace: what `Run.trace` records of each task: "off" its times, queue and shapes, "cheap" and "full" also
             statistics of its gradients. None, the default, records nothing and adds no hooks.
@@ -63,7 +63,7 @@ def backward(
             keeps PyTorch's thread for each device, so that devices overlap, and the policy orders each device's own
             tasks. With engine="direct" tasks run one at a time, in the order in which the devices would start them; see
             `Stepper`.
-        memory: measure what each task allocates and frees, on each device: `Run.timeline`, `Run.timelines`,
+        memory: measure the memory that each task allocates and frees, on each device: `Run.timeline`, `Run.timelines`,
             `Run.peak()`. Of the forward this finds its results and the saved tensors. A constant that nodes save and
             your code holds counts as an input (`Timeline.constant_bytes`), unless a capture with every_call recorded
             its creation. `ts.profile` measures the forward, too, and so has everything. For queues="per device" see
@@ -107,7 +107,7 @@ def backward(
     if isinstance(tensors, HipsTape):
         raise not_native()
     accumulation.check_native()
-    if trace is None and not memory and (run := run_unread(call, chosen, queues)) is not None:
+    if trace is None and not memory and (run := run_without_graph(call, chosen, queues)) is not None:
         return run
     plan = Plan.of(call, chosen)
     if not memory:

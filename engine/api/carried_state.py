@@ -86,7 +86,10 @@ class CarriedState:
         self._left_alone: set[int] = set()  # dicts that are not restored, by id()
         optimizers, kept = self._of_process()
         self._note(optimizers, _MOST_OF_OPTIMIZERS)
-        self._note([*_beneath(make_loss), *also, *kept], _MOST)
+        functions: list[Any] = [make_loss]
+        if isinstance(make_loss, FunctionType) and (make_loss.__module__ or "").startswith("tapescope"):
+            functions = [cell.cell_contents for cell in make_loss.__closure__ or ()]  # the user's, which it calls
+        self._note([*functions, *also, *kept], _MOST)
 
     def make_loss(self) -> Any:
         """Run the forward; compare the losses of the first two runs that start from the same state."""
@@ -119,7 +122,7 @@ class CarriedState:
         return found
 
     def put_back(self) -> None:
-        """Restore what the runs have changed."""
+        """Restore the state that the runs have changed."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._kept(), self._undo),
             lambda: for_all(self._flags, _put_requires_grad),
@@ -131,7 +134,7 @@ class CarriedState:
             self._moved_on = self._advanced()
 
     def tell(self) -> None:
-        """Report what could not be restored.
+        """Report state that could not be restored.
 
         Raises:
             RuntimeError: something could not be restored, and `refuses` was set.
@@ -144,7 +147,7 @@ class CarriedState:
         warn(self._text)
 
     def explain(self, error: BaseException) -> None:
-        """Add what could not be restored to an error, unless it was reported."""
+        """Add a note about state that could not be restored to an error, unless it was reported."""
         if self._moved_on is None:
             self._moved_on = self._advanced()
         if self._moved_on is not None and not self._is_reported:
@@ -163,7 +166,7 @@ class CarriedState:
             change.undo()
 
     def _note(self, code: Iterable[Any], most: int) -> None:
-        for found, name, owner in reach(code, most, goes_on=True):
+        for found, name, owner in reach(code, most, skips_large=True):
             if isinstance(found, IteratorProgress):
                 self._iterators.append((found, name, owner))
             elif not isinstance(found, Tensor | Unseen):
@@ -205,7 +208,11 @@ class CarriedState:
             yield from (found for found in (*vars(leaf).values(), *hooks.values()) if found is not None)
 
     def _of_module(self, module: nn.Module) -> Iterator[Any]:
-        if _is_left_alone(module):
+        is_left_alone = isinstance(module, torch.jit.ScriptModule | DistributedDataParallel) or is_fully_sharded(module)
+        if isinstance(module, LazyModuleMixin):
+            tensors = (*module._parameters.values(), *module._buffers.values())
+            is_left_alone = any(each is not None and is_lazy(each) for each in tensors)
+        if is_left_alone:  # its state is restored elsewhere, or cannot be restored
             if isinstance(module, DistributedDataParallel):  # whether the next forward broadcasts buffers
                 self._note_place(ByKey(vars(module), ("require_forward_param_sync",)))
             self._left_alone.update(map(id, (vars(module), *vars(module).values())))
@@ -271,19 +278,3 @@ def _put_requires_grad(kept: tuple[ref[Tensor], bool]) -> None:
 def _is_made(before: object, after: object) -> bool:
     there_was = before is not None and before is not MISSING
     return isinstance(after, Tensor) and not after.requires_grad and not there_was
-
-
-def _is_left_alone(module: nn.Module) -> bool:
-    """Return whether the module's state is restored elsewhere or cannot be restored."""
-    if isinstance(module, LazyModuleMixin):
-        return any(
-            each is not None and is_lazy(each) for each in (*module._parameters.values(), *module._buffers.values())
-        )
-    return isinstance(module, torch.jit.ScriptModule | DistributedDataParallel) or is_fully_sharded(module)
-
-
-def _beneath(make_loss: Callable[..., Any]) -> list[Any]:
-    """Return the functions to record: the user's own, or those that a function of tapescope calls."""
-    if not isinstance(make_loss, FunctionType) or not (make_loss.__module__ or "").startswith("tapescope"):
-        return [make_loss]
-    return [cell.cell_contents for cell in make_loss.__closure__ or ()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ...inspector.graph.freed_nodes import first_over
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
@@ -37,7 +37,7 @@ def debug(
 ) -> Stepper | NativeSession:
     """Start a backward that runs one task at a time.
 
-    With engine="direct" any ready task may run next; see `Stepper` for what the session can do and what it refuses.
+    With engine="direct" any ready task may run next; see `Stepper` for the session's abilities and limitations.
     With "native" PyTorch's own engine runs everything, and stops on request; see `NativeSession`.
 
         session = ts.debug(loss, policy="bfs")
@@ -98,7 +98,8 @@ def unused(session: S) -> S:
         RuntimeError: the graph has been freed; the message is PyTorch's, with the node.
     """
     graph, needed = session.graph, session.needed
-    over = first_over(node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    nodes = (node for task_id, node in enumerate(graph.nodes) if needed is None or task_id in needed)
+    over = next(filter(is_freed, nodes), None)
     if over is None:
         backward_begins()
         return session

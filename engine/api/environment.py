@@ -7,6 +7,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +82,17 @@ FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], 
 """For each flag: a function that reads it, one that sets it, and one that checks a value."""
 
 
-def _backend(module: Any, name: str) -> None:
-    def read() -> Any:
-        return getattr(module, name)
-
-    def write(value: Any) -> None:
-        setattr(module, name, value)
-
-    FLAGS[f"{module.__name__.removeprefix('torch.backends.')}.{name}"] = read, write, lambda value: value in (0, 1)
-
-
 for _module, _names in (
     (torch.backends.cudnn, ("enabled", "benchmark", "deterministic")),
     (torch.backends.mkldnn, ("enabled", "deterministic")),
 ):
     for _name in _names:
         if hasattr(_module, _name):
-            _backend(_module, _name)
+            FLAGS[f"{_module.__name__.removeprefix('torch.backends.')}.{_name}"] = (
+                partial(getattr, _module, _name),
+                partial(setattr, _module, _name),
+                lambda value: value in (0, 1),
+            )
 
 
 def flags_now() -> dict[str, Any]:

@@ -227,7 +227,7 @@ def _put_process_flag(kept: tuple[Callable[[Any], object], Callable[[], Any], An
 
 @contextmanager
 def sharding_as_before() -> Iterator[None]:
-    """Restore what `fully_shard` (FSDP2) has gathered, accumulated and put into .grad.
+    """Restore parameters that `fully_shard` (FSDP2) has gathered, and gradients that it has accumulated.
 
     Use it around a forward and any part of its backward. Without a backward, FSDP2 would continue with the gathered
     parameters, and miss the optimizer's updates of the shards.

@@ -82,7 +82,12 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
             del loss
             operators = recorder.operators
             tell("timing each operation")
-            rounds = [_operation_times(world, recorder, operators) for _ in range(repetitions)]
+            rounds: list[list[float] | None] = []
+            for _ in range(repetitions):
+                _find_the_same(world, recorder)
+                with same_random_numbers(), same_flags(), _Stopwatch(recorder.accelerated) as watch:
+                    world.make_loss()
+                rounds.append(watch.seconds if watch.operators == operators else None)
             tell("timing the forward")
             seconds = min(_forward_seconds(world, recorder) for _ in range(repetitions))
         finally:
@@ -130,18 +135,10 @@ class _Stopwatch(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _find_the_same(world: AsFound, recorder: ForwardRecorder) -> None:
-    """Restore the state for the next forward, and report what could not be restored."""
+    """Restore the state for the next forward, and report state that could not be restored."""
     recorder.restore()
     world.put_back()
     world.carried.tell()
-
-
-def _operation_times(world: AsFound, recorder: ForwardRecorder, operators: list[Operator]) -> list[float] | None:
-    """Return the seconds of each operation in one more forward; None if it runs other operations."""
-    _find_the_same(world, recorder)
-    with same_random_numbers(), same_flags(), _Stopwatch(recorder.accelerated) as watch:
-        world.make_loss()
-    return watch.seconds if watch.operators == operators else None
 
 
 def _forward_seconds(world: AsFound, recorder: ForwardRecorder) -> float:

@@ -1,9 +1,9 @@
-"""Restoring what runs of a user's program change: .grad, buffers, parameters, random numbers."""
+"""Restoring the state that runs of a user's program change: .grad, buffers, parameters, random numbers."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from operator import is_
@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import stateless
 
-from ...inspector.capture.operator_traits import may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.hips.tape import HipsTape
 from ...inspector.torch_private.call_watchers import watching_modules
@@ -62,11 +62,11 @@ class AsFound:
       only by a nested backward (reentrant checkpoints, custom Functions)
     * the bits of all earlier tensors that are modified, including buffers and parameters, also if `.data` is set
     * which tensors are a module's parameters and buffers
-    * what FSDP2 has gathered and summed
+    * parameters that FSDP2 has gathered, and gradients that it has summed
     * the random number generators of torch, Python and NumPy, and those passed to operations
     * flags of torch (`FLAGS`)
     * Python state: attributes of modules, the state of optimizers, variables in closures, which tensors require grad
-      (see `CarriedState`, which also reports what could not be restored)
+      (see `CarriedState`, which also reports state that could not be restored)
 
     Weights that an open `torch.autocast` has cast and cached are cleared before each forward and at the end. Each
     forward casts its own, as under a newly opened autocast.
@@ -169,7 +169,8 @@ class AsFound:
 
     @contextmanager
     def _part(self) -> Iterator[None]:
-        """Restore everything after the outermost part; in between, a backward needs what its forward has modified."""
+        """Restore everything after the outermost part. In between, a backward needs the tensors that its forward has
+        modified."""
         self._depth += 1
         try:
             with same_random_numbers(), same_flags():
@@ -191,8 +192,13 @@ class AsFound:
                     self._tensors.note_data(each)
 
     def _note_module(self, module: nn.Module, arguments: object = None) -> None:
-        if is_dynamo_compiling() or module in self._modules or _in_functional_call():
+        if is_dynamo_compiling() or module in self._modules:
             return
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename == stateless.__file__:  # functional_call restores a module's tensors itself
+                return
+            frame = frame.f_back  # type: ignore[assignment]
         of_fsdp = {id(tensor) for each in sharded_parameters() for tensor in (each.shard, each.gathered)} - {id(None)}
         for each in module.modules():
             if each in self._modules:
@@ -220,14 +226,18 @@ class AsFound:
 
 def _bind(kept: tuple[dict[str, Any], dict[str, Any]]) -> None:
     names, before = kept
-    if not _is_same(names, before):
+    # The same objects in the same order; tensors are not compared by value.
+    if list(names) != list(before) or not all(map(is_, names.values(), before.values())):
         names.clear()
         names.update(before)
 
 
 def _put_data(kept: tuple[ref[Tensor], Tensor]) -> None:
     tensor, data = kept[0](), kept[1]
-    if tensor is not None and not _sees_same(tensor, data):
+    if tensor is None:
+        return
+    same_memory = tensor.data_ptr() == data.data_ptr() and tensor.dtype == data.dtype
+    if not (same_memory and tensor.shape == data.shape and tensor.stride() == data.stride()):
         tensor.data = data
 
 
@@ -296,7 +306,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._data.append((ref(tensor), tensor.detach()))
 
     def restore(self) -> None:
-        """Restore what was recorded."""
+        """Restore the recorded state."""
         steps: list[Callable[[], object]] = [
             lambda: for_all(self._data, _put_data),
             lambda: for_all(self._grads, _put_grad),  # after the data, since both must have the same dtype
@@ -311,9 +321,14 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         given: set[int] = set()
         for tensor in tensors_of((args, kwargs)):
             if tensor.requires_grad and _keeps_gradient(tensor) and tensor.is_leaf and _is_new(tensor, self._seen):
-                self._take_leaf(tensor)
+                self.note_leaf(tensor)
+                self.leaves.append(self._seen[id(tensor)])
+                if tensor.grad is not None:  # use a copy, since another graph may have saved the original
+                    with unobserved():
+                        tensor.grad = tensor.grad.clone()
+                        self._note_made(tensor.grad, ())
             given.update(part.untyped_storage()._cdata for part in strided_parts(tensor))
-        if may_write(operator):
+        if traits_of(operator).may_write:
             self._note_written(written_by(operator, args, kwargs))
         elif operator.namespace == "c10d":  # schemas of collectives do not declare what they modify
             self._note_written(tensors_of(args))
@@ -324,14 +339,6 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(result):
             self._note_made(tensor, given)
         return result
-
-    def _take_leaf(self, leaf: Tensor) -> None:
-        self.note_leaf(leaf)
-        self.leaves.append(self._seen[id(leaf)])
-        if leaf.grad is not None:  # use a copy, since another graph may have saved the original
-            with unobserved():
-                leaf.grad = leaf.grad.clone()
-                self._note_made(leaf.grad, ())
 
     def _note_made(self, tensor: Tensor, given: Collection[int]) -> None:
         for part in strided_parts(tensor):
@@ -351,7 +358,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def _note_content(self, tensor: Tensor) -> None:
-        """Record the values of a tensor without a storage of its own, such as a sparse one."""
+        """Record the values of a tensor that has no storage itself, such as a sparse one."""
         parts = list(strided_parts(tensor))
         is_made = bool(parts) and all(self._is_made(part.untyped_storage()) for part in parts)
         if not is_made and not tensor.is_meta and id(tensor) not in self._contents:
@@ -376,21 +383,6 @@ def _keeps_gradient(tensor: Tensor) -> bool:
         return False
 
 
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether both have the same objects in the same order; tensors are not compared by value."""
-    return list(one) == list(other) and all(map(is_, one.values(), other.values()))
-
-
-def _sees_same(tensor: Tensor, data: Tensor) -> bool:
-    """Return whether the tensor is the same view of the same memory."""
-    return (
-        tensor.data_ptr() == data.data_ptr()
-        and tensor.dtype == data.dtype
-        and tensor.shape == data.shape
-        and tensor.stride() == data.stride()
-    )
-
-
 def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
     """Return whether a tensor is not in `known`, and add it."""
     number = id(tensor)
@@ -401,11 +393,3 @@ def _is_new(tensor: Tensor, known: dict[int, ref[Tensor]]) -> bool:
 
 
 keep_compiler_out(AsFound._note_module)
-
-
-def _in_functional_call() -> bool:
-    """Return whether this runs inside `torch.func.functional_call`, which restores a module's tensors itself."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_filename != stateless.__file__:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

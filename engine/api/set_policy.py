@@ -13,7 +13,6 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.torch_private.engine import redirect_backward, torch_backward
 from ...inspector.validation import expect_callable, expect_choice
-from ..execution.backward_arguments import explain_several_elements
 from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
@@ -114,31 +113,12 @@ class Installation:
             raise
         if error is not None:
             explain_out_of_memory(error)
-            explain_several_elements(error)
-
-    def _run(
-        self,
-        tensors: Sequence[Tensor | GradientEdge],
-        grad_tensors: Sequence[Tensor | None],
-        retain_graph: bool,
-        create_graph: bool,
-        inputs: Sequence[Tensor] | Sequence[GradientEdge],
-    ) -> None:
-        run = backward(
-            tensors,
-            grad_tensors,
-            retain_graph,
-            create_graph,
-            inputs or None,
-            policy=self._policy,
-            engine=self.engine,
-            trace=self._trace,
-            queues=self._queues,
-        )
-        with _lock:
-            self.backwards += 1
-        if self._on_run is not None:
-            self._on_run(run)
+            of_scalar = str(error).startswith("grad can be implicitly created only for scalar")
+            if of_scalar and not hasattr(error, "__notes__"):  # PyTorch's own error, raised before ours
+                error.add_note(
+                    "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
+                    "loss.backward(gradient)"
+                )
 
 
 def _run_installed(
@@ -154,7 +134,21 @@ def _run_installed(
         torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
     else:
         with out_of_memory_explained():
-            innermost._run(tensors, grad_tensors, retain_graph, create_graph, inputs)
+            run = backward(
+                tensors,
+                grad_tensors,
+                retain_graph,
+                create_graph,
+                inputs or None,
+                policy=innermost._policy,
+                engine=innermost.engine,
+                trace=innermost._trace,
+                queues=innermost._queues,
+            )
+            with _lock:
+                innermost.backwards += 1
+            if innermost._on_run is not None:
+                innermost._on_run(run)
 
 
 def set_policy(

@@ -25,7 +25,7 @@ from ..api.environment import Machine, this_machine
 from ..api.make_loss import MakeLoss, expect_make_loss, real_loss_of
 from ..api.profile import profile
 from ..api.restore_state import AsFound
-from ..api.time_backwards import Spread
+from ..api.time_backwards import Spread, wait_for
 from ..memory.device_choice import device_of
 from ..recording.peak_facts import Hint
 from ..recording.peak_report import peak_report
@@ -391,24 +391,20 @@ def _times(
 ) -> tuple[Spread, Spread]:
     """Measure the forwards and the backwards, in nanoseconds."""
     times: list[tuple[int, int]] = []
+    devices = [] if device.type == "cpu" else [device]
     for _ in range(_STEPS):
         with world.run(leaves):
-            _wait(device)
+            wait_for(devices)
             started = perf_counter_ns()
             loss = make_loss()
-            _wait(device)
+            wait_for(devices)
             between = perf_counter_ns()
             loss.backward()  # type: ignore[no-untyped-call]
-            _wait(device)
+            wait_for(devices)
             times.append((between - started, perf_counter_ns() - between))
             del loss
     forward, back = zip(*times, strict=True)
     return Spread.of(forward), Spread.of(back)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def _cells(item: Item, peak_bytes: int) -> list[str]:

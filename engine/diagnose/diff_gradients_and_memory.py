@@ -15,7 +15,6 @@ from ..memory.estimates import estimate_sentence
 from ..memory.lifetimes import Category
 from ..memory.timeline import Storage, Timeline
 from ..recording.peak_report import PeakGroup, groups_of, title_of
-from ..recording.statistics import Statistics
 from ..recording.task_records import RecordedGradient
 
 
@@ -51,7 +50,8 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
     Histograms give no such bound and are not compared.
     """
     if first is None or second is None:
-        return EQUAL if first is second else Apart(math.inf, "missing", *map(_presence, (first, second)))
+        found = ["none" if gradient is None else "a gradient" for gradient in (first, second)]
+        return EQUAL if first is second else Apart(math.inf, "missing", *found)
     if first.meta.shape != second.meta.shape:
         return Apart(math.inf, "shape", *map(_shape, (first, second)))
     mine, other = first.statistics, second.statistics
@@ -61,30 +61,22 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
         return Apart(math.inf, "NaN", mine.nan_count, other.nan_count)
     if mine.inf_count != other.inf_count:
         return Apart(math.inf, "infinite", mine.inf_count, other.inf_count)
-    return _of_finite(mine, other)
-
-
-def _of_finite(first: Statistics, second: Statistics) -> Apart:
-    if first.norm is None or second.norm is None:
+    if mine.norm is None or other.norm is None:
         return EQUAL
-    norm = max(first.norm, second.norm)
-    found = [_relative("norm", first.norm, second.norm, norm)]
-    if first.layout == second.layout:  # of two layouts, one may store zeros that the other omits
-        count = max((first.count or 0) - (first.nan_count or 0) - (first.inf_count or 0), 1)
-        found.append(_relative("mean", first.mean, second.mean, norm / math.sqrt(count)))
-        found.append(_relative("least", first.min, second.min, norm))
-        found.append(_relative("largest", first.max, second.max, norm))
-    return max(found, key=lambda each: each.share)
+    norm = max(mine.norm, other.norm)
+    bounds = [_relative("norm", mine.norm, other.norm, norm)]
+    if mine.layout == other.layout:  # of two layouts, one may store zeros that the other omits
+        count = max((mine.count or 0) - mine.nan_count - (mine.inf_count or 0), 1)
+        bounds.append(_relative("mean", mine.mean, other.mean, norm / math.sqrt(count)))
+        bounds.append(_relative("least", mine.min, other.min, norm))
+        bounds.append(_relative("largest", mine.max, other.max, norm))
+    return max(bounds, key=lambda each: each.share)
 
 
 def _relative(by: str, first: float | None, second: float | None, of: float) -> Apart:
     if first is None or second is None or first == second or not of:
         return EQUAL
     return Apart(abs(first - second) / of, by, first, second)
-
-
-def _presence(gradient: RecordedGradient | None) -> str:
-    return "none" if gradient is None else "a gradient"
 
 
 def _shape(gradient: RecordedGradient) -> str:
@@ -154,8 +146,8 @@ class MemoryDifference:
         """
         known = dict(zip(self.pairs, self.pairs, strict=True)), {other: mine for mine, other in self.pairs.items()}
         alive = _alive(self.timelines[0], known[0]), _alive(self.timelines[1], known[1])
-        for name in (_as_paired, _as_named):
-            mine, other = ([name(each) for each in found] for found in alive)
+        for key in ("paired", "named"):
+            mine, other = ([getattr(each, key) for each in found] for found in alive)
             both = Counter(mine) & Counter(other)
             both.pop(None, None)
             alive = _without(alive[0], mine, both), _without(alive[1], other, both)
@@ -204,22 +196,15 @@ class _Alive:
     """A storage at the peak of one run.
 
     Attributes:
-        paired: the tasks that allocate and use it, as ids of the first run; None if one of them is in one run only.
-        named: the task that allocates it, by names.
+        paired: its size, its category and the tasks that allocate and use it, as ids of the first run; None if one of
+            them is in one run only.
+        named: its size, its category and the task that allocates it, by names.
     """
 
     storage: Storage
     category: Category
     paired: Hashable | None
     named: Hashable
-
-
-def _as_paired(each: _Alive) -> Hashable | None:
-    return None if each.paired is None else (each.storage.nbytes, each.category, each.paired)
-
-
-def _as_named(each: _Alive) -> Hashable:
-    return each.storage.nbytes, each.category, each.named
 
 
 def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
@@ -230,7 +215,8 @@ def _alive(timeline: Timeline, known: Mapping[int, int]) -> list[_Alive]:
         if storage.nbytes:
             category = timeline.category_at(number, timeline.peak_event, timeline.peak_place)
             paired, named = _keys(timeline, storage, known)
-            found.append(_Alive(storage, category, paired, named))
+            size = storage.nbytes, category
+            found.append(_Alive(storage, category, None if paired is None else (*size, paired), (*size, named)))
     return found
 
 

@@ -191,7 +191,7 @@ class Difference:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The findings in words, except those about the parameters."""
-        return (*self._of_order(), *self._of_values(), *self._of_tasks(), *self._of_memory())
+        return (*self._of_order(), *self._of_values(), *self._of_tasks_and_memory())
 
     def _of_order(self) -> Iterator[str]:
         first = self.first_in_order
@@ -222,18 +222,19 @@ class Difference:
                 "not compared."
             )
         first, jump = self.first_in_values, self.jump
-        if jump is None and not self._known_count():
+        known = sum(map(_known, self.tasks))
+        if jump is None and not known:
             return
         if jump is None:
             yield (
-                f"{_COMPARED} of all {self._count()} are equal to the last digit. "
+                f"{_COMPARED} of all {known:,} gradients are equal to the last digit. "
                 "They cannot tell whether the gradients themselves are equal."
             )
             return
         if first is None:
             largest = max(self.values, key=lambda each: each.share)
             yield (
-                f"{_COMPARED} of all {self._count()} agree within the tolerance; the largest difference, "
+                f"{_COMPARED} of all {known:,} gradients agree within the tolerance; the largest difference, "
                 f"{percent_text(largest.share)}, is at {self._both(largest.task)}. "
                 "The gradients themselves may differ by more."
             )
@@ -246,25 +247,19 @@ class Difference:
                 yield f"Leaving out parameter gradients, the difference grows most here: {self._said(jump)}."
             if "gives" in (first.how, jump.how):
                 yield "A task's outputs also depend on its saved tensors, which are not compared."
-        yield self._of_tolerance()
-
-    def _of_tolerance(self) -> str:
+        tolerance = percent_text(self.tolerance)
         if self.dtype is None:
-            return f"The tolerance is {percent_text(self.tolerance)}, as passed."
-        name = dtype_name(self.dtype)
-        return (
-            f"The tolerance, {percent_text(self.tolerance)}, is the square root of the epsilon "
-            f"of {name}, the coarsest dtype."
-        )
+            yield f"The tolerance is {tolerance}, as passed."
+        else:
+            name = dtype_name(self.dtype)
+            yield f"The tolerance, {tolerance}, is the square root of the epsilon of {name}, the coarsest dtype."
 
-    def _of_tasks(self) -> Iterator[str]:
+    def _of_tasks_and_memory(self) -> Iterator[str]:
         for name, tasks in zip(self.names, self.only, strict=True):
             if tasks:
                 kinds = Counter(map(task_name, tasks))
                 shown = joined([f"{count:,} × {kind}" if count > 1 else kind for kind, count in kinds.most_common()])
                 yield f"Only {name} has {shown}."
-
-    def _of_memory(self) -> Iterator[str]:
         if self.memory is not None:
             yield from self.memory.sentences(self.names, bool(self.elsewhere))
             for each in self.elsewhere:
@@ -275,12 +270,6 @@ class Difference:
                 f"Memory is not compared because the memory of {without} was not measured. "
                 "ts.backward(loss, memory=True) and ts.profile(make_loss) measure it."
             )
-
-    def _known_count(self) -> int:
-        return sum(map(_known, self.tasks))
-
-    def _count(self) -> str:
-        return f"{self._known_count():,} gradients"
 
     def _said(self, value: ValueDifference) -> str:
         """Return a clause about one gradient that differs."""
@@ -324,14 +313,9 @@ class Difference:
         for each in differing[:_MOST_LEAVES]:
             found = each.takes[0] or EQUAL
             share = "too small to tell" if 0 in each.small_inputs else percent_text(found.share)
-            values = [
-                f"{value:.4g}" if isinstance(value, float) else str(value) for value in (found.first, found.second)
-            ]
-            rows.append([self._leaf(each), share, found.by, *values])
+            leaf = each.tasks[0].parameter or self.graphs[0].describe(each.tasks[0])
+            rows.append([leaf, share, found.by, *map(_value, (found.first, found.second))])
         return rows
-
-    def _leaf(self, found: TaskDifference) -> str:
-        return found.tasks[0].parameter or self.graphs[0].describe(found.tasks[0])
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per task that both runs executed, for `pandas.DataFrame(difference.records())`."""

@@ -153,15 +153,14 @@ class Signatures:
         """For each task, the first matched tasks downstream. Only tasks with a single next task may lie between."""
         found: list[frozenset[int]] = [frozenset()] * len(self._graph)
         for task_id in reversed(self._surveyed.sources_first):
-            found[task_id] = frozenset(self._steps_down(task_id, found))
+            reached: set[int] = set()
+            for edge in self._graph.out_edges[task_id]:
+                if edge.next_task in self._known:
+                    reached.add(self._known[edge.next_task])
+                elif len(self._graph.out_edges[edge.next_task]) == 1:
+                    reached |= found[edge.next_task]
+            found[task_id] = frozenset(reached)
         return found
-
-    def _steps_down(self, task_id: int, found: list[frozenset[int]]) -> Iterator[int]:
-        for edge in self._graph.out_edges[task_id]:
-            if edge.next_task in self._known:
-                yield self._known[edge.next_task]
-            elif len(self._graph.out_edges[edge.next_task]) == 1:
-                yield from found[edge.next_task]
 
 
 def label(task: Task) -> Hashable:
@@ -203,40 +202,29 @@ def aligned(first: Graph, second: Graph, values: tuple[Values, Values] = ({}, {}
     tensors = {id(leaf): task_id for task_id, leaf in second.leaves.items()}
     pairs = {task_id: tensors[id(leaf)] for task_id, leaf in first.leaves.items() if id(leaf) in tensors}
     growth = _Growth(first, second, pairs, values)
-    for alike in (_shape, _dimensions):
-        pairs.update(list(_same_names(first, second, pairs, alike)))
+    for by_shape in (True, False):
+        pairs.update(list(_same_names(first, second, pairs, by_shape)))
         growth.grow()
     both = was_captured(first) and was_captured(second)
     if both:
         growth.go_by_order(_call_of)
         growth.grow()
-    growth.go_by_order(_anywhere, by_operation=both)
+    growth.go_by_order(lambda graph, task: True, by_operation=both)
     return pairs
 
 
-def _same_names(
-    first: Graph, second: Graph, pairs: Mapping[int, int], alike: Callable[[Task], Hashable]
-) -> Iterator[tuple[int, int]]:
-    """Match remaining leaves with equal names and shapes; a module's number may have changed."""
+def _same_names(first: Graph, second: Graph, pairs: Mapping[int, int], by_shape: bool) -> Iterator[tuple[int, int]]:
+    """Match the remaining leaves of equal names whose shapes, or numbers of dimensions, are equal."""
     taken = set(pairs.values())
     names = {task.parameter: task for task in second.tasks if task.is_leaf and task.id not in taken}
     for task in first.tasks:
         if task.is_leaf and task.parameter is not None and task.id not in pairs:
             named = names.get(task.parameter)
-            if named is not None and alike(task) == alike(named):
+            if named is None:
+                continue
+            mine, other = task.inputs[0].shape, named.inputs[0].shape
+            if mine == other or (not by_shape and mine is not None and other is not None and len(mine) == len(other)):
                 yield task.id, named.id
-
-
-def _shape(task: Task) -> tuple[int, ...] | None:
-    return task.inputs[0].shape
-
-
-def _dimensions(task: Task) -> int | None:
-    return None if task.inputs[0].shape is None else len(task.inputs[0].shape)
-
-
-def _are_named(graph: Graph) -> bool:
-    return any(task.parameter is not None for task in graph.tasks)
 
 
 _Key = Callable[[Signatures, Task], Hashable | None]
@@ -259,7 +247,7 @@ class _Growth:
         self._surveyed = Surveyed(first), Surveyed(second)
         self._pairs = pairs
         self._values = values
-        self._named = _are_named(first) and _are_named(second)
+        self._named = all(any(task.parameter is not None for task in graph.tasks) for graph in self._graphs)
 
     def grow(self) -> None:
         """Add all pairs that follow from the tasks below or above, the most certain first."""
@@ -307,9 +295,8 @@ class _Growth:
 
     def _add(self, both: tuple[Signatures, Signatures], task_id: int, twin: int) -> None:
         near = both[0].next_known[task_id], both[1].next_known[twin]
-        if (
-            not all(near) or near[0] & near[1]
-        ):  # two next tasks that are matched, but not with each other, contradict the pair
+        # Two next tasks that are matched, but not with each other, contradict the pair.
+        if not all(near) or near[0] & near[1]:
             self._pairs[task_id] = twin
 
     def go_by_order(self, group: _Group, *, by_operation: bool = True) -> None:
@@ -335,10 +322,6 @@ def _call_of(graph: Graph, task: Task) -> Hashable | None:
     return call.path, call.class_name, call.index
 
 
-def _anywhere(graph: Graph, task: Task) -> Hashable | None:
-    return True
-
-
 def _in_order(
     first: Sequence[Task], second: Sequence[Task], by_operation: bool, by_name: bool
 ) -> Iterator[tuple[int, int]]:
@@ -356,14 +339,13 @@ def _in_order(
     before = (-1, -1)
     for place in [*places, (len(first), len(second))]:
         mine, other = first[before[0] + 1 : place[0]], second[before[1] + 1 : place[1]]
-        if len(mine) == len(other) and all(map(_same_operation, mine, other)):
+        if len(mine) == len(other) and all(
+            task.operation is not None and _operation(task) == _operation(twin) and task.is_leaf == twin.is_leaf
+            for task, twin in zip(mine, other, strict=True)
+        ):
             yield from ((task.id, each.id) for task, each in zip(mine, other, strict=True))
         before = place
 
 
 def _operation(task: Task) -> str | None:
     return None if task.operation is None else task.operation.name
-
-
-def _same_operation(first: Task, second: Task) -> bool:
-    return first.operation is not None and _operation(first) == _operation(second) and first.is_leaf == second.is_leaf

@@ -111,10 +111,7 @@ class _Taken:
     depends: int = 0  # a bit set with one bit per leaf
     before: _State | None = None
     output: object = None
-    end_of: tuple[Node | None, int] = (
-        None,
-        0,
-    )  # the output's node at that time, since a later write in place replaces it
+    end_of: tuple[Node | None, int] = (None, 0)  # the output's node then; a later write in place replaces it
     gradients: list[Tensor] = field(default_factory=list)  # the output's gradient, once the backward has run
     refused: str | None = None
 
@@ -177,16 +174,6 @@ def _within(family: Family, ensemble: Ensemble) -> bool:
 
 
 _PLAIN = (bool, int, float, str, type(None))
-
-
-def differing_attributes(members: Sequence[nn.Module]) -> tuple[str, ...]:
-    """Return the plain attributes that differ between members; one member's forward would use only its own."""
-    found: dict[str, None] = {}
-    for (name, first), *others in zip(*(member.named_modules() for member in members), strict=True):
-        for attribute, value in vars(first).items():
-            if isinstance(value, _PLAIN) and any(vars(other).get(attribute) != value for _, other in others):
-                found[f"{name}.{attribute}" if name else attribute] = None
-    return tuple(found)
 
 
 class _Follower:
@@ -369,6 +356,12 @@ class _Follower:
             (None if node is None else self._tasks.get(node), output)
             for node, output in (each.end_of for each in taken)
         ]
+        # One member's forward, which runs for all, would use only its own values of these attributes.
+        differing: dict[str, None] = {}
+        for (name, first), *others in zip(*(member.named_modules() for member in members), strict=True):
+            for attribute, value in vars(first).items():
+                if isinstance(value, _PLAIN) and any(vars(other).get(attribute) != value for _, other in others):
+                    differing[f"{name}.{attribute}" if name else attribute] = None
         return Ensemble(
             members,
             paths,
@@ -377,7 +370,7 @@ class _Follower:
             combination_of(drawn, ends, self._zeros_added),
             tuple(each.gradients[-1] for each in taken),
             tuple((call.start, call.end) for call in (family.calls[number] for number in numbers)),
-            differing_attributes(members),
+            tuple(differing),
             family.more,
         )
 

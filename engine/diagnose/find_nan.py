@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.capture.build_graph import why_no_graph
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.source_lines import Source
 from ...inspector.hips.observers import looking_at_values
 from ...inspector.hips.tape import HipsTape, not_native
@@ -59,9 +59,8 @@ def value_of(tape: HipsTape) -> float:
         return 0.0
     finite = np.isfinite(values)
     value = float(np.real(values[np.argmin(finite)]))
-    return (
-        value if finite.all() or not math.isfinite(value) else math.nan
-    )  # a complex value whose imaginary part is bad
+    # A complex value whose imaginary part is bad has a finite real part.
+    return value if finite.all() or not math.isfinite(value) else math.nan
 
 
 def first_stop(tape: HipsTape) -> Stop | None:
@@ -79,7 +78,11 @@ def first_stop(tape: HipsTape) -> Stop | None:
         tape.gradient = before
 
 
-LEAVES_LAST = Policy("leaves last", "leaves last, else last created first", lambda task, _: _leaf_last(task))
+LEAVES_LAST = Policy(
+    "leaves last",
+    "leaves last, else last created first",
+    lambda task, _: (1, task.id) if task.is_leaf else (0, -task.sequence_nr),
+)
 """Runs the leaves last, when all gradients have been computed and none has been added to a .grad."""
 
 NAMED = 3  # leaves named in a sentence, which may be about a large model's
@@ -262,13 +265,10 @@ def _hooked_leaves(graph: Graph) -> list[Task]:
 
 def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backward:
     """Run all tasks except the leaves', and check the gradients in the leaves' input buffers."""
-    with (
-        uncompiled(),
-        watch.flow,
-        _session(loss, engine) as session,
-    ):  # a checkpoint must recompute the forward as it ran
+    # Uncompiled, because a checkpoint must recompute the forward as it ran.
+    with uncompiled(), watch.flow, _session(loss, engine) as session:
         # The leaves run last here, but the report gives a task's position in PyTorch's own order.
-        session.stops.speak_of(schedule(session.graph, "heap", session.needed))
+        session.stops.use_order(schedule(session.graph, "heap", session.needed))
         session.watch("nan", "inf", synchronize=True)
         runs_leaves = is_sharded(session.graph)  # FSDP2 ends the step in its leaves' hooks
         if not runs_leaves and any(task.is_leaf for task in session.graph.tasks):
@@ -286,10 +286,18 @@ def _run_backward(watch: ForwardWatch, loss: Tensor, engine: Engine) -> _Backwar
         if isinstance(session, NativeSession) or runs_leaves:
             sums = 0 if runs_leaves else sum(len(graph.in_edges[task.id]) > 1 for task in leaves)
             stop = next(iter([*reached, *harmless]), None)
-            direct_works = engine == "native" and _is_for_direct(graph)
+            direct_works = engine == "native"
+            if direct_works:
+                try:
+                    refuse_tasks(graph)
+                except NotImplementedError:
+                    direct_works = False
             return _Backward(graph, stop, None, harmless, sums, _unread_tasks(session, leaves), direct_works)
         task_id, maker = _maker_at_leaves(watch, session, leaves)
-        at_leaves = _bad_at_leaves(session, leaves)
+        at_leaves = None  # a sum of finite gradients in a leaf's input buffer may overflow
+        for task in leaves:
+            session.stops.produced(task.id, session.waiting(task), ())
+            at_leaves = at_leaves or session.stops.found(wait=True)
         stop = next((stop for stop in reached if stop.task == task_id), reached[0] if reached else None)
         stop = stop or at_leaves or next(iter(harmless), None)
         return _Backward(graph, stop, maker, harmless, 0, _unread_tasks(session, leaves))
@@ -307,15 +315,6 @@ def _maker_at_leaves(
                     ids = {node: number for number, node in enumerate(session.graph.nodes)}
                     return watch.maker_of_gradient(part, first_bad(part), ids)
     return None, None
-
-
-def _bad_at_leaves(session: Stepper, leaves: Sequence[Task]) -> Stop | None:
-    """Return a stop for a bad sum in a leaf's input buffer: sums of finite gradients may overflow."""
-    first = None
-    for task in leaves:
-        session.stops.produced(task.id, session.waiting(task), ())
-        first = first or session.stops.found(wait=True)
-    return first
 
 
 def _session(loss: Tensor, engine: Engine) -> Stepper | NativeSession:
@@ -337,33 +336,21 @@ def _unread_tasks(session: Stepper | NativeSession, leaves: Sequence[Task]) -> d
     return unread
 
 
-def _is_for_direct(graph: Graph) -> bool:
-    try:
-        refuse_tasks(graph)
-    except NotImplementedError:
-        return False
-    return True
-
-
-def _leaf_last(task: Task) -> tuple[int, int]:
-    return (1, task.id) if task.is_leaf else (0, -task.sequence_nr)
-
-
 def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | None, graph: Graph | None) -> NanReport:
     """Return the report on a forward. bad: the bad part of the loss; None if it is finite or cannot be read."""
-    bare = None if graph is None else _without_nodes(graph)
+    node_free = None if graph is None else replace(graph, nodes=())
     finds = watch.finds
     if bad is None and isfinite(loss):
         said = f"The loss is {number_text(loss)} and has no graph, so there is no backward to check"
         sentences = (f"{said}; {why_no_graph(result)}.", *_passing(finds))
-        return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, bare)
+        return NanReport(None, sentences, None, None, None, loss, tuple(finds), None, node_free)
     story = None if bad is None else watch.story(bad, first_bad(bad))
     if story is None:
         said = f"The loss is {number_text(loss)}, but the operation that caused it was not recorded"
         with unobserved():
             unread = elements_of(result).unread
         sentences = (f"{said}{f': it cannot be read ({unread})' if unread else ''}.", *_passing(finds))
-        return NanReport("forward", sentences, None, None, None, loss, tuple(finds), None, bare)
+        return NanReport("forward", sentences, None, None, None, loss, tuple(finds), None, node_free)
     first = story.maker
     sentences = (
         f"The loss is {number_text(loss)}: {_said(first)}.",
@@ -375,13 +362,13 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | 
     where = first.operation, first.module, first.source
     before, after = story.before, story.after
     return NanReport(
-        "forward", sentences, *where, loss, tuple(finds), None, bare, maker=first, before=before, after=after
+        "forward", sentences, *where, loss, tuple(finds), None, node_free, maker=first, before=before, after=after
     )
 
 
 def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, hooked: Sequence[Task]) -> NanReport:
     graph, stop, sums = found.graph, found.stop, found.sums
-    bare = _without_nodes(graph)
+    node_free = replace(graph, nodes=())
     unread = tuple(sorted(found.unread))
     if stop is None or stop.task is None:
         said = f"The loss is {number_text(loss)}, and all gradients of its {len(graph)} tasks are finite"
@@ -397,14 +384,14 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
             said += '; engine="direct" checks them too' if found.direct_works else ""
         skipped: list[str] = []
         if hooked:
-            named = ", ".join(told_apart(graph, task) for task in hooked[:NAMED])
+            named = ", ".join(unique_name(graph, task) for task in hooked[:NAMED])
             more = f" and {len(hooked) - NAMED} more" if len(hooked) > NAMED else ""
             said_of = "Hooks of leaves did not run, so the gradients they return were not checked"
             skipped = [f"{said_of}: {named}{more}."]
         sentences = (f"{said}.", *skipped, *_passing(finds))
         not_run = tuple(task.id for task in hooked)
         return NanReport(
-            None, sentences, None, None, None, loss, tuple(finds), stop, bare, unread, not_run=not_run, sums=sums
+            None, sentences, None, None, None, loss, tuple(finds), stop, node_free, unread, not_run=not_run, sums=sums
         )
     task = graph.tasks[stop.task]
     _, _, gave = stop.text.partition(": ")
@@ -431,7 +418,7 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         loss,
         finds,
         stop,
-        bare,
+        node_free,
         unread,
         maker=found.maker,
         harmless=tuple(each.task for each in found.harmless if each.task is not None),
@@ -461,7 +448,3 @@ def _code(source: Source | None) -> Iterator[str]:
     code = () if source is None else source.code()
     if source is not None and code and code[0].strip():
         yield f"The line, in {source.function}: {code[0].strip()}"
-
-
-def _without_nodes(graph: Graph) -> Graph:
-    return replace(graph, nodes=())

@@ -174,7 +174,15 @@ class _Study:
         if run is not None:
             if self._graph is None:
                 self._graph = run.graph
-            _expect_same_graph(self._graph, run.graph, policy_name(policy))
+            first, own = (
+                ([(task.name, task.inputs) for task in of.tasks], of.edges) for of in (self._graph, run.graph)
+            )
+            if own != first:
+                raise ValueError(
+                    f"make_loss builds a different graph under {policy_name(policy)} than under {FIRST}, so the orders "
+                    "cannot be compared. Make it repeatable: use the same data and sizes, and seed its own random "
+                    "generators"
+                )
         return run
 
     def compare(self, name: str, run: OrderRun, first: OrderRun) -> None:
@@ -275,14 +283,3 @@ def _leaf_name(graph: Graph, leaf: int, gradient: Tensor | None) -> str:
     if gradient is None:
         return "a leaf"
     return f"a leaf of shape {'×'.join(map(str, gradient.shape))}" if gradient.dim() else "a scalar leaf"
-
-
-def _expect_same_graph(first: Graph, graph: Graph, order: str) -> None:
-    def signature(of: Graph) -> object:
-        return [(task.name, task.inputs) for task in of.tasks], of.edges
-
-    if graph is not first and signature(graph) != signature(first):
-        raise ValueError(
-            f"make_loss builds a different graph under {order} than under {FIRST}, so the orders cannot be compared. "
-            "Make it repeatable: use the same data and sizes, and seed its own random generators"
-        )

@@ -331,11 +331,11 @@ class _CutAt:
 class _Paths:
     """The ends of the paths of parameters that are not in the graph."""
 
-    def __init__(self, flow: Dataflow, ends: Sequence[int], asked: Sequence[bool]) -> None:
+    def __init__(self, flow: Dataflow, ends: Sequence[int], wanted: Sequence[bool]) -> None:
         self._steps = flow.steps
         self._cuts: list[_CutAt] = []
         self._ends: list[tuple[int, int]] = []  # parameters, as bits, and the last step that depends on them
-        self._follow(asked)
+        self._follow(wanted)
         self._in_loss = set(ends)
         self._python: dict[int, int] = {}  # by step, the step that converts its result to Python numbers
         for number in range(len(flow.steps) - 1, -1, -1):
@@ -347,15 +347,15 @@ class _Paths:
                 if number in self._python:
                     self._python[taken] = self._python[number]
 
-    def _follow(self, asked: Sequence[bool]) -> None:
+    def _follow(self, wanted: Sequence[bool]) -> None:
         # Bits per step: the requested parameters that a gradient of the step's result could reach. Each is freed
         # after the last step that uses it, because it is long for many parameters.
         carried: dict[int, int] = {}
         last = {taken: number for number, step in enumerate(self._steps) for taken, _ in step.takes}
-        goes_on = set(range(len(asked)))
+        goes_on = set(range(len(wanted)))
         for number, step in enumerate(self._steps):
             for taken, cut in step.takes:
-                bits = asked[taken] << taken if taken < len(asked) else carried.get(taken, 0)
+                bits = wanted[taken] << taken if taken < len(wanted) else carried.get(taken, 0)
                 if not bits:
                     continue
                 if cut is None:
@@ -442,7 +442,7 @@ class _Modules:
 
 def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     why: Why = "no gradient" if arrived.state is None else "zero gradient"
-    stories = [_origin(drawn, origin) for origin in arrived.origins]
+    stories = [describe_origin(drawn, origin) for origin in arrived.origins]
     task = drawn.tasks[arrived.origins[0].task]
     name = None if task.operation is None else task.operation.name
     return UnusedParameter(
@@ -450,7 +450,8 @@ def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     )
 
 
-def _origin(drawn: Graph, origin: ZeroOrigin) -> str:
+def describe_origin(drawn: Graph, origin: ZeroOrigin) -> str:
+    """Return where a missing or zero gradient begins, and why, as part of a sentence."""
     task = drawn.tasks[origin.task]
     where = drawn.describe(task)
     if origin.how == "sum" and origin.gradients > 1:

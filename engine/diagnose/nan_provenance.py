@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.capture.capture import capture
-from ...inspector.capture.operator_traits import leaves_empty, may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import operation_of, tensors_of
 from ...inspector.torch_private.engine import current_node
 from ...inspector.torch_private.operators import EveryOperation, is_operator
-from ...inspector.torch_private.tensors import FollowedStorage, View, computable, is_abstract, is_lift, storage_of
+from ...inspector.torch_private.tensors import LIFT, FollowedStorage, View, computable, is_abstract, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..session.breakpoints.nan_origin import dense_parts, has_element, is_bad
 from .torch_calls import FunctionCall, FunctionCalls, GivenTensor, KeptTensors
@@ -113,7 +113,7 @@ class BadOperation:
         """Whether the operation writes a constant."""
         if self.node is not None or self.call is None:
             return False
-        return self.call.title in _PUTS or (is_operator(self.operator) and leaves_empty(self.operator))
+        return self.call.title in _PUTS or (is_operator(self.operator) and traits_of(self.operator).leaves_empty)
 
     @property
     def puts_number(self) -> bool:
@@ -127,7 +127,7 @@ class BadOperation:
 
     def results(self, instead: Mapping[GivenTensor, Tensor]) -> list[Tensor]:
         """Run the operation with some arguments replaced and return its results."""
-        writes = may_write(self.operator)
+        writes = traits_of(self.operator).may_write
         args, kwargs = (_given_again(each, instead, writes) for each in (self.args, self.kwargs))
         with torch.random.fork_rng(()):
             result = self.operator(*args, **kwargs)
@@ -182,7 +182,7 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written: list[Tensor] = []
-        if is_operator(operator) and may_write(operator):
+        if is_operator(operator) and traits_of(operator).may_write:
             written = written_by(operator, args, kwargs)
         before: dict[int, GivenTensor] = {}
         try:
@@ -211,12 +211,20 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         before: Mapping[int, GivenTensor],
         writes: bool,
     ) -> None:
-        lifts = is_lift(operator)
+        lifts = operator is LIFT
         if lifts and self._calls.current is None:
             return  # data from NumPy
         inputs = {id(each): each for each in tensors_of((args, kwargs)) if not lifts and not is_abstract(each)}
         bad = [(number, each) for number, each in enumerate(results) if is_bad(each)]
-        if not bad or (not writes and _shares_bytes(bad[0][1], inputs.values()) and id(bad[0][1]) not in inputs):
+        if not bad:
+            return
+        storage = storage_of(bad[0][1])
+        if (
+            not writes
+            and storage is not None
+            and id(bad[0][1]) not in inputs
+            and any(storage == storage_of(part) for each in inputs.values() for part in dense_parts(each))
+        ):
             return  # a view of the same elements
         keeps = {number: before.get(number) or self._kept.keep(each) for number, each in inputs.items()}
         given = tuple(each for number, kept in keeps.items() for each in self._given(kept, inputs[number]))
@@ -231,9 +239,16 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
         )
         self._count += 1
         if self._names is not None and node is None:
-            self._note_first(step, [each for _, each in bad])
+            for what, is_what in (("nan", torch.isnan), ("inf", torch.isinf)):
+                if not any(bool(is_what(computable(each)).any()) for _, each in bad):
+                    continue
+                had = any(bool(is_what(computable(each.tensor)).any()) for each in given)
+                if had and any(each.below is not None for each in given):
+                    continue  # the bad value came from a recorded operation
+                how: How = "given" if had and not step.puts_number else "put" if step.puts else "made"
+                self.firsts.setdefault(("nan" if what == "nan" else "inf", how), step)
         for number, each in bad:
-            if (below := self._bytes_of(each) or self._new_bytes(each)) is not None:
+            if (below := self._bytes_of(each, creates=True)) is not None:
                 below.writes.append(_Write(View.of(each), step, number))
 
     def _given(self, kept: GivenTensor, own: Tensor) -> Iterator[Given]:
@@ -243,30 +258,19 @@ class ValueFlow(EveryOperation):  # type: ignore[no-untyped-call]
                 below = self._bytes_of(original)
                 yield Given(kept, number, View.of(original), below, 0 if below is None else len(below.writes))
 
-    def _bytes_of(self, tensor: Tensor) -> _Bytes | None:
+    def _bytes_of(self, tensor: Tensor, *, creates: bool = False) -> _Bytes | None:
+        """Return the record of a tensor's storage. Without one, return None, or create it."""
         storage = storage_of(tensor)
         found = None if storage is None else self._bytes.get(storage.address)
-        return found if found is not None and found.followed.alive else None
-
-    def _new_bytes(self, tensor: Tensor) -> _Bytes | None:
-        storage = storage_of(tensor)
-        if storage is None:
+        if found is not None and found.followed.alive:
+            return found
+        if storage is None or not creates:
             return None
         if len(self._bytes) >= self._limit:
             self._bytes = {address: each for address, each in self._bytes.items() if each.followed.alive}
             self._limit = max(256, 2 * len(self._bytes))
         self._bytes[storage.address] = made = _Bytes(tensor)
         return made
-
-    def _note_first(self, step: BadOperation, bad: Sequence[Tensor]) -> None:
-        for what, is_what in (("nan", torch.isnan), ("inf", torch.isinf)):
-            if not any(bool(is_what(computable(each)).any()) for each in bad):
-                continue
-            had = any(bool(is_what(computable(each.tensor)).any()) for each in step.given)
-            if had and any(each.below is not None for each in step.given):
-                continue  # the bad value came from a recorded operation
-            how: How = "given" if had and not step.puts_number else "put" if step.puts else "made"
-            self.firsts.setdefault(("nan" if what == "nan" else "inf", how), step)
 
     def chain_to(self, tensor: Tensor, index: tuple[int, ...]) -> Chain:
         """Return the chain of operations behind an element; it has no links if no operation is known.
@@ -296,7 +300,12 @@ def cause_of(link: ValueLink) -> tuple[Given, tuple[int, ...]] | None:
     places = [torch.nonzero(computable(each.tensor).isfinite().logical_not()) for each in step.given]
     trial = _Trial(link, places)
     if not trial.works:
-        return _likely(link, places)
+        # The operation cannot be repeated. The likely cause is a bad element at the same index, if there is one.
+        for given in step.given:
+            index = _broadcast(link.place, tuple(given.tensor.shape))
+            if index is not None and not bool(computable(given.tensor[index]).isfinite()):
+                return given, index
+        return step.given[0], tuple(places[0][0].tolist())
     if trial.is_own:
         return None
     at = trial.needed()
@@ -322,13 +331,8 @@ class _Trial:
 
     def needed(self) -> int:
         """Return the number of an element whose replacement changes the result."""
-        if (alone := self._at_the_same_place()) is not None:
-            return alone
-        return bisect_left(range(1, self._count), True, key=self._comes)
-
-    def _at_the_same_place(self) -> int | None:
-        """Return the number of the element at the same index, which is enough for an elementwise operation."""
         first = 0
+        # For an elementwise operation, the element at the same index is enough.
         for given, found in zip(self._link.step.given, self._places, strict=True):
             index = _broadcast(self._link.place, tuple(given.tensor.shape))
             if index is not None:
@@ -336,7 +340,7 @@ class _Trial:
                 if len(same) and self._comes(1, start=first + int(same[0])):
                     return first + int(same[0])
             first += len(found)
-        return None
+        return bisect_left(range(1, self._count), True, key=self._comes)
 
     def _comes(self, count: int, stand_in: float | None = None, start: int = 0) -> bool:
         """Return whether the result is the same if only `count` bad elements, from number `start` on, are kept."""
@@ -359,29 +363,16 @@ class _Trial:
                 tensor.copy_(values)
         try:
             results = self._link.step.results(instead)
-            return _same(results[self._link.output][self._link.place].item(), self._link.value)
+            value, before = results[self._link.output][self._link.place].item(), self._link.value
+            return bool(value == before or (value != value and before != before))  # both may be NaN
         except Exception:  # an argument may have been modified since, or cannot be copied
             return False
-
-
-def _likely(link: ValueLink, places: Sequence[Tensor]) -> tuple[Given, tuple[int, ...]]:
-    """Return the likely cause for an operation that cannot be repeated: the bad element at the same index if any."""
-    for given in link.step.given:
-        index = _broadcast(link.place, tuple(given.tensor.shape))
-        if index is not None and not bool(computable(given.tensor[index]).isfinite()):
-            return given, index
-    return link.step.given[0], tuple(places[0][0].tolist())
 
 
 def _parts(result: object, written: Iterable[Tensor] = ()) -> list[Tensor]:
     """Return the dense tensors among an operation's results and the tensors it wrote to."""
     found = {id(each): each for each in [*tensors_of(result), *written]}
     return [part for each in found.values() for part in dense_parts(each)]
-
-
-def _shares_bytes(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    storage = storage_of(tensor)
-    return storage is not None and any(storage == storage_of(part) for each in others for part in dense_parts(each))
 
 
 def _kept(value: Any, keeps: Mapping[int, GivenTensor]) -> Any:
@@ -434,7 +425,3 @@ def _broadcast(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...
         return None
     own = [0 if size == 1 else at for at, size in zip(index[len(index) - len(shape) :], shape, strict=True)]
     return tuple(own) if all(at < size for at, size in zip(own, shape, strict=True)) else None
-
-
-def _same(first: complex, second: complex) -> bool:
-    return first == second or (first != first and second != second)

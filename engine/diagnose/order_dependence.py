@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isfinite
 from typing import Any, Literal
 
-from ...inspector.graph.graph import Graph, told_apart
+from ...inspector.graph.graph import Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.report import ShownAsFindings
@@ -170,7 +170,7 @@ class OrderDependence(ShownAsFindings):
         rounding = []
         for each in self.departures:
             assert self.graph is not None
-            task = told_apart(self.graph, each.task)
+            task = unique_name(self.graph, each.task)
             if each.how == "rounding":
                 rounding.append(task)
             else:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.torch_private.tensors import equal_elements
 from ...inspector.torch_private.thread_state import unobserved
@@ -67,7 +67,12 @@ def departure_of(graph: Graph, found: AtDeparture) -> Departure:
     task = graph.tasks[found.task]
     write = found.write
     writer = None if write is None or write.task == task.id else write.task
-    story, advice, cause = "", "", _cause(found)
+    story, advice = "", ""
+    cause: Cause | None = "hook" if found.hooks else None
+    if found.write is not None:
+        cause = "write"
+    elif found.draws:
+        cause = "random"
     if found.how == "unsteady":
         story = "The results for equal gradients differ each time, even in the same order."
         advice = (
@@ -80,14 +85,6 @@ def departure_of(graph: Graph, found: AtDeparture) -> Departure:
     return Departure(task.id, found.how, found.orders, graph.module(task), task.source, story, advice, writer, cause)
 
 
-def _cause(found: AtDeparture) -> Cause | None:
-    if found.write is not None:
-        return "write"
-    if found.draws:
-        return "random"
-    return "hook" if found.hooks else None
-
-
 def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
     said = []
     if found.how == "written":
@@ -97,11 +94,10 @@ def _story(graph: Graph, task: Task, found: AtDeparture) -> Sequence[str]:
     else:
         said.append(f"Under {found.order} it returns different results for equal gradients{found.element}.")
     if (write := found.write) is not None:
-        called = (
-            write.source if graph.tasks[write.task].kind in APPLIED else None
-        )  # for other kinds the engine's own code writes
+        # For other kinds the engine's own code writes, so the line would mislead.
+        called = write.source if graph.tasks[write.task].kind in APPLIED else None
         place = "" if called is None else f" at {called.short}"
-        who = "It" if write.task == task.id else told_apart(graph, write.task)
+        who = "It" if write.task == task.id else unique_name(graph, write.task)
         what = "it" if found.how == "written" else "its input"
         said.append(f"{who} modifies {what} in place with {write.operation}{place}.")
     elif found.draws:

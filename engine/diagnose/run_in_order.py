@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.capture.capture import capture
-from ...inspector.capture.operator_traits import may_write, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.source_lines import Source, source_at, users_place
@@ -86,7 +86,7 @@ class StorageTouches(SeenOperations):  # type: ignore[no-untyped-call]
             return operator(*args, **kwargs)
         for tensor in tensors_of((args, kwargs)):
             self._read(tensor)
-        if may_write(operator):
+        if traits_of(operator).may_write:
             for tensor in written_by(operator, args, kwargs):
                 self._written(tensor, operator)
         result = operator(*args, **kwargs)
@@ -167,9 +167,15 @@ class BitPrints:
         places = []
         with unobserved():
             for values in _values(tensor):
-                taken = self._taken.setdefault(values.device, [])
-                places.append((values.device, len(taken)))
-                taken.append(_print_of(values, self._weights_on(values.device)))
+                device = values.device
+                if device not in self._weights:
+                    # Odd weights: multiplying by an odd number is invertible modulo 2^64, so no change is lost.
+                    numbers = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device) * _STEP
+                    mixed = (numbers ^ (numbers >> 30)) * _MIX
+                    self._weights[device] = (mixed ^ (mixed >> 31)) | 1
+                taken = self._taken.setdefault(device, [])
+                places.append((device, len(taken)))
+                taken.append(_print_of(values, self._weights[device]))
         return lambda: tuple(self._numbers[device][place] for device, place in places)
 
     def read(self) -> None:
@@ -178,11 +184,6 @@ class BitPrints:
                 self._numbers[device] = torch.stack(taken).tolist()
         self._taken.clear()
         self._weights.clear()
-
-    def _weights_on(self, device: torch.device) -> Tensor:
-        if device not in self._weights:
-            self._weights[device] = _odd_numbers(device)
-        return self._weights[device]
 
 
 def _values(tensor: Tensor) -> Iterable[Tensor]:
@@ -207,13 +208,6 @@ def _print_of(values: Tensor, weights: Tensor) -> Tensor:
         # Chained, so that swapping two chunks changes the fingerprint.
         found = found * _STEP + (chunk.to(torch.int64) * weights[: len(chunk)]).sum()
     return found
-
-
-def _odd_numbers(device: torch.device) -> Tensor:
-    """Return odd weights: multiplying by an odd number is invertible modulo 2^64, so no change is lost."""
-    numbers = torch.arange(1, _CHUNK + 1, dtype=torch.int64, device=device) * _STEP
-    mixed = (numbers ^ (numbers >> 30)) * _MIX
-    return (mixed ^ (mixed >> 31)) | 1
 
 
 Prints = tuple[Print | None, ...]
@@ -355,7 +349,16 @@ class _Notes:
             return
         if task_id in self._closer:
             with unobserved():
-                self._look_at_sums(self.looked, task_id, taken)
+                edges = self._graph.in_edges[task_id]
+                roots = [root.input for root in self._graph.roots if root.task == task_id]
+                arrived = [(edge.input, self._arrived.pop(edge, None)) for edge in edges]
+                for number, gradient in enumerate(taken):
+                    parts = [part for place, part in arrived if place == number and part is not None]
+                    found = None if gradient is None else all_elements(gradient)
+                    if found is not None and parts and number not in roots and not _is_sum_of(found, parts):
+                        self.looked.wrong_sums.add(task_id)
+                if task_id in self.looked.wrong_sums:
+                    self.looked.taken[task_id] = list(map(_copied, taken))
             self._random = _random_states()
         self.looked.touches.begin(task_id, taken)
 
@@ -375,17 +378,6 @@ class _Notes:
             for edge in self._graph.out_edges[task_id]:
                 if edge.next_task in self._closer and (copy := _copied(given[edge.output])) is not None:
                     self._arrived[edge] = copy
-
-    def _look_at_sums(self, looked: Looked, task_id: int, taken: Gradients) -> None:
-        edges, roots = self._graph.in_edges[task_id], [root.input for root in self._graph.roots if root.task == task_id]
-        arrived = [(edge.input, self._arrived.pop(edge, None)) for edge in edges]
-        for number, gradient in enumerate(taken):
-            parts = [part for place, part in arrived if place == number and part is not None]
-            found = None if gradient is None else all_elements(gradient)
-            if found is not None and parts and number not in roots and not _is_sum_of(found, parts):
-                looked.wrong_sums.add(task_id)
-        if task_id in looked.wrong_sums:
-            looked.taken[task_id] = list(map(_copied, taken))
 
     def _print_of(self, gradient: Tensor | None) -> Callable[[], Print] | None:
         return None if gradient is None else self._prints.of(gradient)

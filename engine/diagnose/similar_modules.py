@@ -85,7 +85,18 @@ class CallLog:
 def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator[Family]:
     """Yield possible ensembles, outer ones first. Families that differ only in their place are merged into one."""
     multiplying = sorted(drawn.tasks[task].sequence_nr for task in products_of(drawn))
-    below = _Paths(model)
+    names: dict[nn.Module, dict[nn.Module, str]] = {}  # by root
+
+    def root_of(call: _Call) -> nn.Module:
+        return model if model is not None else call.root.module
+
+    def path_of(call: _Call) -> str:
+        """Return the module's path below the model or the outermost called module; "" for that itself."""
+        root = root_of(call)
+        if root not in names:
+            names[root] = {module: name for name, module in root.named_modules()}
+        return names[root].get(call.module, "")
+
     siblings: dict[Hashable, list[_Call]] = {}
     for call in log.calls:
         first = bisect_left(multiplying, call.start)
@@ -93,16 +104,18 @@ def families_of(log: CallLog, drawn: Graph, model: nn.Module | None) -> Iterator
             continue
         # The children of a Sequential form a chain, so each one depends on the one before.
         if call.parent is None or not isinstance(call.parent.module, nn.Sequential):
-            container = below.of(call).rpartition(".")[0] if below.has(call) else None
+            path = path_of(call)
+            container = path.rpartition(".")[0] if path else None
             siblings.setdefault((call.parent, container, _class_of(call.module)), []).append(call)
     alike: dict[Hashable, list[tuple[list[_Call], tuple[str, ...]]]] = {}
     for calls in siblings.values():
         if len({call.module for call in calls}) > 1:
-            paths = tuple(map(below.of, calls)) if all(map(below.has, calls)) else ()
+            paths = tuple(map(path_of, calls))
+            paths = paths if all(paths) else ()
             key = tuple(map(pattern, paths)) or calls[0], tuple(structure(call.module) for call in calls)
             alike.setdefault(key, []).append((calls, paths))
     for (calls, paths), *others in alike.values():
-        root = None if not paths else below.root(calls[0])
+        root = None if not paths else root_of(calls[0])
         more = tuple(dict.fromkeys(folded_paths(each) for _, each in others if each != paths))
         yield Family(tuple(calls), paths, root, more)
 
@@ -113,29 +126,6 @@ def folded_paths(paths: Iterable[str]) -> str:
     for path in paths:
         alike.setdefault(pattern(path), []).append(path)
     return joined([folded(each) for each in alike.values()])
-
-
-class _Paths:
-    """The names of modules, below the model or below the outermost module that was called."""
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self._model = model
-        self._known: dict[nn.Module, dict[nn.Module, str]] = {}
-
-    def root(self, call: _Call) -> nn.Module:
-        return self._model if self._model is not None else call.root.module
-
-    def _paths(self, call: _Call) -> dict[nn.Module, str]:
-        root = self.root(call)
-        if root not in self._known:
-            self._known[root] = {module: name for name, module in root.named_modules()}
-        return self._known[root]
-
-    def has(self, call: _Call) -> bool:
-        return bool(self._paths(call).get(call.module))
-
-    def of(self, call: _Call) -> str:
-        return self._paths(call)[call.module]
 
 
 def _class_of(module: nn.Module) -> type[nn.Module]:

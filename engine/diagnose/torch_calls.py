@@ -111,17 +111,16 @@ class FunctionCall:
 
     def keep(self, tensors: KeptTensors) -> None:
         """Record the arguments, because an operation within the call returned bad values."""
-        if self.arguments is None:
-            self.arguments = tuple(self._kept(tensors))
-
-    def _kept(self, tensors: KeptTensors) -> Iterator[GivenArgument]:
+        if self.arguments is not None:
+            return
+        found = []
         for label, value in [*enumerate(self._args), *self._kwargs.items()]:
             if isinstance(value, int | float) and len(self._args) + len(self._kwargs) == 2:
-                yield GivenArgument(f"argument {label}", value)
+                found.append(GivenArgument(f"argument {label}", value))
             for each in tensors_of(value):
-                if is_abstract(each):
-                    continue
-                yield GivenArgument(f"argument {label}", tensors.keep(each), ref(each))
+                if not is_abstract(each):
+                    found.append(GivenArgument(f"argument {label}", tensors.keep(each), ref(each)))
+        self.arguments = tuple(found)
 
     def returned(self, result: object) -> None:
         """Record the bad values in the result, and drop arguments that the call returned (modified in place)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Literal
@@ -48,11 +48,6 @@ class ZeroReason:
     stops: Callable[[_Kept], Tensor | bool] | None = None
 
 
-def reason_of(name: str, output: int) -> ZeroReason | None:
-    """Return the possible reason for an output of a node, by its short name."""
-    return _REASONS.get((name, output))
-
-
 def passing(reason: ZeroReason, node: Node, gradient: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return two masks: the elements that pass a gradient on, and those of them with a non-zero gradient here.
 
@@ -82,10 +77,6 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
-def _not_positive(kept: _Kept) -> Tensor | bool:
-    return kept["result"] <= 0
-
-
 def _clamped(kept: _Kept) -> Tensor | bool:
     below, above = kept.get("min"), kept.get("max")
     outside: Tensor | bool = False
@@ -94,28 +85,12 @@ def _clamped(kept: _Kept) -> Tensor | bool:
     return outside if above is None else outside | (kept["self"] > above)
 
 
-def _beyond(kept: _Kept) -> Tensor | bool:
-    return (kept["self"] <= kept["min_val"]) | (kept["self"] >= kept["max_val"])
-
-
-def _beyond_three(kept: _Kept) -> Tensor | bool:  # Hardsigmoid's slope ends there
-    return (kept["self"] <= -3) | (kept["self"] >= 3)
-
-
-def _below_threshold(kept: _Kept) -> Tensor | bool:
-    return kept["self"] <= kept["threshold"]
-
-
 def _set(slot: str) -> Callable[[_Kept], Tensor | bool]:
     return lambda kept: kept[slot] != 0
 
 
 def _unset(slot: str) -> Callable[[_Kept], Tensor | bool]:
     return lambda kept: kept[slot] == 0
-
-
-def _equal(slot: str, number: str) -> Callable[[_Kept], Tensor | bool]:
-    return lambda kept: kept[slot] == kept[number]
 
 
 def _elements(cause: Cause, what: str, more: str = "") -> tuple[Cause, str, str]:
@@ -129,15 +104,21 @@ _FACTOR = "the other factor is all zero"
 _FACTOR_THERE = "the other factor is zero wherever the gradient is not"
 _FLAT = ZeroReason("flat", "its derivative is zero everywhere")
 _OVERWRITTEN = ZeroReason("overwritten", "the value was overwritten")
-_PADDING = ZeroReason("padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx"))
-_IGNORED = ZeroReason("ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index"))
+_PADDING = ZeroReason(
+    "padding_idx", "every index was the padding_idx", None, lambda kept: kept["indices"] == kept["padding_idx"]
+)
+_IGNORED = ZeroReason(
+    "ignore_index", "every target was the ignore_index", None, lambda kept: kept["target"] == kept["ignore_index"]
+)
 
 _REASONS = {
-    ("Relu", 0): ZeroReason(*_DEAD, _not_positive),
+    ("Relu", 0): ZeroReason(*_DEAD, lambda kept: kept["result"] <= 0),
     **{(name, 0): ZeroReason(*_OUTSIDE, _clamped) for name in ("Clamp", "ClampMin", "ClampMax")},
-    ("Hardtanh", 0): ZeroReason(*_OUTSIDE, _beyond),
-    ("Hardsigmoid", 0): ZeroReason(*_OUTSIDE, _beyond_three),
-    ("Threshold", 0): ZeroReason(*_OUTSIDE, _below_threshold),
+    ("Hardtanh", 0): ZeroReason(
+        *_OUTSIDE, lambda kept: (kept["self"] <= kept["min_val"]) | (kept["self"] >= kept["max_val"])
+    ),
+    ("Hardsigmoid", 0): ZeroReason(*_OUTSIDE, lambda kept: (kept["self"] <= -3) | (kept["self"] >= 3)),
+    ("Threshold", 0): ZeroReason(*_OUTSIDE, lambda kept: kept["self"] <= kept["threshold"]),
     ("MaskedFill", 0): ZeroReason(*_MASKED, _set("mask")),
     ("MaskedScatter", 0): ZeroReason(*_MASKED, _set("mask")),
     ("Where", 0): ZeroReason(*_MASKED, _unset("condition")),
@@ -159,15 +140,9 @@ _REASONS = {
         }.items()
         for output, slot in factors.items()
     },
-    ("Embedding", 0): ZeroReason(
-        "padding_idx", "every index was the padding_idx", None, _equal("indices", "padding_idx")
-    ),
-    ("NllLoss", 0): ZeroReason(
-        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
-    ),
-    ("NllLoss2D", 0): ZeroReason(
-        "ignore_index", "every target was the ignore_index", None, _equal("target", "ignore_index")
-    ),
+    ("Embedding", 0): _PADDING,
+    ("NllLoss", 0): _IGNORED,
+    ("NllLoss2D", 0): _IGNORED,
     **{(name, 0): _FLAT for name in ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")},
     **{(name, 0): _OVERWRITTEN for name in ("Zero", "Fill", "CopyBackwards")},
 }
@@ -228,8 +203,8 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
     a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
     """
-    counts = _Counts()
-    watch = _Watch(graph, counts)
+    watch = ZeroWatch(graph)
+    counts = watch.counts
     tasks = {id(leaf): task_id for task_id, leaf in graph.leaves.items()}
     try:
         watch.open()
@@ -242,7 +217,6 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
             found = _looked_at(loss, list(graph.leaves.values()), leaves, counts)
     finally:
         watch.close()
-    counts.read()
     watch.read()
     arrived = []
     for leaf, (read, unread) in zip(leaves, found, strict=True):
@@ -289,15 +263,16 @@ class _Counts:
         """Count now; call the result after `read`."""
         counts = self._counts.setdefault(values.device, [])
         counts.append(values.count_nonzero())
-        return partial(self._number, values.device, len(counts) - 1)
+        device, place = values.device, len(counts) - 1
+        return lambda: self._numbers[device][place]
 
     def state(self, gradient: Tensor | None) -> Callable[[], State]:
         """Look at a gradient now; call the result after `read`."""
         if gradient is None:
-            return _nothing
+            return lambda: None
         with unobserved():
             if is_unknown(gradient):
-                return _something
+                return lambda: True  # an element may be non-zero
             numbers = [self.of(computable(part)) for part in elements_of(gradient).parts]
             return lambda: any(number() > 0 for number in numbers)
 
@@ -306,16 +281,19 @@ class _Counts:
             for device, counts in self._counts.items():
                 self._numbers[device] = torch.stack(counts).tolist()
 
-    def _number(self, device: torch.device, place: int) -> int:
-        return self._numbers[device][place]
 
+class ZeroWatch:
+    """Hooks on all nodes of a backward that note undefined and zero gradients, and possible causes of zeros.
 
-class _Watch:
-    """Hooks on all nodes that note undefined and zero gradients, and possible causes of zeros."""
+    Call `open` before the backward, `close` after it, and then `read`, which waits for an accelerator.
 
-    def __init__(self, graph: Graph, counts: _Counts) -> None:
+    Attributes:
+        counts: the numbers of non-zero elements of all gradients.
+    """
+
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._counts = counts
+        self.counts = _Counts()
         self._notes: list[tuple[dict[int, list[State]], int, list[Callable[[], State]]]] = []
         self._taken: dict[int, list[State]] = {}
         self._given: dict[int, list[State]] = {}
@@ -333,12 +311,13 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()  # handles keep the nodes alive
+        self._graph = replace(self._graph, nodes=())
 
     def _ran(
         self, task_id: int, name: str, node: Node, given: Sequence[Tensor | None], taken: Sequence[Tensor | None]
     ) -> None:
-        self._notes.append((self._given, task_id, list(map(self._counts.state, given))))
-        self._notes.append((self._taken, task_id, list(map(self._counts.state, taken))))
+        self._notes.append((self._given, task_id, list(map(self.counts.state, given))))
+        self._notes.append((self._taken, task_id, list(map(self.counts.state, taken))))
         for output, each in enumerate(given):
             if each is not None and not each.is_nested and not each.numel():
                 self._empty[task_id, output] = tuple(each.shape)
@@ -346,18 +325,18 @@ class _Watch:
         if gradient is None or any(each is not None for each in others):
             return
         for output, each in enumerate(given):
-            reason = None if each is None else reason_of(name, output)
+            reason = None if each is None else _REASONS.get((name, output))
             if reason is None or reason.stops is None:
                 continue
-            masks = passing(
-                reason, node, gradient
-            )  # compute now: the engine frees the saved tensors after this hook (engine.cpp, evaluate_function)
+            # Compute now: the engine frees the saved tensors after this hook (engine.cpp, evaluate_function).
+            masks = passing(reason, node, gradient)
             if masks is not None:
                 with unobserved():
-                    self._passes[task_id, output] = self._counts.of(masks[0]), self._counts.of(masks[1])
+                    self._passes[task_id, output] = self.counts.of(masks[0]), self.counts.of(masks[1])
 
     def read(self) -> None:
         """Read the notes, once for all leaves."""
+        self.counts.read()
         for states, task_id, noted in self._notes:
             states[task_id] = [read() for read in noted]
         self._notes.clear()
@@ -367,7 +346,10 @@ class _Watch:
         todo = [leaf]
         while todo:
             task_id = todo[-1]
-            above = [] if task_id in self._origins else self._above(task_id)
+            edges = self._graph.in_edges[task_id]
+            above: list[int] = []  # the tasks whose origins this task shares and which are not known yet
+            if task_id not in self._origins and not any(self._gives(edge.task, edge.output) for edge in edges):
+                above = [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
             if above:
                 todo += above
                 continue
@@ -376,22 +358,14 @@ class _Watch:
                 self._origins[task_id] = self._origins_of(task_id)
         return self._origins[leaf]
 
-    def _above(self, task_id: int) -> list[int]:
-        """Return the tasks whose origins this task shares and which are not known yet."""
-        edges = self._graph.in_edges[task_id]
-        if any(self._gives(edge.task, edge.output) for edge in edges):
-            return []
-        return [edge.task for edge in edges if edge.task not in self._origins and not self._takes(edge.task)]
-
     def _origins_of(self, task_id: int) -> tuple[ZeroOrigin, ...]:
         """Return a task's origins; those of the tasks above are known."""
         edges = self._graph.in_edges[task_id]
         if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
             return (ZeroOrigin(task_id, "sum", False, len(edges)),)
         here: dict[ZeroOrigin, None] = {}
-        above: dict[
-            int, tuple[ZeroOrigin, ...]
-        ] = {}  # by id: along a chain they are all the same, which keeps this linear
+        # By id: along a chain all origins are the same, which keeps this linear.
+        above: dict[int, tuple[ZeroOrigin, ...]] = {}
         for edge in edges:
             if self._takes(edge.task):
                 undefined = self._gives(edge.task, edge.output) is None
@@ -415,7 +389,7 @@ class _Watch:
     def _reason(self, task_id: int, output: int) -> tuple[str | None, Cause | None, bool]:
         """Return the reason why an output is zero, its name, and whether it holds in part. None: unknown."""
         unknown = None, None, False
-        reason = reason_of(self._graph.tasks[task_id].short_name, output)
+        reason = _REASONS.get((self._graph.tasks[task_id].short_name, output))
         if reason is None:
             return unknown
         if reason.stops is None:
@@ -431,11 +405,3 @@ class _Watch:
 def is_unknown(gradient: Tensor) -> str:
     """Return the reason why a gradient's elements cannot be read; "" if they can. To be called `unobserved`."""
     return "this rank has only a part of it" if is_partly_here(gradient) else elements_of(gradient).unread
-
-
-def _nothing() -> State:
-    return None
-
-
-def _something() -> State:
-    return True

@@ -88,12 +88,19 @@ def _take(gradients: list[Tensor | None], leaf: Tensor) -> bool:
     if gradient.layout is torch.strided:
         if not _plain(gradient, leaf):
             return False
-        if (_suits(gradient, leaf) or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
+        if gradient.is_contiguous() and leaf.is_contiguous():
+            fitting = 0 not in gradient.stride()
+        else:
+            fitting = suits(layout_of(gradient), layout_of(leaf))
+        if (fitting or not grad_layout_is_enforced()) and owned_alone(gradients, 0, others=1):
             return _fill(leaf, gradient.detach)
         return _fill(leaf, lambda: _copy(gradient, leaf))
     if gradient.layout not in _SPARSE:
         return False
-    alone = _is_compact(gradient) and owned_alone(gradients, 0, others=1)
+    # A compact COO gradient may become .grad without a copy. Later ones are added to its values in place.
+    compact = gradient.layout is torch.sparse_coo and gradient._indices().is_contiguous()
+    compact = compact and gradient._values().is_contiguous()
+    alone = compact and owned_alone(gradients, 0, others=1)
     return _fill(leaf, gradient.detach if alone else gradient.clone)
 
 
@@ -101,13 +108,6 @@ def _copy(gradient: Tensor, leaf: Tensor) -> Tensor:
     layout = copy_for(layout_of(gradient), layout_of(leaf))
     copy = torch.empty_strided(layout.shape, layout.strides, dtype=gradient.dtype, device=gradient.device)
     return copy.copy_(gradient)
-
-
-def _is_compact(gradient: Tensor) -> bool:
-    """Return whether a sparse gradient may become .grad without a copy. Later ones are added to its values in place."""
-    if gradient.layout is not torch.sparse_coo:
-        return False
-    return gradient._indices().is_contiguous() and gradient._values().is_contiguous()
 
 
 def _plain(gradient: Tensor, leaf: Tensor) -> bool:
@@ -120,10 +120,3 @@ def _plain(gradient: Tensor, leaf: Tensor) -> bool:
         and gradient.device == leaf.device
         and not (leaf.is_nested or gradient._is_zerotensor() or leaf._is_zerotensor())
     )
-
-
-def _suits(gradient: Tensor, leaf: Tensor) -> bool:
-    """Return whether the gradient has the leaf's layout (grad_layout_contract.h)."""
-    if gradient.is_contiguous() and leaf.is_contiguous():
-        return 0 not in gradient.stride()
-    return suits(layout_of(gradient), layout_of(leaf))

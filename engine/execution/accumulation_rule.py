@@ -32,8 +32,13 @@ class Accumulation:
     release: Release = "eager"
 
     def __post_init__(self) -> None:
-        _check("accumulate", self.accumulate, get_args(Accumulate))
-        _check("release", self.release, get_args(Release))
+        rules = (
+            ("accumulate", self.accumulate, get_args(Accumulate)),
+            ("release", self.release, get_args(Release)),
+        )
+        for name, value, known in rules:
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}; expected one of {', '.join(map(repr, known))}")
 
     @property
     def name(self) -> str:
@@ -66,11 +71,6 @@ class Accumulation:
                 f"PyTorch's own engine always adds in place and frees eagerly; for another rule ({self.name}), use "
                 'engine="direct"'
             )
-
-
-def _check(what: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise ValueError(f"unknown {what} {given!r}; expected one of {', '.join(map(repr, known))}")
 
 
 PYTORCHS = Accumulation()

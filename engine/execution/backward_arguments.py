@@ -23,19 +23,6 @@ GraphRule = Literal["freed", "kept"]
 """When nodes free their saved tensors: as they run, or not at all (`retain_graph=True`)."""
 
 
-def as_outputs(tensors: Outputs | Iterable[Tensor | GradientEdge]) -> tuple[Tensor | GradientEdge, ...]:
-    """Return one or several outputs as a tuple, reading a generator only once.
-
-    Raises:
-        TypeError: If a backward cannot start from them.
-    """
-    if isinstance(tensors, Tensor | GradientEdge):
-        return (tensors,)
-    refuse_parts(tensors)
-    expect_outputs(tensors)
-    return tuple(tensors)
-
-
 def expect_flags(retain_graph: object, create_graph: object) -> None:
     """Raise TypeError for flags that PyTorch's engine cannot interpret as integers."""
     if retain_graph is not None:
@@ -93,27 +80,7 @@ def check_root_gradients(
         root_gradients(outputs, grad_tensors)
 
 
-def explain_several_elements(error: BaseException) -> None:
-    """Add a remedy to PyTorch's error for a loss that is not a scalar, if ours was not raised before it."""
-    if str(error).startswith("grad can be implicitly created only for scalar") and not hasattr(error, "__notes__"):
-        error.add_note(
-            "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
-            "loss.backward(gradient)"
-        )
-
-
 Inputs = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge] | Sequence[Tensor | GradientEdge]
-
-
-def inputs_tuple(inputs: Inputs) -> tuple[Tensor | GradientEdge, ...]:
-    """Return one or several inputs, or a dict of them (`dict(model.named_parameters())`), as a tuple."""
-    if isinstance(inputs, Tensor | GradientEdge):
-        return (inputs,)
-    wanted = "a tensor, a GradientEdge, or several of them"
-    expect(inputs, Iterable, "inputs", wanted)
-    if isinstance(inputs, Module):
-        raise TypeError(f"inputs is a module; expected {wanted}, such as its parameters()")
-    return tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
 
 
 def expect_inputs(inputs: Sequence[Tensor | GradientEdge]) -> None:
@@ -135,13 +102,6 @@ def expect_inputs(inputs: Sequence[Tensor | GradientEdge]) -> None:
                 " accumulated into it; call .requires_grad_() on it before the forward"
             )
             raise error
-
-
-def retain_gradients(inputs: Iterable[Tensor | GradientEdge]) -> None:
-    """Make the inputs of a backward retain their gradients."""
-    for each in inputs:
-        if isinstance(each, Tensor):
-            each.retain_grad()
 
 
 def needed_tasks(graph: Graph, inputs: Sequence[Tensor | GradientEdge]) -> frozenset[int]:
@@ -194,9 +154,23 @@ class BackwardCall:
         expect_flags(self.retain_graph, self.create_graph)
         if isinstance(self.tensors, HipsTape):
             return
-        read = {"tensors": as_outputs(self.tensors), "grad_tensors": as_gradients(self.grad_tensors)}
-        if self.inputs is not None:
-            read["inputs"] = inputs_tuple(self.inputs)
+        tensors, inputs = self.tensors, self.inputs
+        if not isinstance(tensors, Tensor | GradientEdge):
+            refuse_parts(tensors)
+            expect_outputs(tensors)
+        read: dict[str, Any] = {
+            "tensors": (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors),
+            "grad_tensors": as_gradients(self.grad_tensors),
+        }
+        if isinstance(inputs, Tensor | GradientEdge):
+            read["inputs"] = (inputs,)
+        elif inputs is not None:
+            wanted = "a tensor, a GradientEdge, or several of them"
+            expect(inputs, Iterable, "inputs", wanted)
+            if isinstance(inputs, Module):
+                raise TypeError(f"inputs is a module; expected {wanted}, such as its parameters()")
+            # a dict: dict(model.named_parameters())
+            read["inputs"] = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
         for name, value in read.items():
             object.__setattr__(self, name, value)
 

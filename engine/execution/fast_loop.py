@@ -81,45 +81,45 @@ class TaskLayout:
             as_in_graph: whether these are the graph's own.
         """
         like = graph.like
-        if like.nodes or not as_in_graph:  # there is no equal graph to share with
-            return _read(graph, takes)
-        found = _known.get(like)
-        if found is None:
-            found = _known[like] = _read(graph, takes)
-        return found
+        is_shared = as_in_graph and not like.nodes  # with equal graphs
+        if is_shared and (known := _known.get(like)) is not None:
+            return known
+        leaf, plain = Kind.ACCUMULATE_GRAD, Kind.CPP
+        leaves = [task.kind is leaf for task in graph.tasks]
+        special = {task.id for task in graph.tasks if task.kind is not plain and task.kind is not leaf}
+        readers: dict[type[Node], SavedReader | None] = {}
+        found: list[SavedReader | None] = [None] * len(graph)
+        for task_id, node in enumerate(graph.nodes):
+            if leaves[task_id] or task_id in special:
+                continue
+            kind = type(node)
+            if kind not in readers:
+                readers[kind] = saved_reader(node)
+            found[task_id] = readers[kind]
+            if hides_saved(node):
+                special.add(task_id)
+        ways = [
+            tuple([Way(edge.output, edge.next_task, edge.input, len(takes[edge.next_task])) for edge in edges])
+            for edges in graph.out_edges
+        ]
+        received = [
+            tuple(
+                Received(edge.output, meta.shape, meta.dtype, meta.device, edge)
+                for edge in edges
+                for meta in (takes[edge.next_task][edge.input],)
+            )
+            for edges in graph.out_edges
+        ]
+        layout = TaskLayout(ways, received, leaves, found, frozenset(special))
+        if is_shared:
+            _known[like] = layout
+        return layout
 
 
 _known: WeakKeyDictionary[Graph, TaskLayout] = WeakKeyDictionary()
 
 
-def _read(graph: Graph, takes: list[tuple[TensorMeta, ...]]) -> TaskLayout:
-    leaf, plain = Kind.ACCUMULATE_GRAD, Kind.CPP
-    leaves = [task.kind is leaf for task in graph.tasks]
-    special = {task.id for task in graph.tasks if task.kind is not plain and task.kind is not leaf}
-    readers: dict[type[Node], SavedReader | None] = {}
-    found: list[SavedReader | None] = [None] * len(graph)
-    for task_id, node in enumerate(graph.nodes):
-        if leaves[task_id] or task_id in special:
-            continue
-        kind = type(node)
-        if kind not in readers:
-            readers[kind] = saved_reader(node)
-        found[task_id] = readers[kind]
-        if hides_saved(node):
-            special.add(task_id)
-    ways = [
-        tuple([Way(edge.output, edge.next_task, edge.input, len(takes[edge.next_task])) for edge in edges])
-        for edges in graph.out_edges
-    ]
-    taken = [tuple([_taken(edge, takes[edge.next_task][edge.input]) for edge in edges]) for edges in graph.out_edges]
-    return TaskLayout(ways, taken, leaves, found, frozenset(special))
-
-
-def _taken(edge: Edge, meta: TensorMeta) -> Received:
-    return Received(edge.output, meta.shape, meta.dtype, meta.device, edge)
-
-
-class BareNotes(Protocol):
+class LoopRecorder(Protocol):
     """A recorder of tasks' times and order, and of gradients that may be unusual, or of all.
 
     Attributes:
@@ -132,7 +132,7 @@ class BareNotes(Protocol):
 
     def end(self, task_id: int) -> None: ...
 
-    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
+    def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
 
     def arrive(self, task_id: int, label: str | None) -> None: ...
 
@@ -141,40 +141,38 @@ class BareNotes(Protocol):
     def failed(self, task_id: int) -> None: ...
 
 
-class BareStops(Protocol):
-    """The breakpoints, which other threads and code inside a task may add."""
+class LoopStops(Protocol):
+    """The breakpoints of the session. Other threads and code inside a task may add some."""
 
     stop_asked: bool
-
-    @property
-    def asks(self) -> bool: ...
+    breakpoints: tuple[Any, ...]
 
 
-class BareLoop(Protocol):
-    """A session that only runs tasks, perhaps with a record."""
+class LoopSession(Protocol):
+    """The session whose tasks the fast loop runs."""
 
     queue: AnyQueue
     buffers: InputBuffers
     order: list[int]
 
     @property
-    def stops(self) -> BareStops: ...
+    def stops(self) -> LoopStops: ...
 
     @property
     def is_plain(self) -> bool: ...
 
-    def bare_record(self) -> BareNotes | None: ...
+    def loop_recorder(self) -> LoopRecorder | None: ...
 
-    def go_ahead(self) -> Sequence[int] | None: ...
+    def begin_fast_loop(self) -> Sequence[int] | None: ...
 
-    def fall_in(self) -> None: ...
+    def end_fast_loop(self) -> None: ...
 
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
     def fail(self, error: BaseException, task_id: int) -> None: ...
 
 
-class BareTasks:
+class FastLoop:
     """Runs tasks as `TaskRunner.run` does, but without hooks.
 
     Args:
@@ -203,54 +201,60 @@ class BareTasks:
         self._layout = TaskLayout.of(graph, takes, as_in_graph)
         self._fitting = as_in_graph
 
-    def run(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
+    def run(self, loop: LoopSession, last: Collection[int], watch: HookWatch) -> None:
         """Run up to one of these tasks, to the end, or until there may be hooks."""
-        apart = self._layout.special.union(last)
+        stop_before = self._layout.special.union(last)
         while (queue := loop.queue) and loop.is_plain and not loop.stops.stop_asked and not watch.registered():
             task_id = queue.choose()
             if task_id in last:
                 break
-            if task_id in apart or torch.is_anomaly_enabled():
+            if task_id in stop_before or torch.is_anomaly_enabled():
                 loop.execute(task_id, hooks=False)
                 continue
-            turns = loop.go_ahead()
+            turns = loop.begin_fast_loop()
             try:
                 if turns is None:
-                    self._run_plain(loop, _chosen(queue), queue, apart, watch)
+                    self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
                 else:
-                    self._run_plain(loop, iter(turns), None, apart, watch)
+                    self._run_plain(loop, iter(turns), None, stop_before, watch)
             finally:
-                loop.fall_in()
+                loop.end_fast_loop()
 
     def _run_plain(
-        self, loop: BareLoop, turns: Iterator[int], queue: AnyQueue | None, apart: Collection[int], watch: HookWatch
+        self,
+        loop: LoopSession,
+        turns: Iterator[int],
+        queue: AnyQueue | None,
+        stop_before: Collection[int],
+        watch: HookWatch,
     ) -> None:
-        """Run up to a task in `apart`, or one that runs user code. The loop is inline because calls would cost as much
-        as small tasks themselves.
+        """Run up to a task in `stop_before`, or one that runs user code. The loop is inline because calls would cost as
+        much as small tasks themselves.
 
         Args:
             loop: the session.
             turns: the tasks in their order.
             queue: the ready queue to update; None for none.
-            apart: the tasks before which to stop.
+            stop_before: the tasks before which to stop.
             watch: the watch for hooks.
         """
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
-        layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.bare_record()
+        layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.loop_recorder()
         all_ways, takes, leaves, frees = layout.ways, layout.takes, layout.leaves, not self._keep_graph
         free, stops = self._free, loop.stops
         take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
-        asks = queue is not None and record is not None and not _knows_labels(record, queue)
-        handles, retained = RemovableHandle.next_id, noting.asked
+        known = type(queue) is KeyedQueue and record is not None and record.knows_labels(queue.arrived)
+        asks = queue is not None and record is not None and not known
+        handles, retained = RemovableHandle.next_id, noting.accesses
         for task_id in turns:
-            if task_id in apart or stops.stop_asked or stops.asks:
+            if task_id in stop_before or stops.stop_asked or stops.breakpoints:
                 return
-            if (handles != RemovableHandle.next_id or retained != noting.asked) and watch.registered():
+            if (handles != RemovableHandle.next_id or retained != noting.accesses) and watch.registered():
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)
             if (saved and packed_by_user(saved)) or is_spent(node):
-                loop.fall_in()
+                loop.end_fast_loop()
                 loop.execute(task_id, hooks=False)
                 return
             if queue is not None:
@@ -301,11 +305,11 @@ class BareTasks:
                 raise
 
     def _settle(
-        self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: BareNotes | None
+        self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: LoopRecorder | None
     ) -> None:
         """Record unusual outputs, and convert them to the next tasks' metadata."""
         if record is not None:
-            record.gave(task_id, outputs, unusual)
+            record.record_outputs(task_id, outputs, unusual)
         with without_torch_function():
             for edge in unusual:
                 gradient = outputs[edge.output]
@@ -335,7 +339,3 @@ def _chosen(queue: AnyQueue) -> Iterator[int]:
     """Yield the queue's choices until it is empty."""
     while queue:
         yield queue.choose()
-
-
-def _knows_labels(record: BareNotes, queue: AnyQueue) -> bool:
-    return type(queue) is KeyedQueue and record.knows_labels(queue.arrived)

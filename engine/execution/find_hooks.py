@@ -18,10 +18,10 @@ from ...inspector.torch_private.engine import is_own
 from ...inspector.torch_private.hooks import (
     hooks_registered,
     leaf_hooks,
-    note_retained,
+    note_already_retained,
     noting,
-    retained_before,
     retaining,
+    start_noting_retained,
 )
 from ...inspector.torch_private.thread_state import without_torch_function
 from .run_hooks import Hook, hook_name
@@ -139,28 +139,24 @@ class HookWatch:
     """
 
     def __init__(self, nodes: Collection[Node]) -> None:
+        global _none_of
         self._next_handle = RemovableHandle.next_id
         self._handles = hooks_registered()
-        self._asked = noting.asked
+        self._asked = noting.accesses
         self._found = False
         with without_torch_function():
             found = retaining() if no_hooks(look=False) else None
             if found is None:
-                found = self._look()
+                start_noting_retained()
+                found, hooks = look_through()
+                frozen = gc.get_freeze_count() > 0
+                self._found = frozen or not _held_by_objects(hooks).issuperset(map(id, hooks))
+                if not frozen:
+                    note_already_retained([tensor for tensor in found if tensor.retains_grad])
+                if not self._found:
+                    _none_of = self._handles
             # Only tensors of these nodes matter for retained gradients.
             self._tensors = made_by(nodes, found)
-
-    def _look(self) -> list[Tensor]:
-        """Search for hooks, and return all tensors of the process."""
-        global _none_of
-        note_retained()
-        tensors, hooks = look_through()
-        self._found = gc.get_freeze_count() > 0 or not _belong_to_modules(hooks)
-        if not gc.get_freeze_count():
-            retained_before([tensor for tensor in tensors if tensor.retains_grad])
-        if not self._found:
-            _none_of = self._handles
-        return tensors
 
     def possible(self) -> bool:
         """Return whether there may be hooks, including later ones."""
@@ -168,10 +164,10 @@ class HookWatch:
 
     def registered(self) -> bool:
         """Return whether there may be new hooks, at almost no cost. Gradients retained before are not included."""
-        if RemovableHandle.next_id == self._next_handle and noting.asked == self._asked:
+        if RemovableHandle.next_id == self._next_handle and noting.accesses == self._asked:
             return self._found
         self._next_handle = RemovableHandle.next_id  # some handles may be tapescope's own
-        self._found = self._found or hooks_registered() != self._handles or noting.asked != self._asked
+        self._found = self._found or hooks_registered() != self._handles or noting.accesses != self._asked
         return self._found
 
 
@@ -209,11 +205,6 @@ def look_is_cheap() -> bool:
     return True
 
 
-def _belong_to_modules(registries: list[Registry]) -> bool:
-    held = _held_by_objects(registries)
-    return all(id(registry) in held for registry in registries)
-
-
 def _held_by_objects(registries: list[Registry]) -> set[int]:
     """Return the ids of the dicts that Python objects hold: hooks of modules and optimizers, and other ids.
 
@@ -229,10 +220,6 @@ def _held_by_objects(registries: list[Registry]) -> set[int]:
     return held - of_graphs
 
 
-def _has_hooks(found: Registry) -> bool:
-    return bool(found) and not is_own(found) and all(type(key) is int for key in found)
-
-
 def look_through() -> tuple[list[Tensor], list[Registry]]:
     """Return all Python tensors, and all dicts that look like hooks. Must be called with torch functions disabled."""
     kinds = subclasses(Tensor)
@@ -243,7 +230,7 @@ def look_through() -> tuple[list[Tensor], list[Registry]]:
         for found in compress(objects, map(wanted.__contains__, map(type, objects))):  # of a million some thousands
             if type(found) in kinds:
                 tensors.append(found)
-            elif _has_hooks(found):
+            elif found and not is_own(found) and all(type(key) is int for key in found):
                 hooks.append(found)
     return tensors, hooks
 
@@ -254,14 +241,6 @@ def made_by(nodes: Collection[Node], tensors: list[Tensor]) -> list[ref[Tensor]]
         return []
     of_graph = frozenset(nodes)
     return [ref(tensor) for tensor in tensors if node_of(tensor) in of_graph]
-
-
-def tensors_and_hooks(nodes: Collection[Node]) -> tuple[list[ref[Tensor]], list[Registry]]:
-    """Return the Python tensors that these nodes created, and all dicts that look like hooks, from a search of all
-    objects of the process."""
-    with without_torch_function():
-        tensors, hooks = look_through()
-        return made_by(nodes, tensors), hooks
 
 
 def of_tensors(hooks: list[Registry]) -> list[ref[Registry]]:

@@ -34,6 +34,8 @@ class GraphTask:
     Attributes:
         number, first_number: the current id of the backward once it has begun, and the id before any `reopen`.
         node: the running node.
+        callbacks: the callbacks that tasks have queued for the end of the backward.
+        end: the Python state that the end callbacks changed; None if undo does not need it.
         accumulated_inside: whether user code ran a nested backward that added to .grad.
     """
 
@@ -57,9 +59,9 @@ class GraphTask:
         self._order: Callable[[], Sequence[int]] | None = None
         self._body: Callable[[], None] | None = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self.callbacks: list[Callable[[], None]] = []
         self._finished = False
-        self._end: HookState | None = None  # the Python state that the callbacks changed
+        self.end: HookState | None = None
         self.accumulated_inside = False
 
     @cached_property
@@ -91,12 +93,7 @@ class GraphTask:
         if self._finished:
             queue_engine_callback(callback)
         else:
-            self._callbacks.append(callback)
-
-    @property
-    def callbacks_left(self) -> int:
-        """The number of callbacks that tasks have queued for the end of the backward."""
-        return len(self._callbacks)
+            self.callbacks.append(callback)
 
     def reopen(self, callbacks: int, another: bool) -> None:
         """Continue after an undo.
@@ -105,7 +102,7 @@ class GraphTask:
             callbacks: the number of callbacks queued by then; later ones are dropped.
             another: whether checkpoints treat the rest as another backward and recompute again.
         """
-        del self._callbacks[callbacks:]
+        del self.callbacks[callbacks:]
         self._finished = False
         if another:
             self.number = None  # checkpoint.py keys recomputed tensors by graph task id, so a new id recomputes them
@@ -141,8 +138,8 @@ class GraphTask:
                 run_as_backward(self, self.keep_graph, self.create_graph)
         finally:
             self._body = self._order = None
-            if self._end is not None:
-                self._end.end()
+            if self.end is not None:
+                self.end.end()
             error, self._error = self._error, None
         if error is not None:
             try:
@@ -157,23 +154,12 @@ class GraphTask:
             again: whether the end may be reached once more, with the same callbacks.
         """
         if not self._finished:
-            self._end = HookState(self._callbacks) if again else None
-            for callback in self._callbacks:
+            self.end = HookState(self.callbacks) if again else None
+            for callback in self.callbacks:
                 queue_engine_callback(callback)
         if not again:
-            self._callbacks.clear()
+            self.callbacks.clear()
         self._finished = True
-
-    @property
-    def why_end_stays(self) -> str | None:
-        """The state changed by end callbacks that cannot be restored, in words; None if all can be."""
-        return None if self._end is None else self._end.spoiled
-
-    def undo_end(self) -> None:
-        """Restore the Python state from before the end callbacks ran, before a task is undone."""
-        if self._end is not None:
-            self._end.undo()
-            self._end = None
 
     def run_tensor_hooks(self, node: Node, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run the hooks of the tensors that `node` created (`Tensor.register_hook`, then `retain_grad`).
@@ -230,7 +216,9 @@ class GraphTask:
         given = [gradient for gradient in gradients if gradient is not None]
         with ExitStack() as stack:
             if not roots:  # the engine needs a root to start from; the pre-hook hides it from the node
-                roots, given = [GradientEdge(node, 0)], [_zeros(node)]
+                shape, dtype, device, _ = input_metadata(node)[0]
+                zeros = torch.zeros((), dtype=dtype, device=device).expand(shape or ())
+                roots, given = [GradientEdge(node, 0)], [zeros]
                 stack.callback(own(node.register_prehook(lambda inputs: (None,) * len(gradients))).remove)
             if on_start is not None:
                 stack.callback(own(node.register_prehook(on_start)).remove)
@@ -247,8 +235,3 @@ class GraphTask:
 
 class _Enough(BaseException):
     """Ends a run of the engine that has served its purpose."""
-
-
-def _zeros(node: Node) -> Tensor:
-    shape, dtype, device, _ = input_metadata(node)[0]
-    return torch.zeros((), dtype=dtype, device=device).expand(shape or ())

@@ -41,15 +41,18 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
         try:
             gradient = gradient.sum_to_size(meta.shape)
         except RuntimeError:
-            if _broadcasts(meta.shape, gradient.shape):
-                raise
+            sizes = zip(reversed(meta.shape), reversed(gradient.shape), strict=False)
+            if len(meta.shape) <= len(gradient.shape) and all(size in (1, wanted) for size, wanted in sizes):
+                raise  # the shapes fit; the sum itself has failed
             raise _invalid(
                 graph, edge, f"got {list(gradient.shape)} but expected shape compatible with {list(meta.shape)}"
             ) from None
     if gradient.dtype != meta.dtype:
         if not (gradient.dtype.is_floating_point or gradient.is_complex() == meta.dtype.is_complex):
             raise _invalid(graph, edge, f"expected {meta.dtype} but got {gradient.dtype}")
-        if _is_cast(gradient, meta, graph, edge):
+        is_leaf = graph.tasks[edge.next_task].is_leaf
+        # Some nodes accept gradients of another dtype, which the engine does not cast.
+        if not meta.any_dtype and (is_leaf or is_cast(graph.nodes[edge.next_task], edge.input, gradient.dtype)):
             gradient = gradient.to(meta.dtype)
     if gradient.layout not in (torch.strided, torch.sparse_coo) and graph.tasks[edge.next_task].is_leaf:
         expected = leaf_of(graph.nodes[edge.next_task]).layout
@@ -60,20 +63,6 @@ def fitted(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> Tens
             raise _invalid(graph, edge, f"expected device {meta.device} but got {gradient.device}")
         gradient = gradient.to(meta.device)
     return gradient
-
-
-def _is_cast(gradient: Tensor, meta: TensorMeta, graph: Graph, edge: Edge) -> bool:
-    """Return whether the engine casts this gradient, whose dtype differs from its receiver's."""
-    if meta.any_dtype:
-        return False
-    return graph.tasks[edge.next_task].is_leaf or is_cast(graph.nodes[edge.next_task], edge.input, gradient.dtype)
-
-
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Return whether a tensor of `shape` can be expanded to `to`."""
-    if len(shape) > len(to):
-        return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(to), strict=False))
 
 
 def _invalid(graph: Graph, edge: Edge, why: str) -> RuntimeError:
@@ -109,7 +98,7 @@ class InputBuffer:
             if torch.is_grad_enabled() or waiting.layout is not torch.strided or type(gradient) is not Tensor:
                 gradients[number] = _plus(waiting, gradient)
                 return False
-            # This local name is a reference, too: with it the sum would be out of place, as can_accumulate_inplace in
+            # This local name is also a reference: with it the sum would be out of place, as can_accumulate_inplace in
             # input_buffer.cpp needs use_count() == 1.
             del waiting
             if _disposable(gradients, number):
@@ -132,7 +121,7 @@ class InputBuffer:
 
     def waiting(self) -> Waiting:
         """Return the waiting gradients by input number."""
-        return tuple(() if gradient is None else (gradient,) for gradient in self.gradients)
+        return alone(self.gradients)
 
     def put(self, waiting: Waiting) -> None:
         """Replace the waiting gradients."""

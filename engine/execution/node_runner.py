@@ -14,8 +14,9 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.validation import a_kind
 from .accumulation_rule import Accumulate
-from .fast_loop import BareLoop
+from .fast_loop import LoopSession
 from .find_hooks import HookWatch
+from .graph_task import GraphTask
 from .input_buffer import InputBuffer
 from .run_hooks import Gradients, OnHook
 from .streams import TaskStreams
@@ -23,12 +24,18 @@ from .undo_history import HasGrad, Ran
 
 
 class CodeChanges:
-    """The record of tasks' side effects, for undo. A tape's nodes have none: they are pure."""
+    """The record of tasks' side effects, for undo. A tape's nodes have none: they are pure.
+
+    Attributes:
+        graph_task: the graph task of the backward, which has the callbacks for its end; None for a tape.
+    """
+
+    graph_task: GraphTask | None = None
 
     @property
     def callbacks_left(self) -> int:
         """The number of callbacks that tasks have queued for the end of the backward."""
-        return 0
+        return 0 if self.graph_task is None else len(self.graph_task.callbacks)
 
     def begin(self, entry: Ran) -> None:
         """Record the state besides gradients that a task may change, before it runs."""
@@ -39,22 +46,6 @@ class CodeChanges:
     def why_not_back(self, entry: Ran) -> str | None:
         """Return why a task that has run cannot be undone; None if it can."""
         return None
-
-    @property
-    def why_end_stays(self) -> str | None:
-        """The reason why the callbacks after the last task cannot be undone; None if they can."""
-        return None
-
-    def undo_end(self) -> None:
-        """Undo the callbacks after the last task, before tasks are undone."""
-
-    def reopen(self, callbacks: int, another: bool) -> None:
-        """Continue after an undo.
-
-        Args:
-            callbacks: the number of callbacks queued by then; later ones are dropped.
-            another: whether checkpoints treat the rest as another backward and recompute again.
-        """
 
     def retaining(self) -> dict[int, list[ref[Tensor]]]:
         """Return the Python tensors that each task's node created, on which `retain_grad` may be called."""
@@ -99,7 +90,7 @@ class Runner(Protocol):
             returned them, while the node still has its saved tensors. For a leaf's task, called right before it runs.
         memory: called right before each task's node runs, after its hooks, and right after the following hooks.
         changes: records side effects of tasks that may be undone.
-        records_bare: whether tasks run by `run_bare` can be recorded.
+        fast_loop_records: whether tasks run by `run_fast` can be recorded.
         streams: the streams of accelerators on which tasks run; None without accelerators.
         inside: calls its first argument in the context in which tasks run; the second returns all tasks in the order in
             which they ran or will run.
@@ -114,7 +105,7 @@ class Runner(Protocol):
     on_outputs: OnOutputs | None = None
     memory: TaskMemory | None = None
     changes: CodeChanges = CodeChanges()
-    records_bare: bool = False
+    fast_loop_records: bool = False
     streams: TaskStreams | None = None
     inside: Callable[[Callable[[], None], Callable[[], Sequence[int]]], None]
 
@@ -167,7 +158,7 @@ class Runner(Protocol):
         """Return a watch for hooks if it is cheaper than a search at each task."""
         return None
 
-    def run_bare(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
+    def run_fast(self, loop: LoopSession, last: Collection[int], watch: HookWatch) -> None:
         """Run tasks in a fast loop up to one of `last`, as long as there are no hooks; none if there is no fast loop.
 
         Args:

@@ -86,14 +86,14 @@ class InputBuffers:
                 del self.by_task[edge.next_task]
         self.fill(entry.task, entry.gradients.waiting)
 
-    def begin_again(self, waited: Mapping[int, Waited], missing: Sequence[int]) -> None:
+    def restore(self, waited: Mapping[int, Waited], missing: Sequence[int]) -> None:
         """Restore all buffers from an earlier moment."""
         self.by_task.clear()
         for task_id, each in waited.items():
             self.fill(task_id, each.waiting)
         self.missing[:] = missing
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Drop all buffers after the backward; no buffer can be created afterwards."""
         self.by_task.clear()
         self._make = _over  # the previous function holds the graph's nodes

@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from threading import local
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.garbage_collector import all_objects
-from ...inspector.graph.freed_nodes import begun_by_session, is_over
-from ...inspector.graph.graph import Edge, Graph, told_apart
+from ...inspector.graph.freed_nodes import begun_by_session, is_freed
+from ...inspector.graph.graph import Edge, Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import variable_name
 from ...inspector.text.sizes_and_counts import counted
@@ -30,9 +29,6 @@ from ...inspector.torch_private.saved_variables import (
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
-
-if TYPE_CHECKING:
-    pass
 
 _FREED = FREED.partition(" (")[0]
 _NOTE = "tapescope: "
@@ -86,9 +82,9 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_of_freed(graph, ran, since, maker), begun_by_session(graph))
+        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since, maker), begun_by_session(graph))
     elif MODIFIED in said:
-        notes = _of_written(graph, maker)
+        notes = _notes_on_modified(graph, maker)
     else:
         return
     for note in notes:
@@ -97,13 +93,13 @@ def explain_spoiled_graph(
 
 def crossings_told(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
     """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
-    return list(_of_freed(graph, None, since, maker))
+    return list(_notes_on_freed(graph, None, since, maker))
 
 
-def _of_freed(
+def _notes_on_freed(
     graph: Graph, ran: Collection[int] | None, since: int | None, maker: Callable[[Node], object] | None
 ) -> Iterator[str]:
-    over = {task_id for task_id, node in enumerate(graph.nodes) if is_over(node)}
+    over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
     elif since is not None:
@@ -121,11 +117,12 @@ def _of_freed(
                 "retain_graph=True to the earlier backward"
             )
         return
-    names = [_in_frames(graph, edge) or _held_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
+    names = [_name_in_frames(graph, edge) or _name_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
     for name, edge in zip(names, crossings, strict=False):
         user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
+        meta = graph.tasks[edge.next_task].inputs[edge.input]
         yield (
-            f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {_meta(graph, edge)}, which is in an "
+            f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an "
             "earlier graph"
         )
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
@@ -145,7 +142,7 @@ def _of_freed(
 
 def _crossings(graph: Graph, freed: Collection[int], over: Collection[int], since: int | None) -> list[Edge]:
     """Return the edges on which this backward reaches freed tasks, one per tensor. Tasks below a freed task are older,
-    so they belong to the earlier graph, too, freed or not."""
+    so they belong to the earlier graph whether they are freed or not."""
     below = _reached(freed, [[edge.next_task for edge in edges] for edges in graph.out_edges])
     leading = _reached(freed, [[edge.task for edge in edges] for edges in graph.in_edges])
     old = below & leading
@@ -166,10 +163,6 @@ def _reached(start: Collection[int], following: Sequence[Sequence[int]]) -> set[
                 found.add(each)
                 waiting.append(each)
     return found
-
-
-def _meta(graph: Graph, edge: Edge) -> str:
-    return str(graph.tasks[edge.next_task].inputs[edge.input])
 
 
 def _is_new(graph: Graph, task_id: int, freed: Collection[int], over: Collection[int], since: int | None) -> bool:
@@ -197,10 +190,10 @@ def _keeps(graph: Graph, task_id: int) -> bool:
 
 def _told(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
     made = None if maker is None or graph.tasks[task_id].source is not None else maker(graph.nodes[task_id])
-    return told_apart(graph, task_id) + (f" of {made}" if made else "")
+    return unique_name(graph, task_id) + (f" of {made}" if made else "")
 
 
-def _held_elsewhere(graph: Graph, edge: Edge) -> str | None:
+def _name_elsewhere(graph: Graph, edge: Edge) -> str | None:
     """Return the program's reference to the tensor: `trainer.hidden`. If the forward has replaced the tensor, the one
     that replaced it is the same output of a newer node of the same kind, and has the same shape."""
     from ...inspector.references.find_referrers import who_holds
@@ -214,7 +207,7 @@ def _held_elsewhere(graph: Graph, edge: Edge) -> str | None:
 
     with all_objects() as objects:
         tensors = (each for each in objects if issubclass(type(each), Tensor) and not is_lazy(each))
-        made = [*islice((each for each in tensors if _is_made_by(node, number, each)), 1)]
+        made = [*islice((each for each in tensors if _is_output(node, number, each)), 1)]
     if not made:
         name = variable_name(replaces)
         return f"{_REPLACED}{name}" if name else None
@@ -231,12 +224,12 @@ def _node_of(tensor: Tensor) -> Node | None:
         return None
 
 
-def _in_frames(graph: Graph, edge: Edge) -> str | None:
+def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
     roots = {root.task for root in graph.roots}
     for _ in range(_MOST_VIEWS):
         node, number = graph.nodes[edge.next_task], edge.input
-        name = variable_name(partial(_is_made_by, node, number))
-        if name is not None or edge.task in roots or _keeps(graph, edge.task) or is_over(graph.nodes[edge.task]):
+        name = variable_name(partial(_is_output, node, number))
+        if name is not None or edge.task in roots or _keeps(graph, edge.task) or is_freed(graph.nodes[edge.task]):
             return name
         above = graph.in_edges[edge.task]
         if len(above) != 1:
@@ -245,11 +238,11 @@ def _in_frames(graph: Graph, edge: Edge) -> str | None:
     return None
 
 
-def _is_made_by(node: Node, number: int, tensor: Tensor) -> bool:
+def _is_output(node: Node, number: int, tensor: Tensor) -> bool:
     return _node_of(tensor) is node and tensor.output_nr == number
 
 
-def _of_written(graph: Graph, maker: Callable[[Node], object] | None) -> Iterator[str]:
+def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> Iterator[str]:
     found: list[tuple[int, WrittenSlot]] = []
     with unobserved():
         for task_id in reversed(range(len(graph))):
@@ -263,12 +256,12 @@ def _of_written(graph: Graph, maker: Callable[[Node], object] | None) -> Iterato
     }
     of_leaf = False
     for task_id, slot in found[:_MOST_SHOWN]:
-        name, is_leaf = _written_name(slot, leaves)
+        name, is_leaf = _slot_name(slot, leaves)
         of_leaf |= is_leaf
         called = f", {name}," if name else ""
         yield (
             f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
-            f"modified{_by_whom(slot)} and is now at version {slot.now}"
+            f"modified{_writers(slot)} and is now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
         yield f"{counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph also modified in place"
@@ -284,7 +277,7 @@ def _of_written(graph: Graph, maker: Callable[[Node], object] | None) -> Iterato
         )
 
 
-def _by_whom(slot: WrittenSlot) -> str:
+def _writers(slot: WrittenSlot) -> str:
     """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
     from ...inspector.capture.inplace_writes import writes_between
 
@@ -297,7 +290,7 @@ def _by_whom(slot: WrittenSlot) -> str:
     return f" by {joined([*said[:_MOST_SHOWN], *more])}"
 
 
-def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
+def _slot_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
     """Return the name of the slot's tensor, and whether it is a leaf."""
     storage = None if slot.tensor is None else storage_of(slot.tensor)
     if slot.tensor is None or storage is None:
@@ -306,9 +299,8 @@ def _written_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | N
         return leaves[storage.address], True
     if is_fake(slot.tensor):
         return None, False
-    return variable_name(lambda tensor: _has_bytes(tensor, storage.address)), False
-
-
-def _has_bytes(tensor: Tensor, address: int) -> bool:
-    storage = None if is_lazy(tensor) else storage_of(tensor)
-    return storage is not None and storage.address == address
+    address = storage.address
+    name = variable_name(
+        lambda each: not is_lazy(each) and (its := storage_of(each)) is not None and its.address == address
+    )
+    return name, False

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.graph.capture_records import Operation
-from ...inspector.graph.graph import Edge, Graph, Task
+from ...inspector.graph.graph import Edge, Graph
 from ...inspector.torch_private.saved_variables import free_saved, kept_tensors
 from ...inspector.torch_private.thread_state import unobserved
 
@@ -54,7 +54,7 @@ class TaskStreams:
             device: streams[0] if len(streams) == 1 else torch.accelerator.current_stream(device)
             for device, streams in used.items()
         }
-        self._notes = {device: _can_note(stream) for device, stream in self._main.items()}
+        self._records = {device: _has_record_stream(stream) for device, stream in self._main.items()}
         self._used = {device: list(dict.fromkeys([self._main[device], *streams])) for device, streams in used.items()}
         if not self.known:
             self.wait_for_all()
@@ -64,15 +64,19 @@ class TaskStreams:
         """Return the streams of a graph's tasks; None if no device has streams."""
         if not any(map(_has_streams, graph.devices)):
             return None
-        found = {task.id: _noted(task) for task in graph.tasks if _has_streams(task.device)}
-        known = {task_id: stream for task_id, stream in found.items() if stream is not None}
-        return TaskStreams(graph, known if len(known) == len(found) else None)
+        tasks = [task for task in graph.tasks if _has_streams(task.device)]
+        known: dict[int, Stream] = {}
+        for task in tasks:  # a capture records the stream on which the node was created
+            stream = task.operation.stream if isinstance(task.operation, Operation) else None
+            if stream is not None and stream.device == task.device:
+                known[task.id] = stream
+        return TaskStreams(graph, known if len(known) == len(tasks) else None)
 
     def of_task(self, task_id: int) -> Stream | None:
         """Return a task's own stream; None if it runs on the current one."""
         return self._by_task.get(task_id) if self.several else None
 
-    def give_up(self, waiting: Iterable[Tensor | None] = ()) -> None:
+    def use_one_stream(self, waiting: Iterable[Tensor | None] = ()) -> None:
         """Run each device's tasks on one stream from now on, because gradients are also used outside tasks.
 
         Args:
@@ -82,7 +86,7 @@ class TaskStreams:
             return
         self.several = self.known = False
         self.wait_for_all()
-        self._note(waiting)
+        self._record(waiting)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -121,7 +125,7 @@ class TaskStreams:
         """
         if gradient is None or edge.task == edge.next_task or (device := gradient.device) not in self._main:
             return None  # a root's gradient comes from the caller
-        stream, consumer = self._on(device, edge.task), self._on(device, edge.next_task)
+        stream, consumer = self._stream_of(device, edge.task), self._stream_of(device, edge.next_task)
         for other in self._others(device, consumer):
             if waits or other == stream:
                 consumer.wait_stream(other)
@@ -137,7 +141,7 @@ class TaskStreams:
             if stream is not None and gradient is not None and gradient.device == stream.device:
                 gradient.record_stream(stream)
 
-    def _on(self, device: torch.device, task_id: int) -> Stream:
+    def _stream_of(self, device: torch.device, task_id: int) -> Stream:
         """Return the stream of this device on which a task's kernels run."""
         stream = self._by_task.get(task_id)
         return self._main[device] if stream is None or stream.device != device else stream
@@ -150,18 +154,18 @@ class TaskStreams:
         for device, main in self._main.items():
             if (stream := torch.accelerator.current_stream(device)) != main:
                 main.wait_stream(stream)
-        self._note(outputs)
+        self._record(outputs)
 
     def before_release(self, node: Node, gradients: Sequence[Tensor | None], saved: Sequence[object]) -> None:
         """Record a task's inputs and saved tensors for its stream before they are freed."""
         if not self.known:
-            self._note(gradients)
-            self._note(kept_tensors(node, saved))
+            self._record(gradients)
+            self._record(kept_tensors(node, saved))
 
     def free_saved(self, saved: Sequence[object]) -> None:
         """Call `free_saved` if nothing else is freed."""
         if not self.known:
-            self._note(kept_tensors(None, saved))
+            self._record(kept_tensors(None, saved))
         free_saved(saved)
 
     def wait_for_all(self) -> None:
@@ -169,9 +173,9 @@ class TaskStreams:
         for device in self._devices:
             torch.accelerator.synchronize(device)
 
-    def _note(self, tensors: Iterable[Tensor | None]) -> None:
+    def _record(self, tensors: Iterable[Tensor | None]) -> None:
         for tensor in tensors:
-            if tensor is not None and self._notes.get(tensor.device, False):
+            if tensor is not None and self._records.get(tensor.device, False):
                 tensor.record_stream(self._main[tensor.device])
 
 
@@ -195,7 +199,7 @@ def _has_streams(device: torch.device) -> bool:
     return accelerator is not None and device.type == accelerator.type
 
 
-def _can_note(stream: Stream) -> bool:
+def _has_record_stream(stream: Stream) -> bool:
     """Return whether the device's allocator keeps blocks by stream, as CUDA's does. MPS has one stream."""
     with unobserved():
         try:
@@ -203,10 +207,3 @@ def _can_note(stream: Stream) -> bool:
         except (NotImplementedError, RuntimeError):
             return False
     return True
-
-
-def _noted(task: Task) -> Stream | None:
-    """Return the stream on which a capture saw the task's node created."""
-    operation = task.operation
-    stream = operation.stream if isinstance(operation, Operation) else None
-    return stream if stream is not None and stream.device == task.device else None

@@ -17,6 +17,7 @@ from ...inspector.graph.freed_nodes import SpentNodes, is_spent
 from ...inspector.graph.graph import Edge, Graph, Task, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.source_lines import warn
+from ...inspector.torch_private.compiled import compiled_autograd_is_on
 from ...inspector.torch_private.engine import gradient_dtypes
 from ...inspector.torch_private.hooks import node_hooks
 from ...inspector.torch_private.nodes import call_node, leaf_of, notes_on
@@ -31,8 +32,8 @@ from ...inspector.torch_private.saved_variables import (
 from ...inspector.torch_private.thread_state import unobserved, without_torch_function
 from .accumulate_grad import accumulate
 from .accumulation_rule import Accumulate
-from .backward_arguments import BackwardCall, expect_inputs, needed_tasks, retain_gradients, root_gradients
-from .fast_loop import BareLoop, BareTasks
+from .backward_arguments import BackwardCall, expect_inputs, needed_tasks, root_gradients
+from .fast_loop import FastLoop, LoopSession
 from .find_hooks import HookWatch, look_is_cheap
 from .graph_task import GraphTask
 from .input_buffer import BUFFERS, InputBuffer, fits, fitted
@@ -40,7 +41,7 @@ from .node_runner import APPLIED, Measuring, OnEnd, Runner, by_edge
 from .run_hooks import hook_name, run_leaf_hooks, run_post_hooks, run_pre_hooks, run_tensor_hooks
 from .streams import TaskStreams
 from .undo_side_effects import NodeChanges
-from .unsupported import cannot, refuse_surroundings, refuse_tasks
+from .unsupported import cannot, refuse_tasks, refuse_transforms
 
 
 def check_nan(name: str, outputs: Sequence[Tensor | None]) -> None:
@@ -110,7 +111,7 @@ class TaskRunner(Runner):
         self.graph_task = GraphTask(graph, needed, keep_graph, create_graph, streams)
         self.inside = self.graph_task.run
         self.takes = all_taken(graph)
-        self.records_bare = all(map(is_, self.takes, [task.inputs for task in graph.tasks]))  # no `grad_dtype`
+        self.fast_loop_records = all(map(is_, self.takes, [task.inputs for task in graph.tasks]))  # no `grad_dtype`
         self.graph = self._graph = graph
         self.needed = self._needed = needed
         self.keep_graph = keep_graph
@@ -135,7 +136,9 @@ class TaskRunner(Runner):
         outputs, keep_graph, create_graph = call.outputs, bool(call.keep_graph), bool(call.create_graph)
         if (limits := call.limits) is not None:
             expect_inputs(limits)
-        refuse_surroundings()
+        refuse_transforms()
+        if compiled_autograd_is_on():
+            raise cannot("run under compiled autograd")
         graph = graph_of(outputs).owned()
         needed = None if limits is None else needed_tasks(graph, limits)
         refuse_tasks(graph)
@@ -143,7 +146,7 @@ class TaskRunner(Runner):
         memory = None
         if measuring is not None:
             if streams is not None:
-                streams.give_up()
+                streams.use_one_stream()
             with unobserved():
                 memory = measuring(graph, outputs, call.given, keep_graph, create_graph)
         runner = cls(graph, needed, keep_graph, create_graph, root_gradients(outputs, call.grad_tensors), streams)
@@ -256,17 +259,19 @@ class TaskRunner(Runner):
             if hides_saved(node) or packed_by_user(saved):
                 self._spent.add(node)
 
-    def run_bare(self, loop: BareLoop, last: Collection[int], watch: HookWatch) -> None:
-        self._bare.run(loop, last, watch)
+    def run_fast(self, loop: LoopSession, last: Collection[int], watch: HookWatch) -> None:
+        self._fast_loop.run(loop, last, watch)
 
     @cached_property
-    def _bare(self) -> BareTasks:
+    def _fast_loop(self) -> FastLoop:
         free = free_saved if self.streams is None else self.streams.free_saved
-        return BareTasks(self._graph, self.takes, self.records_bare, self.keep_graph, self.graph_task, free)
+        return FastLoop(self._graph, self.takes, self.fast_loop_records, self.keep_graph, self.graph_task, free)
 
     def retain_inputs(self) -> None:
         limits, self._limits = self._limits, ()
-        retain_gradients(limits)
+        for each in limits:
+            if isinstance(each, Tensor):
+                each.retain_grad()
 
     def pass_by(self) -> None:
         """Run the hooks of the only root's tensor and retain its gradient: the engine does so before it finds that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Protocol
@@ -15,7 +15,7 @@ from torch.utils.weak import TensorWeakRef
 from ...inspector.graph.graph import Edge, Graph
 from ...inspector.text.sizes_and_counts import bytes_of
 from ...inspector.torch_private.checkpoints import is_recomputed, region_code
-from ...inspector.torch_private.random_states import RandomStates, random_states
+from ...inspector.torch_private.random_states import RandomStates
 from ...inspector.torch_private.tensors import SPARSE, equal_elements, set_version, storage_of, stored_bytes, version_of
 from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import expect_number
@@ -30,7 +30,7 @@ class RecomputedBuffers:
     triggered it was not undone. It then reads the values of the first time, and its writes are undone immediately.
 
     Known limitations: a task may recompute an outer region again and a nested region for the first time; then the
-    nested region's writes are undone, too. Counters in Python keep the values of the forward.
+    nested region's writes are also undone. Counters in Python keep the values of the forward.
 
     Args:
         regions: the regions that the task may recompute.
@@ -202,7 +202,7 @@ class _Grad:
         self._left_version = _version(grad)
 
     @property
-    def is_anothers(self) -> bool:
+    def changed_since(self) -> bool:
         """Whether something else has changed the .grad since; an undo would lose that."""
         grad = self.tensor.grad
         if grad is None:
@@ -273,13 +273,6 @@ class Ran:
         self.counts.append(buffer.count(edge.input))
 
 
-class KeepsGradients(Protocol):
-    """Another holder of gradients."""
-
-    @property
-    def gradient_bytes(self) -> int: ...
-
-
 class History:
     """The undo history of a session: tasks are undone one by one, last first.
 
@@ -292,7 +285,7 @@ class History:
         reach: the number of tasks that had run when it began.
         waiting, missing: the input buffers at that time, and the number of gradients that each task waits for.
         edits: the active edits made before.
-        branches: other holders of gradients.
+        branch_bytes: returns the bytes of gradients kept with other branches.
         budget_bytes: the budget for gradients.
         keeps_graph: whether nodes keep their saved tensors in any case (`retain_graph`).
 
@@ -310,7 +303,7 @@ class History:
         waiting: Mapping[int, Waiting],
         missing: Sequence[int],
         edits: Sequence[Edited],
-        branches: KeepsGradients,
+        branch_bytes: Callable[[], int],
         budget_bytes: int,
         keeps_graph: bool,
     ) -> None:
@@ -321,13 +314,13 @@ class History:
         self.first_waiting = {task: Waited(each) for task, each in waiting.items()}
         self.first_missing = tuple(missing)
         self._graph = graph
-        self._branches = branches
+        self._branch_bytes = branch_bytes
         self._keeps_graph = keeps_graph
         self._storages: dict[int, list[int]] = {}  # by address: bytes, and the number of references here
         self._held_bytes = 0
         self._copied_bytes = 0
         self._saved: _SavedBytes | None = None
-        self._let_go = 0  # the number of records whose gradients were dropped
+        self._dropped = 0  # the number of records whose gradients were dropped
         self.retaining: dict[int, list[ref[Tensor]]] = {}
 
     def __repr__(self) -> str:
@@ -336,14 +329,14 @@ class History:
     @property
     def gradient_bytes(self) -> int:
         """The bytes of gradients that it holds, including other branches; some would be alive anyway."""
-        return self._held_bytes + self._copied_bytes + self._branches.gradient_bytes
+        return self._held_bytes + self._copied_bytes + self._branch_bytes()
 
     @property
     def saved_bytes(self) -> int:
         """The bytes of saved tensors that a backward would have freed by now."""
         if self._keeps_graph:
             return 0
-        if self._saved is None:  # created on first access, as it is rarely needed
+        if self._saved is None:  # created on first access, because it is rarely needed
             self._saved = _SavedBytes(self._graph)
             for entry in self.ran:
                 self._saved.run(entry.task)
@@ -371,12 +364,12 @@ class History:
         if self._saved is not None:
             self._saved.run(entry.task)
         self._copied_bytes += _copied(entry)
-        assert entry.gradients is not None
-        for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
-            self._count(tensor, 1)
-        while self._held_bytes > self.budget_bytes and self._let_go < len(self.ran):
-            self._release(self.ran[self._let_go])
-            self._let_go += 1
+        self._count(entry, 1)
+        while self._held_bytes > self.budget_bytes and self._dropped < len(self.ran):
+            oldest = self.ran[self._dropped]
+            self._count(oldest, -1)
+            oldest.gradients = oldest.sums = None
+            self._dropped += 1
 
     def take_last(self) -> Ran:
         """Remove and return the record of the last task, to undo it."""
@@ -384,50 +377,33 @@ class History:
         if self._saved is not None:
             self._saved.take_back(entry.task)
         self._copied_bytes -= _copied(entry)
-        if self._let_go > len(self.ran):
-            self._let_go = len(self.ran)
+        if self._dropped > len(self.ran):
+            self._dropped = len(self.ran)
         else:
-            self._uncount(entry)
+            self._count(entry, -1)
         return entry
 
-    def take_edits(self, position: int) -> list[Edited]:
-        """Remove and return the edits made after this position, last first."""
-        taken = []
-        while self.edits and self.edits[-1].position > position:
-            taken.append(self.edits.pop())
-        return taken
-
-    def edits_at(self, position: int) -> list[Edited]:
-        """Return the active edits made at this position."""
-        return [edit for edit in self.edits if edit.position == position]
+    def _count(self, entry: Ran, by: int) -> None:
+        """Count the storages of a record's gradients once more (1) or once less (-1)."""
+        assert entry.gradients is not None and entry.sums is not None
+        for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
+            storage = None if tensor is None else storage_of(tensor)
+            if storage is None:
+                continue
+            counted = self._storages.setdefault(storage.address, [storage.nbytes, 0])
+            if not counted[1]:
+                self._held_bytes += counted[0]
+            counted[1] += by
+            if not counted[1]:
+                self._held_bytes -= counted[0]
+                del self._storages[storage.address]
 
     def clear(self) -> None:
         """Clear the records, but not the edits."""
         self.ran.clear()
         self._saved = None
         self._storages.clear()
-        self._held_bytes = self._copied_bytes = self._let_go = 0
-
-    def _release(self, entry: Ran) -> None:
-        self._uncount(entry)
-        entry.gradients = entry.sums = None
-
-    def _uncount(self, entry: Ran) -> None:
-        assert entry.gradients is not None and entry.sums is not None
-        for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
-            self._count(tensor, -1)
-
-    def _count(self, tensor: Tensor | None, by: int) -> None:
-        storage = None if tensor is None else storage_of(tensor)
-        if storage is None:
-            return
-        counted = self._storages.setdefault(storage.address, [storage.nbytes, 0])
-        if not counted[1]:
-            self._held_bytes += counted[0]
-        counted[1] += by
-        if not counted[1]:
-            self._held_bytes -= counted[0]
-            del self._storages[storage.address]
+        self._held_bytes = self._copied_bytes = self._dropped = 0
 
 
 def expect_budget(budget_bytes: int | str, name: str) -> int:
@@ -478,8 +454,3 @@ class _SavedBytes:
             if not self._left[storage]:
                 self.held_bytes -= self._nbytes[storage]
             self._left[storage] += 1
-
-
-def drawn_since(before: RandomStates) -> bool:
-    """Return whether random numbers were drawn since these states."""
-    return not all(torch.equal(state, before[device]) for device, state in random_states(before).items())

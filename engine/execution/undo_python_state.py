@@ -35,8 +35,8 @@ from .undo_snapshots import (
     Place,
     PlaceChange,
     Set,
-    drawn_by,
-    drawn_by_all,
+    global_generators,
+    saved_state_of,
 )
 
 _SEQUENCES: tuple[Any, ...] = ([], (), "", "ä", b"", bytearray())
@@ -126,7 +126,7 @@ class HookState:
     It includes the objects that closures, globals by name, attributes (of objects, their classes, a Function's `ctx`)
     and defaults refer to, the lists, dicts, sets, deques and arrays in them, and random number generators. After an
     undo, the next call of a hook finds the earlier state: the module's gradients of a full backward hook, the count of
-    a multi-grad hook, a log. State that cannot be restored is named in `spoiled`: a tensor modified in place, because
+    a multi-grad hook, a log. `unrestorable` names state that cannot be restored: a tensor modified in place, because
     tensors are not copied; an iterator that was advanced or whose position cannot be read; or everything, if code
     reaches so many objects that reading them would slow down each task (`_MANY`).
 
@@ -134,12 +134,12 @@ class HookState:
     library's classes, attributes of an optimizer. State that something else has changed since is not restored.
 
     Attributes:
-        spoiled: the state that was or may have been changed and cannot be restored, in words.
+        unrestorable: the state that was or may have been changed and cannot be restored, in words.
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
         self._changes: list[PlaceChange] = []
-        self.spoiled: str | None = None
+        self.unrestorable: str | None = None
         self._before: list[tuple[Place, Any]] | None = []
         self._tensors: list[tuple[Tensor, int, str, _Owner]] = []
         self._iterators: list[tuple[IteratorProgress, str, _Owner]] = []
@@ -150,11 +150,11 @@ class HookState:
             elif isinstance(found, IteratorProgress):
                 self._iterators.append((found, name, owner))
             elif isinstance(found, Unseen):
-                self.spoiled = _can_call(owner, f"may have changed `{name}`: {found.why}")
+                self.unrestorable = _can_call(owner, f"may have changed `{name}`: {found.why}")
             else:
                 self._before.append((found, found.read()))
         if code:
-            self._before += [(each, each.read()) for each in drawn_by_all()]
+            self._before += [(each, each.read()) for each in global_generators()]
 
     def end(self) -> bool:
         """Read the state after the task. Return whether anything was changed."""
@@ -164,11 +164,11 @@ class HookState:
                 self._changes.append(change)
         for tensor, version, name, owner in self._tensors:
             if version_of(tensor) != version:
-                self.spoiled = _can_call(owner, f"changed `{name}`, a tensor that it keeps, in place")
+                self.unrestorable = _can_call(owner, f"changed `{name}`, a tensor that it keeps, in place")
         for before, name, owner in self._iterators:
             if before.is_another:
                 kind = type(before.iterator).__name__
-                self.spoiled = _can_call(owner, f"advanced `{name}`, {_ADVANCED.format(kind=kind)}")
+                self.unrestorable = _can_call(owner, f"advanced `{name}`, {_ADVANCED.format(kind=kind)}")
         self._before = None
         self._tensors.clear()
         self._iterators.clear()
@@ -195,14 +195,14 @@ class Unseen:
 _Owner = FunctionType | None
 
 
-def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
+def reach(code: Iterable[Any], most: int | None = None, skips_large: bool = False) -> Iterator[tuple[Any, str, _Owner]]:
     """Yield the places, and the named tensors and iterators, that hooks or a Function's state refer to, each once, with
     the function that refers to it.
 
     Args:
         code: the hooks and functions.
         most: the largest number of objects to examine; if there are more, the last item says so.
-        goes_on: whether to skip large objects and continue.
+        skips_large: whether to skip large objects and continue.
     """
     seen: set[int] = set()
     objects = 0
@@ -215,7 +215,7 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
         weight = _weight(each)
         if most is not None and objects + weight > most:
             yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
-            if goes_on:
+            if skips_large:
                 continue
             return
         objects += weight
@@ -223,11 +223,15 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
             if (each.__module__ or "").startswith(_NOT_OURS_TO_TOUCH):
                 continue
             owner = each if owner is None or _is_torchs(owner) else owner
-        place, follow = _at(each, name)
-        below = [(value, called, owner, depth + 1) for value, called in follow if _may_lead(value)]
+        place, follow = _place_of(each, name)
+        below = [  # values that code may change, or that may refer to such values
+            (value, called, owner, depth + 1)
+            for value, called in follow
+            if (_is_users(value) if isinstance(value, type) else not isinstance(value, _ATOMS))
+        ]
         if most is not None and objects + len(queue) + len(below) > most:
             yield Unseen(_TOO_MUCH.format(size=_size_of(each))), name, owner
-            if not goes_on:
+            if not skips_large:
                 return
             below = []
         if place is not None:
@@ -238,14 +242,14 @@ def reach(code: Iterable[Any], most: int | None = None, goes_on: bool = False) -
 _Found = Place | Tensor | IteratorProgress | Unseen
 
 
-def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
+def _place_of(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]:
     """Return the place of an object with this name, if a task can change it, and the objects it refers to, by name."""
     place: _Found | None = None
     follow: Iterable[tuple[Any, str]] = ()
     if isinstance(each, Tensor):
         place = each
     elif isinstance(each, FunctionType):
-        place, follow = _names(each), _below_function(each)
+        place, follow = _place_of_function(each)
     elif isinstance(each, MethodType):
         follow = ((each.__func__, name), (each.__self__, "self"))
     elif isinstance(each, partial):
@@ -272,7 +276,7 @@ def _at(each: Any, name: str) -> tuple[_Found | None, Iterable[tuple[Any, str]]]
         follow = _containers(each, name)
     elif (array := Array.of(each)) is not None:
         place = array
-    elif (drawn := drawn_by(each)) is not None:
+    elif (drawn := saved_state_of(each)) is not None:
         place = drawn
     elif isinstance(each, dataloader._BaseDataLoaderIter):  # restoring its attributes would not rewind it
         follow = [(value, name) for value in vars(each).values()]
@@ -350,11 +354,6 @@ def tensors_below(code: Iterable[Any]) -> Iterator[tuple[_Names | None, str, Ten
 _ATOMS = (int, float, complex, str, bytes, type(None), ModuleType)
 
 
-def _may_lead(value: Any) -> bool:
-    """Return whether code may change it or something in it."""
-    return _is_users(value) if isinstance(value, type) else not isinstance(value, _ATOMS)
-
-
 def _containers(elements: Iterable[Any], name: str) -> list[tuple[Any, str]]:
     """Return the elements that may be changed, tested by type, so that a long log of tensors is fast."""
     elements = tuple(elements)
@@ -390,21 +389,18 @@ def _attributes(found: Any) -> list[tuple[Any, str]]:
     return buffers + [(value, key) for value, key in own if not isinstance(value, nn.Module)]
 
 
-def _below_function(function: FunctionType) -> list[tuple[Any, str]]:
+def _place_of_function(function: FunctionType) -> tuple[ByKey | None, list[tuple[Any, str]]]:
+    """Return the global names that a function assigns, and the objects it refers to: closure variables, defaults,
+    globals."""
     variables = zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)
     found: list[tuple[Any, str]] = list(variables)
     found += [(value, function.__name__) for value in function.__defaults__ or ()]
     found += [(value, key) for key, value in (function.__kwdefaults__ or {}).items()]
-    if not _is_torchs(function):
-        loaded, _ = _globals_of(function.__code__)
-        found += [(function.__globals__[name], name) for name in loaded if name in function.__globals__]
-    return found
-
-
-def _names(function: FunctionType) -> ByKey | None:
-    """Return the global names that a function assigns."""
-    stored = () if _is_torchs(function) else _globals_of(function.__code__)[1]
-    return ByKey(function.__globals__, stored) if stored else None
+    if _is_torchs(function):
+        return None, found
+    loaded, stored = _globals_of(function.__code__)
+    found += [(function.__globals__[name], name) for name in loaded if name in function.__globals__]
+    return ByKey(function.__globals__, stored) if stored else None, found
 
 
 def _is_torchs(function: FunctionType) -> bool:
@@ -416,13 +412,8 @@ _globals: WeakKeyDictionary[CodeType, tuple[tuple[str, ...], tuple[str, ...]]] =
 
 def _globals_of(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the global names that code and nested functions read and assign."""
-    found = _globals.get(code)
-    if found is None:
-        found = _globals[code] = _find_globals(code)
-    return found
-
-
-def _find_globals(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if (found := _globals.get(code)) is not None:
+        return found
     read, assigned = set(), set()
     codes = [code]
     for each in codes:
@@ -432,7 +423,8 @@ def _find_globals(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 read.add(instruction.argval)
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 assigned.add(instruction.argval)
-    return tuple(sorted(read)), tuple(sorted(assigned))
+    _globals[code] = tuple(sorted(read)), tuple(sorted(assigned))
+    return _globals[code]
 
 
 def _can_call(owner: _Owner, did: str) -> str:

@@ -18,7 +18,8 @@ from ...inspector.torch_private.hooks import hook_dicts, post_accumulate_hooks
 from ...inspector.torch_private.nodes import function_of, leaf_of
 from ...inspector.torch_private.saved_variables import function_is_freed, is_packed, unpacking
 from ...inspector.torch_private.tensors import version_of
-from .find_hooks import Registry, node_of, of_tensors, tensors_and_hooks
+from ...inspector.torch_private.thread_state import without_torch_function
+from .find_hooks import Registry, look_through, made_by, node_of, of_tensors
 from .graph_task import GraphTask
 from .node_runner import APPLIED, CodeChanges
 from .undo_history import Ran, RecomputedBuffers
@@ -33,18 +34,14 @@ class NodeChanges(CodeChanges):
         graph_task: the graph task of this backward, which has the callbacks for its end.
     """
 
+    graph_task: GraphTask
+
     def __init__(self, graph: Graph, graph_task: GraphTask) -> None:
         self._graph = graph
-        self._graph_task = graph_task
+        self.graph_task = graph_task
         self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
-        self._other_hooks: list[
-            ref[Registry]
-        ] = []  # of tensors, which may be freed, as torch does not list their hooks
+        self._other_hooks: list[ref[Registry]] = []  # of tensors, which torch does not list
         self._selective = False  # whether a region of a selective checkpoint was recomputed
-
-    @property
-    def callbacks_left(self) -> int:
-        return self._graph_task.callbacks_left
 
     def begin(self, entry: Ran) -> None:
         if self._graph.tasks[entry.task].is_leaf:
@@ -53,8 +50,8 @@ class NodeChanges(CodeChanges):
             entry.values = leaf.detach().clone() if post_accumulate_hooks(leaf) else None
         entry.packed = is_packed(self._graph.nodes[entry.task])
         entry.kept = HookState(self._code_of(self._graph.tasks[entry.task]))
-        self._graph_task.accumulated_inside = False
-        number = self._graph_task.number
+        self.graph_task.accumulated_inside = False
+        number = self.graph_task.number
         regions = regions_around(self._graph.nodes[entry.task])
         self._selective = self._selective or any(map(is_selective, regions))
         due = [] if number is None else [each for each in regions if not is_recomputed(each, number)]
@@ -64,7 +61,7 @@ class NodeChanges(CodeChanges):
         if entry.recomputed is not None:
             entry.recomputed.end()
         if entry.kept is not None and not entry.kept.end():
-            entry.kept = None if entry.kept.spoiled is None else entry.kept
+            entry.kept = None if entry.kept.unrestorable is None else entry.kept
 
     def why_not_back(self, entry: Ran) -> str | None:
         task, node = self._graph.tasks[entry.task], self._graph.nodes[entry.task]
@@ -75,43 +72,36 @@ class NodeChanges(CodeChanges):
                 "unpacks saved tensors of a selective checkpoint (create_selective_checkpoint_contexts), which can "
                 "recompute its region only once"
             )
-        if self._graph_task.accumulated_inside:
+        if self.graph_task.accumulated_inside:
             return "ran a nested backward, which added to .grad"
-        if entry.kept is not None and entry.kept.spoiled is not None:
-            return entry.kept.spoiled
+        if entry.kept is not None and entry.kept.unrestorable is not None:
+            return entry.kept.unrestorable
         if task.is_leaf:
             leaf, values = leaf_of(node), entry.values
             entry.values = None
             written = values is not None and not torch.equal(values, leaf.detach())  # through .data, for instance
             if written or version_of(leaf) != entry.version:
                 return "had a hook that modified the parameter itself, as an optimizer's step does"
-        elif not self._graph_task.keep_graph and task.kind in APPLIED and function_is_freed(node):
+        elif not self.graph_task.keep_graph and task.kind in APPLIED and function_is_freed(node):
             return "has freed its saved tensors itself"
         return None
 
-    @property
-    def why_end_stays(self) -> str | None:
-        return self._graph_task.why_end_stays
-
-    def undo_end(self) -> None:
-        self._graph_task.undo_end()
-
-    def reopen(self, callbacks: int, another: bool) -> None:
-        self._graph_task.reopen(callbacks, another)
-
     def retaining(self) -> dict[int, list[ref[Tensor]]]:
         ids: dict[Node | None, int] = {node: task_id for task_id, node in enumerate(self._graph.nodes)}
-        tensors, hooks = tensors_and_hooks(self._graph.nodes)
+        with without_torch_function():
+            found, hooks = look_through()
+            tensors = made_by(self._graph.nodes, found)
+        del found
         here = {id(each) for task in self._graph.tasks for each in self._hooks_of(task)} if hooks else ()
         # In place: of_tensors() asks gc.get_referrers, and a second list would be one more holder of every dict.
         hooks[:] = [each for each in hooks if id(each) not in here]
         self._other_hooks = of_tensors(hooks)
-        found: dict[int, list[ref[Tensor]]] = {}
+        by_task: dict[int, list[ref[Tensor]]] = {}
         for each in tensors:
             tensor = each()
             if tensor is not None and (task_id := ids.get(node_of(tensor))) is not None:
-                found.setdefault(task_id, []).append(each)
-        return found
+                by_task.setdefault(task_id, []).append(each)
+        return by_task
 
     def _code_of(self, task: Task) -> Iterator[Any]:
         """Yield the functions that a task may call: hooks, its Function, unpack hooks of its saved tensors."""

@@ -152,29 +152,37 @@ class OfLeaf(Attributes):
         return iter(self._NAMES)
 
 
+class _ComparedPlace:
+    """A place whose states before and after a task are compared and restored as a whole."""
+
+    __slots__ = ()
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def same(self, one: Any, other: Any) -> bool:
+        return bool(one == other)
+
+    def change(self, before: Any) -> PlaceChange | None:
+        after = self.read()
+        return None if self.same(before, after) else _Whole(self, before, after)
+
+
 @dataclass(slots=True)
-class SavedState:
+class SavedState(_ComparedPlace):
     """The state of a random number generator, or of a file in memory."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
-    def change(self, before: Any) -> PlaceChange | None:
-        after = self.read()
-        return None if after == before else _Whole(self, before, after)
 
-    def same(self, one: Any, other: Any) -> bool:
-        return bool(one == other)
-
-
-def drawn_by_all() -> Iterator[SavedState]:
+def global_generators() -> Iterator[SavedState]:
     """Yield the states of Python's and NumPy's global generators; torch's are recorded with each task."""
     yield SavedState(random.getstate, random.setstate)
     if (numpy := sys.modules.get("numpy")) is not None:
         yield _pickled(numpy.random.get_state, numpy.random.set_state)
 
 
-def drawn_by(found: Any) -> SavedState | None:
+def saved_state_of(found: Any) -> SavedState | None:
     if isinstance(found, random.Random) and not isinstance(found, random.SystemRandom):  # it has no state
         return SavedState(found.getstate, found.setstate)
     if isinstance(found, io.StringIO | io.BytesIO) and not found.closed:
@@ -195,7 +203,7 @@ def _pickled(read: Callable[[], Any], write: Callable[[Any], object]) -> SavedSt
 
 
 @dataclass(slots=True)
-class ClosureCell:
+class ClosureCell(_ComparedPlace):
     """A closure variable of an enclosing function."""
 
     cell: CellType
@@ -205,10 +213,6 @@ class ClosureCell:
             return self.cell.cell_contents
         except ValueError:
             return MISSING
-
-    def change(self, before: Any) -> PlaceChange | None:
-        after = self.read()
-        return None if after is before else _Whole(self, before, after)
 
     def write(self, value: Any) -> None:
         if value is MISSING:
@@ -221,7 +225,7 @@ class ClosureCell:
 
 
 @dataclass(slots=True)
-class Entries:
+class Entries(_ComparedPlace):
     """A list or a deque."""
 
     kept: list[Any] | deque[Any]
@@ -264,7 +268,7 @@ class _Grown:
 
 
 @dataclass(slots=True)
-class Set:
+class Set(_ComparedPlace):
     """A set."""
 
     kept: set[Any]
@@ -272,20 +276,13 @@ class Set:
     def read(self) -> frozenset[Any]:
         return frozenset(self.kept)
 
-    def change(self, before: frozenset[Any]) -> PlaceChange | None:
-        after = self.read()
-        return None if before == after else _Whole(self, before, after)
-
     def write(self, value: frozenset[Any]) -> None:
         self.kept.clear()
         self.kept.update(value)
 
-    def same(self, one: frozenset[Any], other: frozenset[Any]) -> bool:
-        return one == other
-
 
 @dataclass(slots=True)
-class Array:
+class Array(_ComparedPlace):
     """A numpy array, an `array.array` or a bytearray."""
 
     kept: Any
@@ -305,13 +302,9 @@ class Array:
     def read(self) -> Any:
         return self.kept[:] if isinstance(self.kept, bytearray | array.array) else self.kept.copy()
 
-    def change(self, before: Any) -> PlaceChange | None:
-        after = self.read()
-        return None if self.same(before, after) else _Whole(self, before, after)
-
     def write(self, value: Any) -> None:
-        whole = ... if hasattr(value, "shape") else slice(None)
-        self.kept[whole] = value
+        every = ... if hasattr(value, "shape") else slice(None)
+        self.kept[every] = value
 
     def same(self, one: Any, other: Any) -> bool:
         bits_of = bytes if isinstance(one, bytearray) else type(one).tobytes
@@ -320,9 +313,9 @@ class Array:
 
 @dataclass(slots=True)
 class _Whole:
-    """A change that is restored as a whole."""
+    """A change of a place that is restored as a whole, unless something else has changed the place since."""
 
-    place: ClosureCell | Entries | Set | SavedState | Array
+    place: _ComparedPlace
     before: Any
     after: Any
 

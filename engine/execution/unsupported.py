@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ...inspector.graph.graph import Graph
-from ...inspector.torch_private.compiled import compiled_autograd_is_on
 from ...inspector.torch_private.thread_state import functorch_is_active
 from ..schedule.fsdp_stages import is_sharded
 
@@ -24,13 +23,6 @@ def refuse_tasks(graph: Graph) -> None:
         raise cannot(
             "run the C++ hooks that DistributedDataParallel may have in any graph, as torch.distributed is initialised"
         )
-
-
-def refuse_surroundings() -> None:
-    """Raise an error in contexts in which no backward can run."""
-    refuse_transforms()
-    if compiled_autograd_is_on():
-        raise cannot("run under compiled autograd")
 
 
 def refuse_transforms(verb: str | None = None) -> None:

@@ -15,7 +15,7 @@ from ...inspector.torch_private.allocators import start_allocation_events, stop_
 CPU = torch.device("cpu")
 
 MARK_BYTES = 12_347
-"""The size of a mark's block. Nothing else is likely to have it, and the address of each mark is known, too."""
+"""The size of the block that marks a position. Other blocks are unlikely to have it; marks' addresses are known."""
 
 
 class AllocatorEvent(NamedTuple):

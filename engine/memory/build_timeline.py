@@ -246,6 +246,8 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         for place, number, task, given in _listed(measured, turns)
         if number in renumbered
     ]
+    slots = {RANDOM_STATE, *RANDOM_STATES_ON_CTX}  # a checkpoint reads its random state before its first operation
+    random_states = {number for number, kept in kinds.saved.items() if any(slot in slots for _, slot in kept)}
     timeline = Timeline(
         graph,
         tuple(turn.visit.task for turn in turns),
@@ -257,7 +259,10 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         array("b", (kinds.born_as[number] for number in shown)),
         changes,
         before=0 if measured.recorded else lives.first,
-        makers=tuple(_forward_maker(measured, lives, kinds, number) for number in forward),
+        makers=tuple(
+            _CHECKPOINT if number in random_states else forward_maker(measured, lives.births[number])
+            for number in forward
+        ),
         saved={renumbered[number]: keepers for number, keepers in kinds.saved.items() if number in renumbered},
         held=frozenset(renumbered[number] for number in kinds.held if number in renumbered),
         grads={renumbered[number]: task for number, task in kinds.grads.items() if number in renumbered},
@@ -272,13 +277,6 @@ def timeline_of(measured: Measured, lives: Lives, kinds: Kinds) -> Timeline:
         tensors=_tensors_held(measured, lives, [number for number in forward if number in kinds.held], renumbered),
     )
     return timeline if measured.accumulation == PYTORCHS else with_names(timeline)
-
-
-def _forward_maker(measured: Measured, lives: Lives, kinds: Kinds, number: int) -> Maker:
-    """Return the maker of a storage of the forward. A checkpoint reads its random state before its first operation."""
-    if any(slot in (RANDOM_STATE, *RANDOM_STATES_ON_CTX) for _, slot in kinds.saved.get(number, ())):
-        return _CHECKPOINT
-    return forward_maker(measured, lives.births[number])
 
 
 def _tensors_held(
@@ -441,7 +439,8 @@ class Kinds:
                         keepers += tuple((each, REGION) for each in region)
                     elif task in measured.kept.hiding:
                         keepers += ((task, HIDDEN),)
-                    elif self._waited_in_tree(keepers, task):
+                    elif any(tree[-1] == task and one in tree for tree in measured.trees for one, _ in keepers):
+                        # It was kept for a product that this task computed.
                         keepers += ((task, IN_TREE),)
                     else:  # only a hook can have dropped its last reference
                         self.held.add(number)
@@ -459,10 +458,6 @@ class Kinds:
     def taken(self) -> dict[int, int]:
         """The storages that become a .grad, with the leaf's task, including those freed later."""
         return {number: turn.visit.task for number, turn in self._taken.items()}
-
-    def _waited_in_tree(self, keepers: Slots, last: int) -> bool:
-        """Return whether a tensor saved by these nodes was kept for a product that this task computed."""
-        return any(tree[-1] == last and task in tree for tree in self._measured.trees for task, _ in keepers)
 
     def _stays_with_graph(self, keepers: Slots) -> bool:
         """Return whether nodes still keep the storage after the backward."""

@@ -21,10 +21,10 @@ OUTSIDE = -1
 else, so gradients are never added to it in place."""
 
 NO_TENSOR = 0
-"""In place of a tensor: no gradient. 0 is false, and entry 0 of each list of facts is a placeholder."""
+"""Stands for a missing gradient. It is false, and entry 0 of each list of facts is a placeholder."""
 
 NOBODY = 0
-"""In place of the input that receives a gradient: no task does. Inputs count from 1, so this is false, too."""
+"""Stands for the input that receives a gradient if no task does. It is false, as inputs count from 1."""
 
 NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3
 """In place of the layout of a task's leaf: the task is not an AccumulateGrad; the gradient is added to an existing

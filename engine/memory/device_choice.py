@@ -29,7 +29,10 @@ def device_of(graph: Graph, wanted: torch.device | str | None = None) -> torch.d
     if len(found) > 1 and device is not None:
         raise ValueError(f'this backward runs on {joined(found)}; choose one of them, as in device="{found[0]}"')
     if found:
-        kept = _kept_bytes(graph)
+        kept: Counter[str] = Counter()  # the bytes that nodes keep on each device
+        sizes = {(str(each.device), each.storage): each.storage_bytes or 0 for each in graph.saved}
+        for (name, _), nbytes in sizes.items():
+            kept[name] += nbytes
         return torch.device(min(found, key=lambda each: (-kept[each], each)))
     return device or torch.device("meta" if _on_meta(graph) else "cpu")
 
@@ -39,15 +42,6 @@ def devices_of(graph: Graph) -> list[torch.device]:
     if _on_meta(graph):
         return [torch.device("meta")]
     return sorted(graph.devices, key=lambda device: (device.type != "cpu", str(device)))
-
-
-def _kept_bytes(graph: Graph) -> Counter[str]:
-    """Return the bytes that nodes keep on each device."""
-    sizes = {(str(each.device), each.storage): each.storage_bytes or 0 for each in graph.saved}
-    found: Counter[str] = Counter()
-    for (device, _), nbytes in sizes.items():
-        found[device] += nbytes
-    return found
 
 
 def chosen_device(wanted: torch.device | str, found: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from ...inspector.graph.kinds import Kind
 from ...inspector.hips.tape import tape_of
 from ...inspector.text.progress import telling
 from ...inspector.torch_private.checkpoints import region_of
-from ...inspector.torch_private.distributed import bucketed, gives_on
+from ...inspector.torch_private.distributed import bucketed, passes_gradient_on
 from ...inspector.torch_private.hooks import hooks_registered, leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_private.nodes import call_node, function_of
 from ...inspector.torch_private.saved_variables import (
@@ -301,8 +301,11 @@ class _DryRun:
         blocks, kept = list(footprint.blocks), list(footprint.kept)
         for tensor in self._hooks.retained(task_id):
             gradient = inputs[tensor.output_nr]
-            if gradient is None or not self._counts(gradient.device) or self._of_nodes_alone(tensor):
+            if gradient is None or not self._counts(gradient.device):
                 continue
+            below = storage_of(tensor)
+            if below is not None and below.address in self._held_by_nodes:
+                continue  # it is freed, with the gradient that it retains, with the last node that saves it
             if tensor.grad is not None:
                 self._limit("tasks whose gradients are added to retained ones", task_id)
             copy = replace(contiguous(gradient.layout.shape, 1), nbytes=gradient.layout.nbytes)
@@ -316,11 +319,6 @@ class _DryRun:
         if not events:
             return footprint
         return replace(footprint, trace=(*events, *footprint.trace), blocks=tuple(blocks), kept=tuple(kept))
-
-    def _of_nodes_alone(self, tensor: Tensor) -> bool:
-        """Return whether the tensor, and the gradient it retains, is freed with the last node that saves it."""
-        storage = storage_of(tensor)
-        return storage is not None and storage.address in self._held_by_nodes
 
     @cached_property
     def _held_by_nodes(self) -> set[int]:
@@ -343,7 +341,10 @@ class _DryRun:
         node = self._graph.nodes[task.id]
         if task.kind in APPLIED and (answer := self._passed_on(task, node, inputs)) is not None:
             return answer
-        if self._is_split(task, inputs):
+        edges = self._graph.out_edges[task.id] if self._parts else ()
+        if any(each is not None and each.layout.wrapped for each in inputs) or any(
+            (edge.next_task, edge.input) in self._parts for edge in edges
+        ):  # it receives or returns a DTensor, whose code is not called
             self._limit(DTENSORS, task.id)
             return self._guessed(task)
         refused = self._refused(task, node)
@@ -371,12 +372,6 @@ class _DryRun:
                 return answer
         self._limit(refused, task.id)
         return self._guessed(task)
-
-    def _is_split(self, task: Task, inputs: list[Gradient | None]) -> bool:
-        """Return whether the task receives or returns a DTensor, whose code is not called."""
-        edges = self._graph.out_edges[task.id] if self._parts else ()
-        taken = any(each is not None and each.layout.wrapped for each in inputs)
-        return taken or any((edge.next_task, edge.input) in self._parts for edge in edges)
 
     def _guessed(self, task: Task) -> Answer:
         """Return what a task that is not called is assumed to do."""
@@ -444,7 +439,10 @@ class _DryRun:
         ]
         outputs = list(call_node(node, given))
         if task.kind is Kind.COPY_SLICES:
-            self._find_out(task.id)
+            # Its formula was just called with all tensors that the node in it keeps. Note if these stay anyway.
+            leaves = {below.address for each in self._graph.leaves.values() if (below := storage_of(each)) is not None}
+            if leaves.issuperset(operations.given):
+                self._found_out.add(task.id)
         for edge in self._graph.out_edges[task.id]:
             gradient = outputs[edge.output]
             takes = self._takes[edge.next_task][edge.input]
@@ -465,20 +463,13 @@ class _DryRun:
             tuple(operations.unknown),
         )
 
-    def _find_out(self, task_id: int) -> None:
-        """Check whether the node in a CopySlices keeps only tensors that stay: its formula was just called with all of
-        them."""
-        leaves = map(storage_of, self._graph.leaves.values())
-        if {storage.address for storage in leaves if storage is not None}.issuperset(self._operations.given):
-            self._found_out.add(task_id)
-
     def _passed_on(self, task: Task, node: Node, inputs: list[Gradient | None]) -> Answer | None:
         """Return what a Function of `PASSING` does; None for others, or if it would create gradients for undefined
         ones."""
         function = function_of(node)  # type: ignore[arg-type]
         name = f"{function.__module__}.{function.__qualname__}"
         edges = self._graph.out_edges[task.id]
-        passes = name in PASSING or gives_on(node)
+        passes = name in PASSING or passes_gradient_on(node)
         if not passes or any(edge.output >= len(inputs) or inputs[edge.output] is None for edge in edges):
             return None
         if (what := PASSING.get(name, DTENSORS)) is not None:

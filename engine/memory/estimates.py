@@ -71,7 +71,7 @@ _TRUTH = {
 
 
 def main_reason(reasons: Sequence[str]) -> str:
-    """Return the one reason to show if there is room for only one, shortened; "" without reasons.
+    """Return the most specific reason, shortened, for places with room for one; "" without reasons.
 
     The general `WORKSPACE` is used only if no other reason names the kernels.
     """
@@ -114,7 +114,7 @@ OTHER_FORMULAS = {
         "formulas that pick elements by their values",
     ),
 }
-"""By part of a node's name: formulas for which a dry run is known to predict too little or too much."""
+"""Formulas for which a dry run is known to predict too little or too much, by a part of the node's name."""
 
 DTENSORS = "communication of DTensors in the backward"
 

@@ -39,21 +39,15 @@ def footprints_of(
         return found
     rule = measured.accumulation
     again = simulated(measured.graph, timeline.order, found, accumulation=rule)
-    place = _first_difference(timeline, again)
-    if place is None:
+    ours, theirs = (list(zip(each.task_peaks, _counts(each), strict=True)) for each in (timeline, again))
+    if ours == theirs and timeline.end_bytes == again.end_bytes:
         return found
+    differences = (place for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)) if mine != other)
+    place = next(differences, len(ours))
     # Outside influence: a hook that frees a tensor another one kept, or a node that frees saved tensors while it runs.
     where = measured.graph.describe(timeline.order[place], place) if place < len(timeline.order) else "the end"
     limit = f"from {where} on, the prediction of the measured order differs from the measurement"
     return replace(found, limits=(Estimate(limit),))  # other orders may be off in either direction
-
-
-def _first_difference(measured: Timeline, predicted: Timeline) -> int | None:
-    """Return the first place at which the levels or the numbers of allocations and frees differ."""
-    ours, theirs = (list(zip(each.task_peaks, _counts(each), strict=True)) for each in (measured, predicted))
-    if ours == theirs:
-        return None if measured.end_bytes == predicted.end_bytes else len(ours)
-    return next(place for place, (mine, other) in enumerate(zip(ours, theirs, strict=True)) if mine != other)
 
 
 def _counts(timeline: Timeline) -> list[int]:
@@ -100,7 +94,9 @@ class _Reader:
         self._limit_hidden()
         self._limit_held()
         start = tuple(
-            self._start_storage(number)
+            StartStorage(
+                timeline.nbytes[number], timeline.saved.get(number, ()), number in timeline.held, timeline.maker(number)
+            )
             for number in timeline.alive(timeline.starts[0])
             if timeline.born_as[number] != Category.BUFFER  # a root's gradient
         )
@@ -125,14 +121,9 @@ class _Reader:
             if len(ran) > 1:
                 yield tuple(sorted(ran, key=places.__getitem__))
 
-    def _start_storage(self, number: int) -> StartStorage:
-        timeline = self.timeline
-        keepers = timeline.saved.get(number, ())
-        return StartStorage(timeline.nbytes[number], keepers, number in timeline.held, timeline.maker(number))
-
     def _limit_hidden(self) -> None:
-        """Add a limit for hidden saved tensors: this order shows only the last task that kept a storage; others may,
-        too."""
+        """Add a limit for hidden saved tensors. This order shows only the last task that kept a storage; other tasks
+        may have kept it as well."""
         measured, lives = self.measured, self.lives
         found = []
         for number, keepers in self.kinds.saved.items():

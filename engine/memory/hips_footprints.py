@@ -24,10 +24,10 @@ from .task_outputs import assumed_footprint, assumed_layout
 from .timeline import Maker
 
 PYTHONS_BYTES = 16 << 10
-"""Memory of a task besides its arrays that may be Python's own objects, in bytes; tracemalloc counts those, too."""
+"""The bytes that a task may need for Python's own objects besides its arrays. tracemalloc counts them as well."""
 
 one_measurement = ExclusiveUse()
-"""Held while tracemalloc is tracing. It is global to the process: ending one measurement would end another, too."""
+"""Lock held while tracemalloc traces. Tracing is global to the process, so ending one measurement would end another."""
 
 
 def tape_footprints(tape: HipsTape) -> Footprints:

@@ -155,8 +155,14 @@ class CategoryWalk(Generic[K]):
         """Advance to just before an event, with the changes up to the task at `place`; other tasks may change the same
         event."""
         while True:
-            while self._changes and self._is_due(event, place):
-                self._change()
+            while self._changes:
+                before, since, number, category = self._changes[-1]
+                if before > self._event or (before == self._event == event and since > place):
+                    break
+                self._changes.pop()
+                self._add(self._category_of[number], -self._nbytes[number])
+                self._add(category, self._nbytes[number])
+                self._category_of[number] = category
             if self._event == event:
                 return
             number = self._events[self._event]
@@ -165,16 +171,6 @@ class CategoryWalk(Generic[K]):
             else:
                 self._add(self._category_of[~number], -self._nbytes[~number])
             self._event += 1
-
-    def _is_due(self, event: int, place: int) -> bool:
-        before, since, _, _ = self._changes[-1]
-        return before < self._event or (before == self._event and (self._event < event or since <= place))
-
-    def _change(self) -> None:
-        _, _, number, category = self._changes.pop()
-        self._add(self._category_of[number], -self._nbytes[number])
-        self._add(category, self._nbytes[number])
-        self._category_of[number] = category
 
     def _add(self, category: K, nbytes: int) -> None:
         self.nbytes_of[category] = self.nbytes_of.get(category, 0) + nbytes

@@ -226,7 +226,8 @@ class Measurement:
             if seen is not None and output.device == device and seen.address not in {*found, *allocations.of_model}:
                 storage_below = local_of(output).untyped_storage()
                 followed = Followed(seen.address, storage_below.nbytes(), FollowedStorage(local_of(output)))
-                found[seen.address] = followed, _maker_of(graph, root.task)
+                made_by = Maker(None, graph.tasks[root.task].operation, graph.module(root.task))
+                found[seen.address] = followed, made_by
         return [*found.values()]
 
     def _limit(self, what: str, task: int) -> None:
@@ -275,7 +276,8 @@ class Measurement:
                 if self._recorded:
                     self._forward[device] = forward
             self._backward[device] = recording
-            if not recording.rows and not self._forward.get(device, recording).rows and _works(self._graph, device):
+            is_used = any(task.device == device for task in self._graph.tasks)
+            if is_used and not recording.rows and not self._forward.get(device, recording).rows:
                 raise ValueError(
                     f"the allocator of {device} does not report to torch's profiler, so its memory cannot be measured; "
                     "ts.simulate(ts.graph(loss)) predicts it"
@@ -375,18 +377,8 @@ def _history_of(devices: Sequence[torch.device]) -> CudaAllocator | None:
     return CudaAllocator(cuda[0]) if len(cuda) == 1 else None
 
 
-def _works(graph: Graph, device: torch.device) -> bool:
-    return any(task.device == device for task in graph.tasks)
-
-
 def _may_be_hooked(graph: Graph) -> bool:
     """Return whether tensors may have hooks although none was registered in the forward."""
     if any(task.operation is None and not task.is_leaf for task in graph.tasks):
         return True  # part of the graph is from before the forward
     return any(map(leaf_hooks, graph.leaves.values()))
-
-
-def _maker_of(graph: Graph, task_id: int | None) -> Maker:
-    if task_id is None:
-        return Maker(None, None, None)
-    return Maker(None, graph.tasks[task_id].operation, graph.module(task_id))

@@ -155,7 +155,7 @@ class _Simulation:
         return self._new_tensor(storage, layout)
 
     def _drop(self, tensor: int) -> None:
-        """Drop a reference to a tensor. Its base loses one, too, when the last reference is dropped."""
+        """Drop a reference to a tensor. Dropping the last one also drops a reference to its base."""
         while tensor:
             self._counts[tensor] -= 1
             if self._counts[tensor]:

@@ -238,7 +238,12 @@ class StorageWords:
         """Return `when task 12 AddmmBackward0 (blocks.3.mlp, model.py:120) has run`, or `never: it stays as .grad`."""
         count = len(self._timeline.order)
         staying = [storage for storage in storages if storage.died is None]
-        with_graph = [storage for storage in staying if self._goes_with_graph(storage)]
+        kinds_of = {storage.number: {keeper.kind for keeper in storage.kept_by} for storage in staying}
+        with_graph = [
+            storage
+            for storage in staying
+            if "node" in kinds_of[storage.number] and not kinds_of[storage.number] & {"user", "grad"}
+        ]
         forever = [storage for storage in staying if storage not in with_graph]
         dying = [storage.died for storage in storages if storage.died is not None]
         places = sorted({place for place in dying if 0 <= place < count})
@@ -276,10 +281,6 @@ class StorageWords:
             return ""
         at = f" at {operation.source.short}" if operation.source else ""
         return f", after {operation_title(operation.name)}{at}"
-
-    def _goes_with_graph(self, storage: Storage) -> bool:
-        kinds = {keeper.kind for keeper in storage.kept_by}
-        return "node" in kinds and not kinds & {"user", "grad"}
 
     def _reason(self, storages: Sequence[Storage]) -> str:
         it, stays = ("it", "stays") if len(storages) == 1 else ("they", "stay")

@@ -70,7 +70,7 @@ class StartStorage:
     Attributes:
         nbytes: its size.
         keepers: the tasks whose nodes keep it, with the slots, as in `Timeline.saved`.
-        held: whether something else, such as user code, holds it, too, so the backward does not free it.
+        held: whether something else, such as user code, holds it, so that the backward does not free it.
         made_by: its maker.
     """
 
@@ -99,7 +99,7 @@ class LeafState:
 
     @property
     def keeps_none(self) -> bool:
-        """Whether its gradient is written to existing memory (a .grad, or a view of a bucket)."""
+        """True if the gradient is written to existing memory: a .grad, or a view of a bucket."""
         return self.has_grad or self.bucketed == "view"
 
 

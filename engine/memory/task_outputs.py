@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Edge, Graph, Root, TensorMeta
-from ...inspector.torch_private.distributed import given_part
+from ...inspector.torch_private.distributed import local_gradient_shape
 from ...inspector.torch_private.saved_variables import saved_slots, saved_value
 from ...inspector.torch_private.tensors import is_view, local_of, storage_of
 from ..execution.gradient_layouts import TensorLayout, contiguous, is_dense, layout_of
@@ -50,7 +50,7 @@ def parts_of_gradients(graph: Graph, saves_subclass: Sequence[bool]) -> Parts:
             local, maker = local_of(slot.tensor), ids.get(slot.maker) if slot.maker is not None else None
             if maker is not None and local is not slot.tensor:
                 found[maker, slot.tensor.output_nr] = tuple(local.shape)
-        if (part := given_part(node)) is not None:
+        if (part := local_gradient_shape(node)) is not None:
             found.update(((edge.next_task, edge.input), part) for edge in graph.out_edges[task_id])
         if graph.tasks[task_id].name == _GIVES_LOCAL:
             for edge in graph.out_edges[task_id][:1]:

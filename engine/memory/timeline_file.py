@@ -166,6 +166,11 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
     for name, column, length in (("inputs", inputs, wanted), ("event_ns", event_ns, len(events))):
         if len(column) not in (0, length):
             raise section.wrong(name, f"must have 0 or {length} entries, has {len(column)}")
+    task_ns = places = array("q")
+    if "task_ns" in section:
+        task_ns = section.integers("task_ns", _MOST, low=-_MOST, length=2 * len(order), code="q")
+    if "event_places" in section:
+        places = section.integers("event_places", len(order) + 1, low=-1, length=len(events), code="q")
     constant_bytes = section.number("constant_bytes", high=_EXACT) if "constant_bytes" in section else 0
     return Timeline(
         graph,
@@ -188,8 +193,8 @@ def read_timeline(section: Section, graph: Graph, order: array[int]) -> Timeline
         _blocks(section.section("blocks"), len(order)) if "blocks" in section else None,
         read_accumulation(section),
         _read_listed(section, graph, order, count) if _LISTED[0] in section else (),
-        task_ns=_read_task_ns(section, len(order)) if "task_ns" in section else array("q"),
-        event_places=_read_event_places(section, len(order), len(events)) if "event_places" in section else array("q"),
+        task_ns=task_ns,
+        event_places=places,
         constant_bytes=constant_bytes,
         baseline=_read_baseline(section) if "baseline_kind" in section else Baseline(),
     )
@@ -207,14 +212,6 @@ def _read_estimates(section: Section) -> tuple[Estimate, ...]:
     if len(directions) != len(reasons) or not set(directions) <= set(get_args(Direction)):
         raise section.wrong("directions", f"must have one of {', '.join(get_args(Direction))} for each estimate")
     return tuple(map(Estimate, reasons, directions))  # type: ignore[arg-type]
-
-
-def _read_task_ns(section: Section, tasks: int) -> array[int]:
-    return section.integers("task_ns", _MOST, low=-_MOST, length=2 * tasks, code="q")
-
-
-def _read_event_places(section: Section, tasks: int, events: int) -> array[int]:
-    return section.integers("event_places", tasks + 1, low=-1, length=events, code="q")
 
 
 def _read_listed(section: Section, graph: Graph, order: Sequence[int], count: int) -> tuple[Listed, ...]:

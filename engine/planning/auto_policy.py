@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...inspector.capture.graph_cache import forget_graphs
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.lru_cache import Latest
 from ...inspector.graph.source_lines import warn
 from ..execution.find_hooks import no_hooks
 from ..schedule.policy import HEAP, Policy, following
 from .lower_bound import lower_bound
-from .order_cache import fingerprint, forget_kept
-from .policy_orders import PlannedOrder, planned_order
+from .order_cache import CACHED_ORDERS, fingerprint
+from .policy_orders import planned_order
 from .scheduling_problem import Problem
 
 _MANY = 2_000  # tasks; larger graphs get no lower bound, which takes as long as the planners
 _WORTH_IT = 0.01  # a smaller gain is no reason to leave PyTorch's own order
 _ESTIMATE = "the prediction is an estimate"
 
-_plans: Latest[_Taken] = Latest()
-
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _Adopted:
     """The policy whose order "auto" takes for a kind of graph.
 
     Attributes:
@@ -37,6 +33,9 @@ class _Taken:
     order: tuple[int, ...] | None = None
     why: str = ""
 
+    def __len__(self) -> int:
+        return len(self.order or ())
+
 
 def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]) -> list[int]:
     """Return the portfolio's order with the lowest predicted peak, or PyTorch's own unless another saves at least 1 %.
@@ -47,28 +46,29 @@ def auto_order(problem: Problem, ran: Sequence[int], portfolio: Sequence[Policy]
 
     A training loop plans once (`order_cache.fingerprint`).
     """
-    return _ordered_by(_taken(problem, portfolio), problem, ran)
+    return _ordered_by(_adopted(problem, portfolio), problem, ran)
 
 
 def auto_choice(problem: Problem, ran: Sequence[int], auto: Policy, portfolio: Sequence[Policy]) -> Policy:
     """Return the policy "auto" for this graph, with the name of the policy whose order it took."""
-    taken = _taken(problem, portfolio)
-    own = taken.order is None and not ran
-    chosen = HEAP if own else following(auto, _ordered_by(taken, problem, ran))
-    title = f"took {taken.policy}: {next(each.title for each in portfolio if each.name == taken.policy)}"
-    return replace(chosen, name=auto.name, title=title, took=taken.policy, note=taken.why)
+    adopted = _adopted(problem, portfolio)
+    own = adopted.order is None and not ran
+    chosen = HEAP if own else following(auto, _ordered_by(adopted, problem, ran))
+    title = f"took {adopted.policy}: {next(each.title for each in portfolio if each.name == adopted.policy)}"
+    return replace(chosen, name=auto.name, title=title, took=adopted.policy, note=adopted.why)
 
 
-def _ordered_by(taken: _Taken, problem: Problem, ran: Sequence[int]) -> list[int]:
-    order: Sequence[int] = problem.heap_order if taken.order is None else taken.order
+def _ordered_by(adopted: _Adopted, problem: Problem, ran: Sequence[int]) -> list[int]:
+    order: Sequence[int] = problem.heap_order if adopted.order is None else adopted.order
     gone = set(ran)
     return [*ran, *(task for task in order if task not in gone)]
 
 
-def _taken(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
-    basis = problem.footprints.basis if problem.given else "dry run"
+def _adopted(problem: Problem, portfolio: Sequence[Policy]) -> _Adopted:
+    basis = problem.footprints.basis if problem.has_footprints else "dry run"
     key = fingerprint(problem), basis, no_hooks(look=True)
-    return _plans.of(key, lambda: _best(problem, portfolio))
+    adopted: _Adopted = CACHED_ORDERS.of(key, lambda: _best(problem, portfolio))
+    return adopted
 
 
 def _unsure(problem: Problem) -> str:
@@ -82,14 +82,14 @@ def _unsure(problem: Problem) -> str:
     return ""
 
 
-def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
+def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Adopted:
     """Predict the peaks of the portfolio and choose."""
     with collector_paused():
         try:
             if not _has_choice(problem):
-                return _Taken("heap")
+                return _Adopted("heap")
             if unsure := _unsure(problem):
-                return _Taken("heap", why=f"{_ESTIMATE}: {unsure}")
+                return _Adopted("heap", why=f"{_ESTIMATE}: {unsure}")
             heap, *others = portfolio
             best = own = planned_order(problem, heap)
             bound = 0 if len(problem.tasks) > _MANY else lower_bound(problem).nbytes
@@ -97,14 +97,17 @@ def _best(problem: Problem, portfolio: Sequence[Policy]) -> _Taken:
                 if best.peak_bytes <= bound:
                     break
                 row = planned_order(problem, policy)
-                if row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT)) and _is_sure(
-                    problem, row, own
-                ):
+                lower = row.peak_bytes < min(best.peak_bytes, own.peak_bytes * (1 - _WORTH_IT))
+                # In another order, a different task may trigger the recomputation of a checkpointed region.
+                if not lower or problem.footprints.other_openers(row.order):
+                    continue
+                # It must be lower even if each gradient in another layout is copied and kept.
+                if row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes:
                     best = row
         except Exception as error:  # a node's code may raise anything on fake tensors; training continues
             warn(f'policy "auto" keeps PyTorch\'s own order for this graph: {error}')
-            return _Taken("heap", why=f"no order could be planned: {error}")
-    return _Taken("heap") if best is own else _Taken(best.policy, best.order)
+            return _Adopted("heap", why=f"no order could be planned: {error}")
+    return _Adopted("heap") if best is own else _Adopted(best.policy, best.order)
 
 
 def _has_choice(problem: Problem) -> bool:
@@ -117,20 +120,3 @@ def _has_choice(problem: Problem) -> bool:
             waits[task] -= 1
         ready = [task for task in arrived if not waits[task]]
     return bool(ready)
-
-
-def _is_sure(problem: Problem, row: PlannedOrder, own: PlannedOrder) -> bool:
-    """Return whether the peak is lower even if each gradient in another layout is copied and kept.
-
-    It is not certain if, in this order, a different task triggers the recomputation of a checkpointed region.
-    """
-    if problem.footprints.other_openers(row.order):
-        return False
-    return row.peak_bytes + problem.timeline(row.order).unsure_bytes < own.peak_bytes
-
-
-def forget_plans() -> None:
-    """Clear the caches of graphs, orders and plans."""
-    forget_graphs()
-    forget_kept()
-    _plans.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -65,7 +64,7 @@ class Sum(NamedTuple):
     Attributes:
         task: the task.
         block: the number of the sum's block.
-        nbytes: the smallest size of a sum in a block of its own.
+        nbytes: the smallest size of a sum in a separate block.
         arrivals: the gradients.
     """
 
@@ -81,7 +80,7 @@ class CertainMemory:
 
     Attributes:
         needs: for each task, the bytes by which the level rises within it, at least.
-        keeps: for each task, the bytes of its own that are alive when its outputs arrive at the next tasks, at least.
+        keeps: for each task, the bytes it allocated that are alive when its outputs arrive at the next tasks, at least.
         blocks: the blocks by number; the blocks summed in a sum have lower numbers than the sum.
         sums: the sums by the number of their block.
     """
@@ -101,12 +100,7 @@ class _Tensor(NamedTuple):
     alone: bool
 
 
-def certain_memory(problem: Problem, order: list[int]) -> CertainMemory:
-    """Compute the certain memory from the footprints, along any legal order. O(tasks + edges + storages)."""
-    return _Reader(problem).read(order)
-
-
-class _Reader:
+class CertainMemoryReader:
     """Follows each block from task to task, by the rules of `simulate`.
 
     These rules hold in any order:
@@ -138,12 +132,19 @@ class _Reader:
         self._given_to: list[tuple[Sum, list[tuple[int, _Tensor]]]] = []
 
     def read(self, order: list[int]) -> CertainMemory:
+        """Return the certain memory, found along any legal order. O(tasks + edges + storages)."""
         self._start()
         for task in order:
             self._take(task)
             self._give(task)
         for found, arrivals in self._given_to:
-            self._found.sums[found.block] = found._replace(arrivals=tuple(self._marked(arrivals)))
+            marked = []
+            for giver, tensor in arrivals:
+                only_here = tensor.block != UNCOUNTED and self._ends[tensor.block] == 1
+                # An expanded gradient is smaller than a sum with it, so it must not stand for one.
+                only_here = only_here and self._found.blocks[tensor.block].nbytes >= tensor.nbytes
+                marked.append(Arrival(giver, tensor.block, tensor.alone, only_here))
+            self._found.sums[found.block] = found._replace(arrivals=tuple(marked))
         return self._found
 
     def _new(self, nbytes: int, makers: tuple[int, ...], *, stays: bool = False) -> int:
@@ -223,14 +224,6 @@ class _Reader:
             layout = _UNKNOWN
         return _Tensor(block, nbytes, layout, alone=True)
 
-    def _marked(self, arrivals: list[tuple[int, _Tensor]]) -> Iterator[Arrival]:
-        for giver, tensor in arrivals:
-            block = tensor.block
-            only_here = block != UNCOUNTED and self._ends[block] == 1
-            # What is expanded is smaller than a sum with it: it must not stand for one.
-            only_here = only_here and self._found.blocks[block].nbytes >= tensor.nbytes
-            yield Arrival(giver, block, tensor.alone, only_here)
-
     def _accumulate_grad(self, task: int, place: int) -> int:
         """Process the gradient of a leaf. Returns the bytes of its copy, if it is copied in every order."""
         leaf, content = self._program.leaf_layouts[task], self._content[place]
@@ -300,7 +293,7 @@ class _Reader:
                         found.append(None)
                         continue
                     block = source.block
-                # A view keeps its base, which holds the block, too.
+                # A view keeps its base, which also holds the block.
                 alone = block != UNCOUNTED and not keeps_base and layouts.dense[layout]
                 tensor = _Tensor(block, layouts.nbytes[layout], layout, alone)
             if held and tensor is not None and tensor.block != UNCOUNTED:

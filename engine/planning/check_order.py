@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...inspector.capture.build_graph import read_graph as graph_of
-from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.renderers import text_of
 from ...inspector.text.report import findings_rich, findings_text
 from ...inspector.text.sizes_and_counts import counted, nth
@@ -77,35 +77,32 @@ class OrderCheck:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result as sentences."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
         constraints = counted(self.count, "constraint")
         if not self.count:
-            yield f"There are no constraints, so the order of {self.policy} keeps them all."
-            return
+            return (f"There are no constraints, so the order of {self.policy} keeps them all.",)
         if self.holds:
             which = f"all {constraints}" if self.count > 1 else "the constraint"
-            yield f"The order of {self.policy} keeps {which}."
-            return
+            return (f"The order of {self.policy} keeps {which}.",)
         numbers = {each.constraint.number for each in self.broken}
         steps = f", in {counted(len(self.broken), 'step')}" if len(self.broken) > len(numbers) else ""
         of = f"{len(numbers):,} of {constraints}" if self.count > 1 else "the constraint"
-        yield f"The order of {self.policy} breaks {of}{steps}."
+        found = [f"The order of {self.policy} breaks {of}{steps}."]
         for each in self.broken[:_MOST_SAID]:
-            first, then = told_apart(self.graph, each.first), told_apart(self.graph, each.then)
+            first, then = unique_name(self.graph, each.first), unique_name(self.graph, each.then)
             first_place, then_place = each.places
-            yield (
+            found.append(
                 f"C{str(each.constraint)[1:]}: {then} runs {nth(then_place + 1)} of {len(self.order):,},"
                 f" before {first}, which runs {nth(first_place + 1)}."
             )
         if len(self.broken) > _MOST_SAID:
             more = len(self.broken) - _MOST_SAID
-            yield f"{counted(more, 'more step')} {'is' if more == 1 else 'are'} broken later."
+            found.append(f"{counted(more, 'more step')} {'is' if more == 1 else 'are'} broken later.")
         if self.obstacle is not None:
-            yield f"No order keeps them: {self.obstacle}."
+            found.append(f"No order keeps them: {self.obstacle}.")
         else:
-            yield f"{self._remedy_text} keeps them: pass it as policy= to ts.backward, or to ts.policy around a step."
+            where = "pass it as policy= to ts.backward, or to ts.policy around a step"
+            found.append(f"{self._remedy_text} keeps them: {where}.")
+        return tuple(found)
 
     @property
     def cells(self) -> list[list[str]]:
@@ -169,7 +166,13 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
     needed = None if len(order) == len(graph) else frozenset(order)
     steps = running_steps(resolve(graph, given), needed)
     place_of = {task_id: place for place, task_id in enumerate(order)}
-    broken = [found for step in steps if (found := _broken(step, place_of)) is not None]
+    broken = []
+    for step in steps:
+        then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
+        late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
+        if late:
+            first_place, first = min(late)
+            broken.append(Break(step, first, then, (first_place, then_place)))
     broken.sort(key=lambda each: each.places[1])
     remedy = obstacle = None
     if broken:
@@ -187,13 +190,3 @@ def check_order(of: Outputs | Graph | Run, constraints: Iterable[Constraint], po
         obstacle,
         f"ts.orders.constrained({said}, constraints)",
     )
-
-
-def _broken(step: Precedence, place_of: Mapping[int, int]) -> Break | None:
-    """Return the first place where an order breaks a precedence, if it does."""
-    then_place, then = min((place_of[task_id], task_id) for task_id in step.then)
-    late = [(place, task_id) for task_id in step.first if (place := place_of[task_id]) > then_place]
-    if not late:
-        return None
-    first_place, first = min(late)
-    return Break(step, first, then, (first_place, then_place))

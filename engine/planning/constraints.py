@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import counted, nth
 from ...inspector.validation import a_kind
@@ -77,7 +77,7 @@ def resolve(graph: Graph, constraints: Sequence[Constraint]) -> list[Precedence]
         for (first, then), names in zip(pairwise(tasks), pairwise(texts), strict=True):
             step = Precedence(number, first, then, names)
             if both := first & then:
-                shared = joined([told_apart(graph, task) for task in sorted(both)])
+                shared = joined([unique_name(graph, task) for task in sorted(both)])
                 raise ValueError(
                     f"{step} cannot be met: {shared} {'is' if len(both) == 1 else 'are'} on both sides, and cannot run "
                     f"before {'itself' if len(both) == 1 else 'themselves'}; narrow one of them"
@@ -375,7 +375,7 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
             parts.append((steps[node - len(graph)], []))
         else:
             parts[-1][1].append(node)
-    describe = partial(told_apart, graph)
+    describe = partial(unique_name, graph)
     if len(parts) == 1:
         step, path = parts[0]
         first, last = describe(path[0]), describe(path[-1])
@@ -395,15 +395,15 @@ def _contradiction(graph: Graph, steps: Sequence[Precedence], cycle: Sequence[in
 def _path_text(graph: Graph, path: Sequence[int]) -> str:
     """Explain why the last task of a path runs after the first."""
     if len(path) > _MOST_STEPS:
-        start = [told_apart(graph, task) for task in path[: _MOST_STEPS - 2]]
-        shown = [*start, f"{len(path) - len(start) - 1:,} more", told_apart(graph, path[-1])]
+        start = [unique_name(graph, task) for task in path[: _MOST_STEPS - 2]]
+        shown = [*start, f"{len(path) - len(start) - 1:,} more", unique_name(graph, path[-1])]
     else:
-        shown = [told_apart(graph, task) for task in path]
+        shown = [unique_name(graph, task) for task in path]
     steps = " → ".join(shown)
     if all(any(edge.next_task == after for edge in graph.out_edges[task]) for task, after in pairwise(path)):
         return f"the gradient goes {steps}"
     reduces = next(task for task in path if graph.tasks[task].name == POST_BACKWARD)
     return (
-        f"the path is {steps}, and fully_shard reduces gradients in {told_apart(graph, reduces)}, which every order "
+        f"the path is {steps}, and fully_shard reduces gradients in {unique_name(graph, reduces)}, which every order "
         "runs between the same tasks as PyTorch's own"
     )

@@ -14,7 +14,7 @@ from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ..schedule.greedy_order import allowed, chosen_order
 from ..schedule.policy import BFS, DFS, HEAP
 from ..schedule.ready_queue import PolicyError
-from . import planners
+from . import planning_policies
 from .lower_bound import lower_bound
 from .order_dependent_memory import Commuting
 from .scheduling_problem import Problem
@@ -106,11 +106,15 @@ class LimitSearch:
             state, following = self._settle(state, tasks, limit, inner)
             path = path, tasks
             if not inner & ~state.ran:
-                return [*_tasks_of(path), *reversed(last)]
+                parts = [list(reversed(last))]
+                while path is not None:  # from the end to the start
+                    path, tasks = path
+                    parts.append(tasks)
+                return [task for tasks in reversed(parts) for task in tasks]
             if (key := self._states.key(state)) in settled:
                 continue
             settled.add(key)
-            self._states.pack(state)
+            state.holders = None  # they can be counted again
             children = []
             for task, (after, highest) in following.items():
                 if highest > limit:
@@ -193,7 +197,9 @@ class LimitSearch:
                     raise StoppedError
                 after, highest = self._states.run(before, task)
                 peaks.append(highest if self._tame[task] else 0)
-                if highest <= limit and after.level >= before.level and self._may_wait(task, rest):
+                fits = highest <= limit and after.level >= before.level and self._tame[task]
+                # No other of these tasks may need more memory because this one has not run.
+                if fits and not any(place in self._loose and each & rest for place, each in self._rivals[task]):
                     fit.append(task)
             if min(peaks) > limit:
                 return min(peaks)
@@ -202,12 +208,6 @@ class LimitSearch:
             last += fit  # the argument still holds for each if another one runs after it
             rest &= ~_bits(fit)
         return last
-
-    def _may_wait(self, task: int, rest: int) -> bool:
-        """Return whether no other of these tasks needs more memory if this one has not run."""
-        return self._tame[task] and not any(
-            place in self._loose and others & rest for place, others in self._rivals[task]
-        )
 
     def _each_left_out(self, state: MemoryState, tasks: list[int]) -> Iterator[tuple[int, MemoryState]]:
         """Yield each of these ready tasks with the state after all the others. Runs O(n log n) tasks."""
@@ -235,14 +235,6 @@ def _numbers(bits: int) -> Iterator[int]:
 
 def _bits(numbers: Sequence[int]) -> int:
     return sum(1 << number for number in numbers)
-
-
-def _tasks_of(path: _Path) -> list[int]:
-    parts = []
-    while path is not None:
-        path, tasks = path
-        parts.append(tasks)
-    return [task for tasks in reversed(parts) for task in tasks]
 
 
 MOST_STATES = 1_000_000  # each takes up to a kilobyte
@@ -345,7 +337,9 @@ class _Hunt:
             chosen_order(problem.graph, policy, allowed(problem.graph, problem.needed), ran)
             for policy in (HEAP, BFS, DFS)
         ]
-        orders += [plan(problem, ran) for plan in (planners.lpmf, planners.postorder, planners.liu)]
+        orders += [
+            plan(problem, ran) for plan in (planning_policies.lpmf, planning_policies.postorder, planning_policies.liu)
+        ]
         self.peak, number = min((problem.peak_bytes(order), number) for number, order in enumerate(orders))
         self.order = orders[number]
         self.bound = min(lower_bound(problem).nbytes, self.peak)

@@ -22,7 +22,7 @@ _WARM, _COLD = 0.02, 0.0005  # temperature as a share of the peak, at the start 
 _ELSEWHERE = 0.4  # share of moves at a random high level; the others are at the peak
 _BLOCKS = 0.4  # share of moves of all makers or users of a block; the others move one task
 _SUMS = 0.05  # share of moves that make another of several gradients arrive first
-_FARTHEST = 4_096  # places by which a task is moved at most
+_FARTHEST = 4_096  # the largest number of places by which a task is moved
 _TOLERANCE = 0.1  # scale of the random increase of the weight that is accepted
 
 
@@ -86,7 +86,7 @@ def search(
     began = perf_counter()
     peak = problem.peak_bytes(order)
     searching = _Search(problem, order, ran, peak, random.Random(seed))
-    told = began
+    last_report = began
     interrupted = False
     try:
         with collector_paused():
@@ -97,8 +97,8 @@ def search(
                     now = perf_counter()
                     if now - began >= seconds:
                         break
-                    if progress is not None and now - told >= _TELL_EVERY:
-                        told = now
+                    if progress is not None and now - last_report >= _TELL_EVERY:
+                        last_report = now
                         progress(searching.found(now - began))
     except KeyboardInterrupt:
         interrupted = True
@@ -129,11 +129,13 @@ class _Levels:
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
         self.order = list(order)
         self.place = [-1] * len(problem.graph)
-        self._needs = problem.needs
+        self._needs = problem.blocks.needs
         self.changes = [0] * len(problem.graph)
         self._makes: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
         self._frees: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
-        for nbytes, makers, users in zip(problem.sizes, problem.makers, problem.users, strict=True):
+        for nbytes, makers, users in zip(
+            problem.blocks.sizes, problem.blocks.makers, problem.blocks.users, strict=True
+        ):
             for tasks, shared, sign in ((makers, self._makes, 1), (users, self._frees, -1)):
                 if len(tasks) == 1:
                     self.changes[tasks[0]] += sign * nbytes
@@ -222,8 +224,8 @@ class _Search:
         """Judge further moves, of this order, by this model's blocks."""
         self._model = model
         self._levels = _Levels(model, order)
-        self._blocks = [block for block, size in enumerate(model.sizes) if size]
-        self._sizes = list(accumulate(model.sizes[block] for block in self._blocks))
+        self._blocks = [block for block, size in enumerate(model.blocks.sizes) if size]
+        self._sizes = list(accumulate(model.blocks.sizes[block] for block in self._blocks))
 
     def _new_round(self) -> None:
         self._levels = _Levels(self._model, self._best)
@@ -327,8 +329,8 @@ class _Search:
         """
         problem, place_of = self._model, self._levels.place
         for block in self._draw.choices(self._blocks, cum_weights=self._sizes, k=6):
-            made = [place_of[task] for task in problem.makers[block]]
-            used = [place_of[task] for task in problem.users[block]]
+            made = [place_of[task] for task in problem.blocks.makers[block]]
+            used = [place_of[task] for task in problem.blocks.users[block]]
             if (made and min(made) >= at) or (used and max(used) < at):
                 continue
             return (

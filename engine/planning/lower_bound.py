@@ -8,13 +8,13 @@ from typing import TypeAlias
 
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.text.sizes_and_counts import size_text
-from .certain_memory import CALLER, Arrival, CertainMemory, Sum, certain_memory
+from .certain_memory import CALLER, Arrival, CertainMemory, CertainMemoryReader, Sum
 from .scheduling_problem import Problem
 
-_ALL = 20_000  # up to so many tasks all are looked at; of more those which run at the highest levels in HEAP's order
-_FEW = 2_048  # of more tasks so many
-_PASS = 4_096  # moments looked at in one pass: for each task three numbers of as many bits are kept
-_RIVALS = 256  # tasks of a kind of which it is asked which runs first, and last
+_ALL = 20_000  # up to this number of tasks, all are considered
+_FEW = 2_048  # in larger graphs, this number of tasks: those that run at the highest levels in HEAP's order
+_PASS = 4_096  # moments considered in one pass, which needs three numbers of this many bits for each task
+_RIVALS = 256  # kinds with more tasks are not considered
 
 Moments: TypeAlias = int
 """A set of moments: bit i is number i."""
@@ -26,8 +26,8 @@ class LowerBound:
 
     Attributes:
         nbytes: the bytes.
-        task: at which task there is as much in any order; None: it is not always the same one.
-        sentence: why.
+        task: the task at which this many bytes are alive in every order; None if it depends on the order.
+        sentence: the reason, as a sentence.
     """
 
     nbytes: int
@@ -45,13 +45,14 @@ class LowerBound:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A moment: some tasks certainly have run, with all that leads to them, and some have not, nor what waits for them.
+    """A moment of a backward: some tasks have run, with all their predecessors, and others have not, with all their
+    successors.
 
     Attributes:
-        task: the one that runs. None: none does.
-        ran: others that have run.
-        waiting: others that have not.
-        sum: the outputs of the task arrive, one of them here, where it is the second gradient that does.
+        task: the running task; None if none runs.
+        ran: other tasks that have run.
+        waiting: other tasks that have not.
+        sum: the sum at which an output of the task arrives as the second gradient; None if the task still runs.
     """
 
     task: int | None
@@ -62,7 +63,7 @@ class _Moment:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """Moments of which every order has at least one. The order decides which, so the lowest of them counts."""
+    """Moments of which every order has at least one. Which one depends on the order, so the lowest level counts."""
 
     words: str
     moments: Sequence[_Moment]
@@ -74,8 +75,8 @@ def lower_bound(problem: Problem) -> LowerBound:
     The bound is the highest of many moments that occur in every order, each with the memory that is certainly alive
     then: the start and the end; each task, which runs after everything it depends on and before everything that
     depends on it; for tasks of the same kind, the one that runs last and the one that runs first, whichever it is; and
-    for gradients whose sum needs a new block, the arrival of the second one. `certain_memory` derives the memory alive
-    in every order from the rules of `simulate`.
+    for gradients whose sum needs a new block, the arrival of the second one. `CertainMemoryReader` derives the memory
+    alive in every order from the rules of `simulate`.
 
     Known limitations: if many tasks are independent, little is certain, and the bound can be far below the best order.
     With more than 20,000 tasks only some of them are considered.
@@ -84,7 +85,7 @@ def lower_bound(problem: Problem) -> LowerBound:
     """
     with collector_paused():
         order = _legal_order(problem)
-        memory = certain_memory(problem, order)
+        memory = CertainMemoryReader(problem).read(order)
         cases = list(_cases(problem, memory))
         moments = [(number, moment) for number, case in enumerate(cases) for moment in case.moments]
         least: dict[int, tuple[int, _Moment]] = {}
@@ -95,19 +96,14 @@ def lower_bound(problem: Problem) -> LowerBound:
                 if level is not None and (number not in least or level < least[number][0]):
                     least[number] = level, moment
     number, (nbytes, _) = max(least.items(), key=lambda item: item[1][0])
-    return LowerBound(nbytes, *_told(problem, memory, cases[number], nbytes))
-
-
-def _told(problem: Problem, memory: CertainMemory, case: _Case, nbytes: int) -> tuple[int | None, str]:
-    """Return the task of the bound, if it is a single one, and the bound as a sentence."""
+    case = cases[number]
     task = case.moments[0].task
     if len(case.moments) > 1 or task is None:
-        return None, f"{case.words} at least {size_text(nbytes)} is alive."
-    needs = memory.needs[task]
+        return LowerBound(nbytes, None, f"{case.words} at least {size_text(nbytes)} is alive.")
+    needs, name = memory.needs[task], problem.graph.describe(task)
     alive = f"{size_text(nbytes - needs)} is certainly alive."
-    if not needs:
-        return task, f"as {problem.graph.describe(task)} runs, {alive}"
-    return task, f"{problem.graph.describe(task)} needs {size_text(needs)} while {alive}"
+    sentence = f"{name} needs {size_text(needs)} while {alive}" if needs else f"as {name} runs, {alive}"
+    return LowerBound(nbytes, task, sentence)
 
 
 def _legal_order(problem: Problem) -> list[int]:
@@ -217,8 +213,8 @@ class _Pass:
     the second one arrives, the sum is on a block that nothing else holds, until the task that reads it has ended.
 
     Attributes (sets of moments, for each task):
-        done: moments by which it certainly has run.
-        still: moments at which it certainly has not ended.
+        done: moments at which it has certainly run.
+        still: moments at which it has certainly not ended.
         arriving: moments at which its outputs arrive.
     """
 
@@ -303,13 +299,13 @@ class _Pass:
         return 0 if arrival.task == CALLER else self._still[arrival.task] | self._arriving[arrival.task]
 
     def _arrived(self, arrival: Arrival) -> Moments:
-        """Return the moments at which the gradient has arrived, or exists on a block of its own."""
+        """Return the moments at which the gradient has arrived, or exists in a separate block."""
         if arrival.only_here:
             return self._made[arrival.block] & ~self._not_arrived(arrival)
         return self._every if arrival.task == CALLER else self._done[arrival.task]
 
     def _sum(self, sum_: Sum) -> Moments:
-        """Return the moments at which at least two gradients of a sum exist, and note what is known before them."""
+        """Return the moments at which at least two gradients of a sum exist, and record the blocks known before."""
         blocks = self._memory.blocks
         total = blocks[sum_.block]
         arrived = [self._arrived(arrival) for arrival in sum_.arrivals]

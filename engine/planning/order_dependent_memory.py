@@ -27,8 +27,8 @@ class Commuting:
     As long as gradients fill their blocks, and gradients that are summed have the same layout, there are no such
     effects: the bytes alive after a set of tasks do not depend on their order. This is different if a gradient is part
     of a larger block, or expanded from a smaller one. If it is added to in place or stolen, it keeps that block;
-    otherwise a copy of its own size is made. Which of these happens depends on which others hold the block and which
-    gradient arrives first. The affected tasks are found from the footprints alone, conservatively.
+    otherwise it is copied. Which of these happens depends on which others hold the block and which gradient arrives
+    first. The affected tasks are found from the footprints alone, conservatively.
 
     Attributes:
         tame: for each task, whether it is not affected.
@@ -60,8 +60,8 @@ class Commuting:
             self._givers[place].append(-1)
             self.loose.add(place)  # the caller holds it
             storage, layout = program.start.storage_of[tensor], program.start.layout_of[tensor]
-            whole = storage >= 0 and program.start.nbytes[storage] == self._layouts.nbytes[layout]
-            self._arrivals[place].append({(layout, whole)})
+            fills_block = storage >= 0 and program.start.nbytes[storage] == self._layouts.nbytes[layout]
+            self._arrivals[place].append({(layout, fills_block)})
         for task in order:
             for place in filter(None, self._gives[task]):
                 self._givers[place].append(task)
@@ -81,8 +81,8 @@ class Commuting:
         for task in order:
             leaf = program.leaf_layouts[task]
             if leaf not in (NO_LEAF, HAS_GRAD, AS_IT_COMES) and self._tensors.shared(first[task]):
-                for layout, whole in self._forms[first[task]]:
-                    if not whole and self._layouts.suits(layout, leaf):
+                for layout, fills_block in self._forms[first[task]]:
+                    if not fills_block and self._layouts.suits(layout, leaf):
                         self._wild.add(first[task])
         wild = set(map(self._blocks.find, self._wild))
         self.tame = [
@@ -103,9 +103,11 @@ class Commuting:
         firsts = forms if contested else arrivals[0]  # otherwise the first one is known
         added = forms if contested else set[_Form]().union(*arrivals[1:])
         sums = {layouts.sum(first, other) for (first, _), (other, _) in product(firsts, added)}
-        kept = {(layout, whole) for layout, whole in firsts if layouts.dense[layout]}  # if nothing else holds them
+        kept = {
+            (layout, fills_block) for layout, fills_block in firsts if layouts.dense[layout]
+        }  # if nothing else holds them
         ends = sums | {layout for layout, _ in kept}
-        partial = not all(whole for _, whole in kept)
+        partial = not all(fills_block for _, fills_block in kept)
         if contested:  # two that cannot be added to in place need one new block, one of them none
             loose = [place for place in arrivals if any(not layouts.dense[layout] for layout, _ in place)]
             partial = partial or len(loose) > 1
@@ -189,7 +191,11 @@ class Commuting:
         if output.origin == "input" or output.origin == "output":
             return source
         nbytes = self._layouts.nbytes
-        return source[0], own, {(layout, whole and nbytes[viewed] == nbytes[layout]) for viewed, whole in source[2]}
+        return (
+            source[0],
+            own,
+            {(layout, fills_block and nbytes[viewed] == nbytes[layout]) for viewed, fills_block in source[2]},
+        )
 
 
 class _Partition:

@@ -204,7 +204,7 @@ def plan_order(
     if not (isinstance(seconds, int | float) and 0 <= seconds < math.inf):
         raise ValueError(f"seconds must be the time of the search, 0 or more, got {seconds!r}")
     problem = Problem(graph, footprints)
-    bare = problem.footprints.graph  # so that no policy's time includes the dry run, or what all planners read
+    shared_graph = problem.footprints.graph  # read now, so that no policy's time includes the dry run
     rows: list[PlannedOrder] = []
     notes: list[str] = []
     with telling(None, "planning") as tell, collector_paused():
@@ -249,7 +249,7 @@ def plan_order(
     if constants := constants_sentence(problem.footprints.constant_bytes):
         notes.append(constants)
     took = perf_counter() - began
-    return OrderPlan(bare, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes), estimates)
+    return OrderPlan(shared_graph, problem.footprints, tuple(rows), bound_bytes, why, took, tuple(notes), estimates)
 
 
 def _chosen(policies: Iterable[AnyPolicy] | AnyPolicy) -> list[Policy | Choice]:

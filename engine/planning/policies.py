@@ -1,4 +1,4 @@
-"""Which ready task runs next: one flat table of keys, of which the least runs first, or a choice of the user's own."""
+"""The table of policies by name, and the lookup of a policy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from ...inspector.validation import did_you_mean, expect_callable
 from ..schedule.policy import BFS, DFS, HEAP, AnyPolicy, Choice, Policy, arrival_label, creation_label, policy_name
-from . import planners
+from . import planning_policies
 
 if TYPE_CHECKING:
     from .scheduling_problem import Problem
 
 
 def _random(seed: str) -> Policy:
-    """Give each task a random number; the lowest runs first. Orders are not uniformly distributed."""
+    """Return the policy that gives each task a random number and runs the lowest first. Orders are not uniformly
+    distributed."""
     number = int(seed)
     return Policy(
         "random",
@@ -34,7 +35,7 @@ def _comm_first(patterns: str) -> Policy:
     named = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     what = ", ".join(named) or "DistributedDataParallel's buckets"
     return Policy(
-        "comm_first", f"first the tasks that lead to {what}", plan=partial(planners.comm_first, patterns=named)
+        "comm_first", f"first the tasks that lead to {what}", plan=partial(planning_policies.comm_first, patterns=named)
     )
 
 
@@ -58,7 +59,7 @@ def _seconds(text: str) -> float:
 
 
 def _search(seconds: str) -> Policy:
-    """The best order of the portfolio, improved by local search."""
+    """Return the policy that improves the portfolio's best order by local search for this time."""
     most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -70,7 +71,8 @@ def _search(seconds: str) -> Policy:
 
 
 def _optimal(seconds: str) -> Policy:
-    """The lowest possible peak. Raises PolicyError, with the best order found, if it is not proven in time."""
+    """Return the policy that searches the lowest possible peak. It raises PolicyError, with the best order found, if no
+    order is proven to be the best in this time."""
     most = _seconds(seconds)
 
     def plan(problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -96,11 +98,11 @@ POLICIES = {
             keeps=True,
         ),
         _random("0"),
-        # Planned policies: `planners` documents rule, source and cost of each.
-        Policy("lpmf", "least peak memory first", plan=planners.lpmf, keeps=True),
-        Policy("postorder", "depth first, the largest branches first", plan=planners.postorder, keeps=True),
-        Policy("liu", "branches merged by their hills and valleys", plan=planners.liu, keeps=True),
-        Policy("critical_path", "the longest remaining path first", plan=planners.critical_path),
+        # Planned policies: `planning_policies` documents rule, source and cost of each.
+        Policy("lpmf", "least peak memory first", plan=planning_policies.lpmf, keeps=True),
+        Policy("postorder", "depth first, the largest branches first", plan=planning_policies.postorder, keeps=True),
+        Policy("liu", "branches merged by their hills and valleys", plan=planning_policies.liu, keeps=True),
+        Policy("critical_path", "the longest remaining path first", plan=planning_policies.critical_path),
         _comm_first(""),
         Policy("auto", "the lowest predicted peak of several policies", plan=_auto, choose=_auto_choice),
         _search("10"),
@@ -133,20 +135,17 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
         ValueError: no policy has this name; the message lists the known ones. Or the argument in brackets is invalid.
         TypeError: it is neither a name, nor a Policy, nor callable.
     """
-    if isinstance(policy, str):
-        return POLICIES[policy] if policy in POLICIES else _with_argument(policy)
-    if not isinstance(policy, Policy):
-        wanted = f"a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task"
-        expect_callable(policy, 2, "policy", wanted)
-    return policy
-
-
-def _with_argument(text: str) -> Policy:
-    """Return the policy for "name(argument)"."""
-    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if not isinstance(policy, str):
+        if not isinstance(policy, Policy):
+            wanted = f"a name ({', '.join(POLICIES)}), a Policy or a callable (ready, state) -> Task"
+            expect_callable(policy, 2, "policy", wanted)
+        return policy
+    if policy in POLICIES:
+        return POLICIES[policy]
+    match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", policy, re.DOTALL)
     if match is None or match[1] not in POLICIES:
-        near = did_you_mean(text, POLICIES)
-        raise ValueError(f"unknown policy {text!r}{near} expected one of {', '.join(POLICIES)}, or a callable")
+        near = did_you_mean(policy, POLICIES)
+        raise ValueError(f"unknown policy {policy!r}{near} expected one of {', '.join(POLICIES)}, or a callable")
     name, argument = match[1], match[2].strip()
     if name not in _WITH_ARGUMENT:
         raise ValueError(
@@ -172,5 +171,5 @@ def note_on(policy: Policy | Choice) -> str:
 
 
 def portfolio() -> list[Policy]:
-    """The policies of `PORTFOLIO`."""
+    """Return the policies of `PORTFOLIO`."""
     return [POLICIES[name] for name in PORTFOLIO]

@@ -8,7 +8,7 @@ from functools import partial
 from operator import index
 from time import perf_counter
 
-from ...inspector.graph.graph import Graph, told_apart
+from ...inspector.graph.graph import Graph, unique_name
 from ...inspector.validation import a_kind
 from ..schedule.dependencies import Pending
 from ..schedule.device_queues import DeviceQueues, MakeQueue, Queues
@@ -16,7 +16,7 @@ from ..schedule.fsdp_stages import POST_BACKWARD, has_stages, unknown_task
 from ..schedule.greedy_order import allowed, chosen_order
 from ..schedule.policy import HEAP, Choice, Policy, following, is_dynamic, policy_name
 from ..schedule.ready_queue import PolicyError, ready_queue
-from .order_cache import kept_plan
+from .order_cache import CACHED_ORDERS, fingerprint
 from .scheduling_problem import Problem
 
 
@@ -51,21 +51,6 @@ def _is_order(graph: Graph, order: Sequence[int], needed: Collection[int] | None
     return not ready
 
 
-def refuse_stages(policy: Policy | Choice, graph: Graph) -> None:
-    """Raise PolicyError if the graph has tasks of `fully_shard` and the policy cannot keep their order."""
-    if (task := unknown_task(graph)) is not None:
-        raise PolicyError(
-            f"policy {policy_name(policy)} cannot be followed: {graph.describe(task)} belongs to fully_shard (FSDP2), "
-            'and tapescope does not know its dependencies in this version of torch; use policy="heap", PyTorch\'s order'
-        )
-    if is_dynamic(policy) and has_stages(graph):
-        raise PolicyError(
-            f"policy {policy_name(policy)} decides while the backward runs; under fully_shard (FSDP2) all tasks that "
-            f"read a group's parameters have to run before its {POST_BACKWARD}, which only a planned order guarantees. "
-            'Use "heap" or another policy that is not dynamic'
-        )
-
-
 def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) -> Policy | Choice:
     """Return the policy for this problem's graph. A planning policy has planned; its keys are places in the plan.
 
@@ -78,8 +63,18 @@ def bound(policy: Policy | Choice, problem: Problem, ran: Sequence[int] = ()) ->
         PolicyError: the graph has tasks of `fully_shard` and the policy cannot keep their order; or a plan is not an
             order of the tasks.
     """
-    if policy is not HEAP:
-        refuse_stages(policy, problem.graph)
+    graph, name = problem.graph, policy_name(policy)
+    if policy is not HEAP and (task := unknown_task(graph)) is not None:
+        raise PolicyError(
+            f"policy {name} cannot be followed: {graph.describe(task)} belongs to fully_shard (FSDP2), and tapescope "
+            'does not know its dependencies in this version of torch; use policy="heap", PyTorch\'s order'
+        )
+    if policy is not HEAP and is_dynamic(policy) and has_stages(graph):
+        raise PolicyError(
+            f"policy {name} decides while the backward runs; under fully_shard (FSDP2) all tasks that read a group's "
+            f"parameters have to run before its {POST_BACKWARD}, which only a planned order guarantees. "
+            'Use "heap" or another policy that is not dynamic'
+        )
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     if policy.choose is not None:
@@ -102,12 +97,13 @@ def planned(policy: Policy, problem: Problem, ran: Sequence[int] = ()) -> Sequen
     plan = policy.plan
     assert plan is not None
 
-    def checked(problem: Problem, ran: Sequence[int]) -> list[int]:
+    def checked() -> list[int]:
         return _legal_plan(policy_name(policy), plan(problem, ran), problem, ran)
 
-    if policy.keeps and not problem.given:
-        return kept_plan(policy.name, checked, problem, ran)
-    return checked(problem, ran)
+    if not policy.keeps or problem.has_footprints:
+        return checked()
+    order: tuple[int, ...] = CACHED_ORDERS.of((policy.name, fingerprint(problem), tuple(ran)), lambda: tuple(checked()))
+    return order
 
 
 def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -> list[int]:
@@ -139,21 +135,21 @@ def _legal_plan(name: str, plan: object, problem: Problem, ran: Sequence[int]) -
         ready.update(pending.run(task_id))
     for task_id in order:
         if task_id in seen:
-            raise PolicyError(f"policy {name} planned {told_apart(graph, task_id)} twice; {expected}")
+            raise PolicyError(f"policy {name} planned {unique_name(graph, task_id)} twice; {expected}")
         seen.add(task_id)
         if task_id in gone or not (problem.needed is None or task_id in problem.needed):
             continue
         if task_id not in ready:
             before = min({edge.task for edge in graph.in_edges[task_id]}.difference(found))
             raise PolicyError(
-                f"policy {name} planned {told_apart(graph, task_id)} before {told_apart(graph, before)}, whose output "
-                f"it takes; {expected}"
+                f"policy {name} planned {unique_name(graph, task_id)} before {unique_name(graph, before)}, "
+                f"whose output it takes; {expected}"
             )
         ready.update(pending.run(task_id))
         found.append(task_id)
     if missing := sorted(set(problem.tasks).difference(found)):
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise PolicyError(f"policy {name} left {told_apart(graph, missing[0])}{others} out of its plan; {expected}")
+        raise PolicyError(f"policy {name} left {unique_name(graph, missing[0])}{others} out of its plan; {expected}")
     return found
 
 

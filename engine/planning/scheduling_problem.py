@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from ...inspector.graph.graph import Graph
 from ..memory.dry_run import dry_run
@@ -15,9 +15,6 @@ from ..memory.timeline import Timeline
 from ..schedule.fsdp_stages import stage_edges
 from ..schedule.greedy_order import allowed, heap_order, stages
 
-if TYPE_CHECKING:
-    pass
-
 _NS_PER_TASK = 5_000  # the time of the engine and a kernel launch, independent of size
 _BYTES_PER_NS = 10  # memory bandwidth of a core
 _FOREVER: tuple[int, ...] = ()
@@ -26,7 +23,7 @@ _FOREVER: tuple[int, ...] = ()
 class Problem:
     """A backward as planners see it. Lists are indexed by task id; entries of tasks that do not run are empty.
 
-    Memory is given as blocks, each alive from the first of its makers until the last of its users has ended. Blocks are
+    Memory consists of blocks, each alive from the first of its makers until the last of its users has ended. Blocks are
     derived from the simulation of HEAP's order, and are exact for that order. In another order levels can differ if
     several gradients are summed, because the first one decides on which block the sum is. The exact result is
     `peak_bytes`, which simulates the order.
@@ -105,7 +102,7 @@ class Problem:
         return self._footprints or dry_run(self.graph, names_hooks=self._names_hooks)
 
     @property
-    def given(self) -> bool:
+    def has_footprints(self) -> bool:
         """True if footprints were passed."""
         return self._footprints is not None
 
@@ -135,47 +132,15 @@ class Problem:
         """PyTorch's own memory."""
         return self.timeline(self.heap_order)
 
-    @property
-    def sizes(self) -> list[int]:
-        """The bytes of each block."""
-        return self._blocks.sizes
-
-    @property
-    def makers(self) -> list[tuple[int, ...]]:
-        """For each block, the tasks of which the first to run allocates it; () if it exists from the start."""
-        return self._blocks.makers
-
-    @property
-    def users(self) -> list[tuple[int, ...]]:
-        """For each block, the tasks after the last of which it is freed; () if it stays."""
-        return self._blocks.users
-
-    @property
-    def needs(self) -> list[int]:
-        """For each task, the bytes by which the level rises within it, at most."""
-        return self._blocks.needs
-
     @cached_property
-    def made_by(self) -> list[list[int]]:
-        """For each task, the blocks of which it is a maker."""
-        return self._by_task(self.makers)
-
-    @cached_property
-    def used_by(self) -> list[list[int]]:
-        """For each task, the blocks of which it is a user."""
-        return self._by_task(self.users)
+    def blocks(self) -> Blocks:
+        """The blocks of memory, from a simulation of HEAP's order."""
+        return Blocks.of(self)
 
     @cached_property
     def start_bytes(self) -> int:
         """The level before the first task."""
-        return sum(size for size, makers in zip(self.sizes, self.makers, strict=True) if not makers)
-
-    def _by_task(self, tasks_of: list[tuple[int, ...]]) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in range(len(self.graph))]
-        for block, tasks in enumerate(tasks_of):
-            for task in tasks:
-                found[task].append(block)
-        return found
+        return sum(size for size, makers in zip(self.blocks.sizes, self.blocks.makers, strict=True) if not makers)
 
     @cached_property
     def durations(self) -> list[float]:
@@ -195,8 +160,8 @@ class Problem:
 
     def levels(self, order: Sequence[int]) -> tuple[int, list[int]]:
         """Return the peak of an order by these blocks, and the highest level in each task. O(tasks + blocks)."""
-        blocks = self._blocks
-        sizes, needs, made_by, used_by = blocks.sizes, blocks.needs, self.made_by, self.used_by
+        blocks = self.blocks
+        sizes, needs, made_by, used_by = blocks.sizes, blocks.needs, blocks.made_by, blocks.used_by
         left = list(map(len, blocks.users))
         made = [not makers for makers in blocks.makers]
         level = self.start_bytes
@@ -213,26 +178,48 @@ class Problem:
                     level -= sizes[block]
         return max([self.start_bytes, *peaks, level]), peaks
 
-    @cached_property
-    def _blocks(self) -> _Blocks:
-        return _Blocks(self)
 
+@dataclass(slots=True)
+class Blocks:
+    """The blocks of memory of a backward.
 
-class _Blocks:
-    """Makers and users of each storage, from a simulation of HEAP's order."""
+    Attributes:
+        sizes: the bytes of each block.
+        makers: for each block, the tasks of which the first to run allocates it; () if it exists from the start.
+        users: for each block, the tasks after the last of which it is freed; () if it stays.
+        needs: for each task, the bytes by which the level rises within it, at most.
+        made_by, used_by: for each task, the blocks of which it is a maker, and a user.
+    """
 
-    def __init__(self, problem: Problem) -> None:
+    sizes: list[int]
+    makers: list[tuple[int, ...]]
+    users: list[tuple[int, ...]]
+    needs: list[int]
+    made_by: list[list[int]] = field(init=False)
+    used_by: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made_by: list[list[int]] = [[] for _ in self.needs]
+        self.used_by: list[list[int]] = [[] for _ in self.needs]
+        for found, tasks_of in ((self.made_by, self.makers), (self.used_by, self.users)):
+            for block, tasks in enumerate(tasks_of):
+                for task in tasks:
+                    found[task].append(block)
+
+    @staticmethod
+    def of(problem: Problem) -> Blocks:
+        """Return the makers and users of each storage, from a simulation of HEAP's order."""
         graph, timeline = problem.graph, problem.heap_timeline
         count, order = len(timeline.nbytes), timeline.order
         place_of = timeline.places
         born = [-1] * count
         died = [len(order)] * count
-        self.needs = [0] * len(graph)
+        needs = [0] * len(graph)
         events, starts, levels, nbytes = timeline.events, timeline.starts, timeline.levels, timeline.nbytes
         for place, task in enumerate(order):
             first, end = starts[place], starts[place + 1]
             if first < end:
-                self.needs[task] = max(levels[first : end + 1]) - levels[first]
+                needs[task] = max(levels[first : end + 1]) - levels[first]
                 for number in events[first:end]:
                     if number >= 0:
                         born[number] = place
@@ -260,9 +247,7 @@ class _Blocks:
             for task, _ in keepers:
                 users[storage][task] = None
         ran = place_of.keys()
-        self.sizes: list[int] = []
-        self.makers: list[tuple[int, ...]] = []
-        self.users: list[tuple[int, ...]] = []
+        sizes, makers_of, users_of = list[int](), list[tuple[int, ...]](), list[tuple[int, ...]]()
         for storage in range(count):
             if born[storage] == died[storage] and born[storage] >= 0:
                 continue  # workspace, or added to another block at once
@@ -271,9 +256,10 @@ class _Blocks:
             if ends < len(order):
                 users[storage][order[ends]] = None
                 last = tuple(task for task in users[storage] if task in ran)
-            self.sizes.append(nbytes[storage])
-            self.makers.append(makers[storage])
-            self.users.append(last)
+            sizes.append(nbytes[storage])
+            makers_of.append(makers[storage])
+            users_of.append(last)
+        return Blocks(sizes, makers_of, users_of, needs)
 
 
 def _arrivals(graph: Graph) -> list[list[int]]:

@@ -63,15 +63,6 @@ class _Script(NamedTuple):
     more: More | None
 
 
-def _awaited(problem: Problem) -> list[int]:
-    """Return the predecessors of each task, as bits."""
-    found = [0] * len(problem.nexts)
-    for task in problem.tasks:
-        for later in problem.nexts[task]:
-            found[later] |= 1 << task
-    return found
-
-
 class MemoryStates:
     """The states of a backward and the transitions between them, with the rules and levels of `simulate`.
 
@@ -90,7 +81,10 @@ class MemoryStates:
         self._layouts = program.layouts
         self._tasks = problem.tasks
         self._nexts = problem.nexts
-        self._awaits = _awaited(problem)
+        self._awaits = [0] * len(problem.nexts)  # the predecessors of each task, as bits
+        for task in problem.tasks:
+            for later in problem.nexts[task]:
+                self._awaits[later] |= 1 << task
         self._runs = set(problem.tasks)
         start = program.start
         self._layout_of = list(start.layout_of)
@@ -294,10 +288,6 @@ class MemoryStates:
         counts, uses = state.holders or self._count(state)
         waits = state.waiting.get(place)
         return waits is None or self._in_place(counts, uses, state.ran, waits)
-
-    def pack(self, state: MemoryState) -> None:
-        """Drop counts that can be computed again, to save memory."""
-        state.holders = None
 
     def _in_place(self, counts: dict[int, int], uses: dict[int, int], ran: int, tensor: int) -> bool:
         storage = self._storage_of[tensor]

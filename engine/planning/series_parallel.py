@@ -68,8 +68,7 @@ def contracted(
         changes: for each task, bytes by which it changes the level, independent of the order.
     """
     contraction = _Contraction(order, nexts, hills, changes)
-    contraction.contract()
-    if not contraction.is_one_row:
+    if not contraction.contract():
         contraction.leave_out_repetitions()
         contraction.leave_out_ends()
         contraction.contract()
@@ -106,12 +105,9 @@ class _Contraction:
             self._before[place] = self._source
         self._ahead += (dict.fromkeys(starts), {})
 
-    @property
-    def is_one_row(self) -> bool:
-        return all(after == self._sink for after in self._ahead[self._source])
-
-    def contract(self) -> None:
-        """Remove vertices with one incoming and one outgoing edge, and merge parallel edges, repeatedly."""
+    def contract(self) -> bool:
+        """Remove vertices with one incoming and one outgoing edge, and merge parallel edges, repeatedly. Return whether
+        one row is left."""
         ahead, behind, before_of, parts = self._ahead, self._behind, self._before, self._parts
         stack = list(range(self._source - 1, -1, -1))
         while stack:
@@ -138,6 +134,7 @@ class _Contraction:
             else:
                 before_of[after] += before
             edges[after] = row
+        return all(after == self._sink for after in ahead[self._source])
 
     def leave_out_repetitions(self) -> None:
         """Remove edges that a longer path makes redundant, if a short search finds it."""

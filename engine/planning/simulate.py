@@ -93,7 +93,12 @@ def simulate(
     from ..memory.simulation import difference, simulated
 
     if not isinstance(graph, Graph):
-        raise TypeError(f"ts.simulate expected a graph, got {a_kind(graph)}{_instead(graph)}")
+        instead = ": pass its .graph" if isinstance(getattr(graph, "graph", None), Graph) else ""
+        if isinstance(graph, Tensor | GradientEdge):
+            instead = ": ts.simulate(ts.graph(loss))"
+        elif callable(graph):
+            instead = ": ts.simulate(ts.graph(loss)), where loss is the result of the function"
+        raise TypeError(f"ts.simulate expected a graph, got {a_kind(graph)}{instead}")
     expect(order, Iterable | Callable | Policy, "order", "a policy, or the ids of all tasks in a legal order")
     if retain_graph is not None:
         expect_truth(retain_graph, "retain_graph")
@@ -117,12 +122,3 @@ def simulate(
                 raise ValueError(f"policy {policy_name(policy)} decides while the backward runs; give an order instead")
             order = schedule(graph, policy, footprints=footprints)
         return simulated(graph, order, footprints, retain_graph, accumulation)
-
-
-def _instead(given: object) -> str:
-    """Return advice on what to pass instead."""
-    if isinstance(given, Tensor | GradientEdge):
-        return ": ts.simulate(ts.graph(loss))"
-    if callable(given):
-        return ": ts.simulate(ts.graph(loss)), where loss is the result of the function"
-    return ": pass its .graph" if isinstance(getattr(given, "graph", None), Graph) else ""

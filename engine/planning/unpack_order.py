@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.freed_nodes import begun_by_session
-from ...inspector.graph.graph import Graph, Outputs, told_apart
+from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.phrases import joined, module_title
 from ...inspector.graph.source_lines import Source
@@ -149,48 +149,44 @@ class UnpackOrder(ShownAsFindings):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result as sentences."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
-        tasks = self.tasks
+        tasks, describe = self.tasks, self.graph.describe
         if not self.rows:
-            yield "No node of this graph has a saved tensor that Python can see."
+            found = ["No node of this graph has a saved tensor that Python can see."]
         else:
             known = [row.nbytes for row in self.rows if row.nbytes is not None]
             sizes = f", {size_text(sum(known))} in all" if len(known) == len(self.rows) else ""
-            yield (
+            found = [
                 f"Under {self.policy}, {counted(len(tasks), 'task')} of {len(self.graph):,} "
                 f"{'unpacks' if len(tasks) == 1 else 'unpack'} {counted(len(self.rows), 'saved tensor')}{sizes}."
-            )
-            yield self._against_packing()
+            ]
+            if self.packed_order is None:
+                found.append(
+                    "The packing order is unknown: the forward ran in several threads, and sequence numbers are "
+                    "counted per thread."
+                )
+            elif self.out_of_order is None:
+                found.append("They are unpacked in exactly the reverse of the packing order.")
+            else:
+                row, expected = self.out_of_order
+                found.append(
+                    f"The first one that is not in reverse packing order: {describe(row.task)}, the "
+                    f"{nth(tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
+                )
         if len(self.rows) > len(tasks):
-            yield "The tensors of one task are unpacked together; their order is up to the task's code."
+            found.append("The tensors of one task are unpacked together; their order is up to the task's code.")
         if packed := sum(row.packed_as is not None for row in self.rows):
             which = "1 of them was" if packed == 1 else f"{packed:,} of them were"
             which = "All were" if packed == len(self.rows) > 1 else which
-            yield f"{which} packed by saved_tensors_hooks, so their shapes are unknown until the unpack hook runs."
-        if self.hidden:
-            names = joined([told_apart(self.graph, task) for task in self.hidden])
-            yield f"Python cannot see the saved tensors of these tasks, so they are not listed: {names}."
-        if self.inside:
-            names = joined([told_apart(self.graph, task) for task in self.inside])
-            yield f"Tensors unpacked inside these tasks are not listed: {names}."
-
-    def _against_packing(self) -> str:
-        if self.packed_order is None:
-            return (
-                "The packing order is unknown: the forward ran in several threads, and sequence numbers are "
-                "counted per thread."
+            found.append(
+                f"{which} packed by saved_tensors_hooks, so their shapes are unknown until the unpack hook runs."
             )
-        found = self.out_of_order
-        if found is None:
-            return "They are unpacked in exactly the reverse of the packing order."
-        row, expected = found
-        describe = self.graph.describe
-        return (
-            f"The first one that is not in reverse packing order: {describe(row.task)}, the "
-            f"{nth(self.tasks.index(row.task) + 1)} to unpack, before {describe(expected)}, which was packed later."
-        )
+        if self.hidden:
+            names = joined([unique_name(self.graph, task) for task in self.hidden])
+            found.append(f"Python cannot see the saved tensors of these tasks, so they are not listed: {names}.")
+        if self.inside:
+            names = joined([unique_name(self.graph, task) for task in self.inside])
+            found.append(f"Tensors unpacked inside these tasks are not listed: {names}.")
+        return tuple(found)
 
     @cached_property
     def cells(self) -> list[list[str]]:
@@ -202,7 +198,9 @@ class UnpackOrder(ShownAsFindings):
                     f"{row.place + 1:,}",
                     f"{row.task} {self.graph.tasks[row.task].name}",
                     row.slot,
-                    _tensor_text(row),
+                    f"packed: {row.packed_as}"
+                    if row.dtype is None
+                    else f"{shape_text(row.shape)} {dtype_name(row.dtype)}",
                     "–" if row.nbytes is None else size_text(row.nbytes),
                     "–" if row.module is None else module_title(self.graph, row.module),
                     row.source.short if row.source else "–",
@@ -230,22 +228,15 @@ class UnpackOrder(ShownAsFindings):
             for row in self.rows
         ]
 
-    @property
-    def right(self) -> Sequence[str]:
-        """Headings of numeric columns."""
-        return _RIGHT
-
+    right = ("place", "bytes")
     __repr__ = ShownAsFindings.__str__
 
 
-_RIGHT = ("place", "bytes")
-
-
 def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> UnpackOrder:
-    """Says in which order a backward under the policy will unpack the saved tensors. Nothing runs, no hook either.
+    """Return the order in which a backward will unpack saved tensors under a policy. Nothing runs, not even hooks.
 
-    PyTorch leaves the order of `saved_tensors_hooks`' unpacking open (PR #198016): it is the order in which the tasks
-    run. A policy's order is known ahead, and with it this one:
+    PyTorch does not specify the order in which `saved_tensors_hooks` unpack (PR #198016): it is the order in which the
+    tasks run. A policy plans that order, so the order of unpacking is known before the backward:
 
         >>> import torch, tapescope as ts
         >>> x = torch.ones(3, requires_grad=True)
@@ -255,36 +246,40 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
         >>> order.out_of_order is None
         True
 
-    In one thread HEAP's is exactly the reverse of packing, since what uses a tensor is newer than what made it. A state
-    that newer operations read again is so unpacked twice, far apart: `ts.orders.check_order` finds where a chain of
-    states breaks, and `ts.orders.constrained` mends it. `Unpack.packed` has the pack hook's own handle, by which to
-    build the chain.
+    For a forward in one thread, HEAP unpacks in exactly the reverse of the packing order, because a node is newer than
+    the nodes whose results it uses. A state that later operations read again is therefore unpacked twice, far apart.
+    `ts.orders.check_order` finds where a chain of states is broken, and `ts.orders.constrained` returns a policy that
+    keeps it. `Unpack.packed` is the pack hook's own handle, from which the chain can be built.
 
     Args:
-        loss_or_graph: as `ts.graph` takes it, or a graph.
+        loss_or_graph: the loss, as for `ts.graph`, or a graph.
         policy: as in `ts.backward`.
 
-    Known limitations: not listed is what `CopySlices` and C++ nodes of extensions keep, nor what is unpacked inside of
-    a reentrant checkpoint; in a checkpointed region (`use_reentrant=False`) the first to unpack computes it again. A
-    Python number (`x * 2`), which a node keeps as a tensor, is left out, as no hook gets to see it; a bool (`x * True`)
-    is listed all the same. A node may leave what it keeps alone, as a custom Function does whose backward never asks
-    for `ctx.saved_tensors`.
+    Known limitations: saved tensors of `CopySlices` and of C++ nodes of extensions are not listed, nor those unpacked
+    inside a reentrant checkpoint. In a checkpointed region (`use_reentrant=False`), the first task that unpacks
+    recomputes the region. A Python number (`x * 2`), which a node saves as a tensor, is left out, because no hook
+    receives it; a bool (`x * True`) is listed. A listed tensor may never be unpacked, as in a custom Function whose
+    backward does not read `ctx.saved_tensors`.
 
     Raises:
-        ValueError: the policy decides while the backward runs; or the graph is from a file, and has no nodes.
-        RuntimeError: a backward has freed what a task saved, so that this one can't run.
+        ValueError: the policy decides while the backward runs; or the graph is from a file and has no nodes.
+        RuntimeError: a backward has freed the saved tensors of a task, so this one cannot run.
     """
     graph = loss_or_graph if isinstance(loss_or_graph, Graph) else graph_of(loss_or_graph)
     chosen = find_policy(policy)
     if is_dynamic(chosen):
-        raise ValueError(f"policy {policy_name(chosen)} decides while the backward runs: its order is not known ahead")
+        raise ValueError(
+            f"policy {policy_name(chosen)} decides while the backward runs, so its order cannot be planned"
+        )
     _assert_has_nodes(graph)
     order = schedule(graph, chosen)
-    for task_id in order:  # each alone: another backward may have freed only what it shares with this graph
+    for task_id in order:  # one by one: another backward may have freed only the nodes that it shares with this graph
         if first_freed([graph.nodes[task_id]]) is not None:
             task = graph.describe(task_id)
-            said = f"a backward has freed what {task} saved, so it can't be unpacked; make the graph again"
-            raise RuntimeError("; ".join([said, *begun_by_session(graph)]))
+            freed = (
+                f"a backward has freed the saved tensors of {task}, so they cannot be unpacked; compute the loss again"
+            )
+            raise RuntimeError("; ".join([freed, *begun_by_session(graph)]))
     rows: list[Unpack] = []
     with collector_paused():
         resolve_sources(task.operation for task in graph.tasks if isinstance(task.operation, Operation))
@@ -297,7 +292,7 @@ def unpack_order(loss_or_graph: Outputs | Graph, policy: AnyPolicy = "heap") -> 
 
 def _assert_has_nodes(graph: Graph) -> None:
     if not graph.nodes:
-        raise ValueError(f"{graph.why_no_nodes}, so their saved tensors are not known: pass the loss")
+        raise ValueError(f"{graph.why_no_nodes}, so its saved tensors are unknown; pass the loss")
 
 
 def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:
@@ -316,12 +311,6 @@ def _rows(graph: Graph, place: int, task_id: int) -> Iterator[Unpack]:
         yield Unpack(place, task_id, name, None, None, said, module, task.source, still)
 
 
-def _tensor_text(row: Unpack) -> str:
-    if row.dtype is None:
-        return f"packed: {row.packed_as}"
-    return f"{shape_text(row.shape)} {dtype_name(row.dtype)}"
-
-
 def tensor_text(tensor: Tensor) -> str:
     """`4×8 float32`."""
     shape = None if tensor.is_nested else tuple(tensor.shape)
@@ -329,7 +318,7 @@ def tensor_text(tensor: Tensor) -> str:
 
 
 def _packed_text(packed: object) -> str:
-    """What a pack hook gave, without running any code of the user's."""
+    """Describe the result of a pack hook without running the user's code."""
     name = type(packed).__name__
     if isinstance(packed, Tensor):
         return f"{name} {tensor_text(packed)}"
@@ -342,7 +331,8 @@ def _packed_text(packed: object) -> str:
 
 
 def _watched(packed: object) -> Callable[[], object]:
-    """Gives it back while it lives. A report must not keep what a backward frees."""
+    """Return a function that returns the pack hook's result as long as something else keeps it alive, because a report
+    must not keep saved tensors alive."""
     if type(packed) in _PLAIN:
         return lambda: packed
     try:
@@ -352,26 +342,37 @@ def _watched(packed: object) -> Callable[[], object]:
 
 
 class SavedBy:
-    """Which tasks' nodes saved a tensor. The first question looks at all that a graph's nodes keep."""
+    """Finds the tasks whose nodes saved a tensor. The first call reads all saved tensors of the graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._packed: dict[int, None] = {}  # tasks with something packed in which no tensor is seen
+        self._packed: dict[int, None] = {}  # tasks with a pack hook's result in which no tensor is visible
 
     def tasks(self, tensor: Tensor) -> frozenset[int]:
-        """The ids of the tasks whose node saved this very tensor, or a view of all of its elements (its transpose).
+        """Return the ids of the tasks whose node saved this tensor, or a view of all its elements (its transpose).
 
-        Of what `saved_tensors_hooks` packed this can be told where the pack hook gave the tensor itself, or an object
-        that holds it: in a tuple, a list, a dict, or as an attribute.
+        A tensor packed by `saved_tensors_hooks` is found if the pack hook returned the tensor itself, or a tuple, a
+        list, a dict or an object with an attribute that contains it.
 
         Raises:
-            ValueError: no task did, as far as can be told; or the graph has no nodes.
+            ValueError: no task is known to have saved it, or the graph has no nodes.
         """
         _assert_has_nodes(self._graph)
         found = self._tasks.get(_elements_of(tensor))
-        if found is None:
-            raise ValueError(self._nobody(tensor))
-        return frozenset(found)
+        if found is not None:
+            return frozenset(found)
+        unknown = f"no task of this graph is known to unpack this tensor of {tensor_text(tensor)}"
+        if not self._packed:
+            raise ValueError(
+                f"{unknown}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line "
+                "instead"
+            )
+        tasks = joined([unique_name(self._graph, task) for task in self._packed])
+        raise ValueError(
+            f"{unknown}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} results of saved_tensors_hooks in "
+            "which it cannot be recognised; name the tasks instead, for example by `Unpack.packed` of "
+            "ts.orders.unpack_order(loss)"
+        )
 
     @cached_property
     def _tasks(self) -> dict[Hashable, set[int]]:
@@ -390,25 +391,13 @@ class SavedBy:
                         self._packed[task_id] = None
         return found
 
-    def _nobody(self, tensor: Tensor) -> str:
-        said = f"no task of this graph is known to unpack this tensor of {tensor_text(tensor)}"
-        if self._packed:
-            tasks = joined([told_apart(self._graph, task) for task in self._packed])
-            return (
-                f"{said}: {tasks} {'keep' if len(self._packed) > 1 else 'keeps'} what saved_tensors_hooks packed, in "
-                "which it can't be recognised; name the tasks instead, as by `Unpack.packed` of "
-                "ts.orders.unpack_order(loss)"
-            )
-        return (
-            f"{said}: nothing saved it, or a backward has freed what was saved; name a task, a module or a line instead"
-        )
-
 
 def _elements_of(tensor: Tensor) -> Hashable:
-    """What is equal for two tensors of the same elements: which storage, from where to where in it, and how many."""
+    """Return a key that is equal for two tensors with the same elements: their storage, and the range and number of
+    elements in it."""
     storage = None if tensor.layout is not torch.strided or tensor.is_nested else storage_of(tensor)
     if storage is None:
-        return id(tensor)  # a node gives the user's own back
+        return id(tensor)  # a node returns the user's own object
     first = int(tensor.storage_offset())
     steps = [(int(size), int(stride)) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     last = first + sum((size - 1) * stride for size, stride in steps)
@@ -416,7 +405,7 @@ def _elements_of(tensor: Tensor) -> Hashable:
 
 
 def _tensors_in(packed: object) -> Iterator[Tensor]:
-    """The tensors in what a pack hook gave, as far as they are seen without running its code."""
+    """Yield the tensors in a pack hook's result that are visible without running its code."""
     if isinstance(packed, Tensor):
         yield packed
         return

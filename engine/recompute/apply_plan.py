@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...inspector.capture.interrupt_safe_stack import Opened, hooks_opened, refuse_disabled_hooks
-from ...inspector.text.sizes_and_counts import counted, size_text
 from ...inspector.torch_private.checkpoints import hidden_from_checkpoints
 from ...inspector.torch_private.compiled import compiled_code_refused, keep_compiler_out
 from ...inspector.torch_private.engine import in_backward
@@ -32,10 +31,10 @@ from .follow_forward import (
     PlannedCalls,
     PlanState,
     RecomputeTally,
-    banned_sentence,
     state_of,
 )
-from .plan import PlannedStorage, RecomputePlan
+from .plan import RecomputePlan
+from .recompute_report import RecomputeReport
 
 PURPOSE = "ts.recompute follows what a forward saves"
 
@@ -151,7 +150,8 @@ class _FollowedCalls(TorchFunctionMode):
             return self._other(function, call, args, kwargs)
         watch.call += 1
         watch.between = False
-        writes = call.writes or (bool(kwargs) and _is_to_write(kwargs))
+        # Keywords may ask for an in-place write, too: relu(x, inplace=True), add(x, y, out=z).
+        writes = call.writes or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
         if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
             result = function(*args, **kwargs)
             watch.place = call.end
@@ -220,56 +220,12 @@ class _FollowedCalls(TorchFunctionMode):
         return result
 
 
-def _is_to_write(kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the keywords ask for an in-place write: `relu(x, inplace=True)`, `add(x, y, out=z)`."""
-    return bool(kwargs.get("inplace")) or kwargs.get("out") is not None
-
-
 def _name(function: Function) -> str:
     return str(getattr(function, "__name__", function))
 
 
 for _mode in (_LearnedCalls, _FollowedCalls):
     keep_compiler_out(_mode.__torch_function__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecomputeReport:
-    """What a plan dropped and recomputed so far.
-
-    Attributes:
-        forwards: number of forwards that ran as planned, to the end of the plan or of the `with` block.
-        dropped, dropped_bytes: number and size of the saved storages that were dropped.
-        replayed, replayed_bytes: number and size of the storages that were recomputed, intermediate ones included.
-        operations, seconds: number of operations run for that, and the time on the host.
-        banned: storages that the plan drops but that are kept, each with the reason: recomputing them failed or gave
-            different bits.
-        notes: other deviations from the plan, as sentences.
-    """
-
-    forwards: int
-    dropped: int
-    dropped_bytes: int
-    replayed: int
-    replayed_bytes: int
-    operations: int
-    seconds: float
-    banned: tuple[tuple[PlannedStorage, str], ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        said = [
-            f"{_count(self.dropped, 'saved storage')} dropped, {size_text(self.dropped_bytes)}.",
-            f"{_count(self.replayed, 'storage')} recomputed, {size_text(self.replayed_bytes)}, by "
-            f"{counted(self.operations, 'operation')} in {1e3 * self.seconds:.1f} ms.",
-        ]
-        if self.banned:
-            said.append(f"{banned_sentence(self.banned)}.")
-        return "\n".join([*said, *self.notes])
-
-
-def _count(number: int, what: str) -> str:
-    return f"1 {what} was" if number == 1 else f"{number:,} {what}s were"
 
 
 class apply_plan:

@@ -399,7 +399,16 @@ class _Judge:
                 None,
                 f"{head}. A variable, a hook or another graph holds them, too, so dropping them frees nothing.",
             )
-        best, *others = sorted(self._choices(number), key=lambda each: (each.levels.peak_bytes, each.seconds))
+        # Drop it alone, with its inputs up to products, or with all its inputs.
+        candidates = Candidates(self._memory)
+        found = {
+            frozenset({number}),
+            frozenset(candidates.with_makers(number, self._dropped, stop_at_products=True)),
+            frozenset(candidates.with_makers(number, self._dropped)),
+        }
+        best, *others = sorted(
+            [self._choice(each) for each in found], key=lambda each: (each.levels.peak_bytes, each.seconds)
+        )
         gain = self._levels.peak_bytes - best.levels.peak_bytes
         figures = self._figures(best)
         peak = memory.plain_peak_bytes
@@ -426,7 +435,12 @@ class _Judge:
             said = f"{head}{figures}. A step may take {ms_text(allowed)} longer{share}{spent}."
         else:
             said = f"{head}. {figures}. A step may take {ms_text(allowed)} longer{share}{spent}."
-        return "time", best, f"{said}{self._price(number)}"
+        itself = self._program.seconds_of(number)
+        both = self._seconds(memory.storages[number].replay_ns)
+        if both >= 2 * itself:
+            said += f" Alone the operation takes {ms_text(itself)}; recording and calling it takes "
+            said += f"{ms_text(both - itself)}."
+        return "time", best, said
 
     def _describe_useless(self, choices: list[_Choice]) -> str:
         """Describe the choices that newly keep at least as much as they drop; "" if there are none."""
@@ -436,26 +450,6 @@ class _Judge:
             if each.kept_bytes >= each.dropped_bytes
         }
         return "; or ".join(sorted(said))
-
-    def _price(self, number: int) -> str:
-        """Describe the overhead of recording and calling, if it is at least as large as the operation itself."""
-        itself = self._program.seconds_of(number)
-        whole = self._seconds(self._memory.storages[number].replay_ns)
-        if whole < 2 * itself:
-            return ""
-        return (
-            f" Alone the operation takes {ms_text(itself)}; recording and calling it takes {ms_text(whole - itself)}."
-        )
-
-    def _choices(self, number: int) -> list[_Choice]:
-        """Return the ways to drop one more storage: alone, with its inputs up to products, or with all its inputs."""
-        candidates = Candidates(self._memory)
-        found = {
-            frozenset({number}),
-            frozenset(candidates.with_makers(number, self._dropped, stop_at_products=True)),
-            frozenset(candidates.with_makers(number, self._dropped)),
-        }
-        return [self._choice(each) for each in found]
 
     def _choice(self, more: frozenset[int]) -> _Choice:
         memory = self._memory

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...inspector.capture.forward_program import WHOLE, overlap
-from ...inspector.capture.operator_traits import moves_storage, traits_of, written_by
+from ...inspector.capture.operator_traits import traits_of, written_by
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import warn
@@ -43,7 +43,6 @@ from .replay_operations import (
     bytes_of,
     described,
     made_again,
-    view_of,
 )
 
 Packed = Saved | tuple[Tensor, int]
@@ -110,7 +109,7 @@ class PlannedCalls:
 
 
 class PlanState:
-    """What the forwards so far have shown about a plan, shared by all its `with` blocks.
+    """The findings of a plan's forwards so far, shared by all its `with` blocks.
 
     Attributes:
         operators: the operators of the planned forward, in order.
@@ -218,7 +217,11 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
             self.drops = True
             return self._drop(drops, operator, args, kwargs)
         except BaseException:
-            self._forget_writes()
+            # Undo the records of the writes of an operation that raised.
+            for each, _ in self._written:
+                each.writes.pop()
+                if each.calls is not None:
+                    each.calls.pop()
             raise
 
     def _drop(
@@ -309,10 +312,11 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
                     continue
                 # The reader was computed from the old content, so it is recomputed while that is still there. It is so,
                 # too, if the written storage is itself dropped: each would need the other to be recomputed first.
-                if found.calls is not None or overlap(view_of(read), view, found.nbytes):
+                part = View.of(read) if isinstance(read, Tensor) else read
+                if found.calls is not None or overlap(part, view, found.nbytes):
                     bytes_of(reader)
             if found.calls is not None:
-                again = torch.is_grad_enabled() and not self.differs and not moves_storage(operator)
+                again = torch.is_grad_enabled() and not self.differs and not traits_of(operator).moves_storage
                 call = self._call(operator, args, kwargs, found) if again and len(written) == 1 else None
                 if call is not None:
                     found.calls.append(call)
@@ -326,13 +330,6 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
                 found.note_write(view)
             else:  # already recomputed: the tensor written to is no longer its storage
                 del self._known[tensor.untyped_storage()._cdata]
-
-    def _forget_writes(self) -> None:
-        """Undo the records of the writes of an operation that raised."""
-        for each, _ in self._written:
-            each.writes.pop()
-            if each.calls is not None:
-                each.calls.pop()
 
     def note_versions(self) -> None:
         """Note the versions of the storages that the last operation wrote to."""
@@ -444,13 +441,12 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
         Writes that PyTorch does not see (numpy, data_ptr) would silently give wrong gradients otherwise.
         """
 
-        def original_of(each: Bytes) -> torch.UntypedStorage | None:
-            return originals[each][0] if each in originals else None
-
         state, banned = self._state, []
         for each, (original, views) in originals.items():
             try:
-                made = made_again(each, original_of) if each.storage is None else each.storage
+                made = each.storage
+                if made is None:
+                    made = made_again(each, lambda other: originals[other][0] if other in originals else None)
                 reason = None if _same(made, original, views) else "the recomputed bits differ"
             except Exception as error:
                 reason = f"it raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"

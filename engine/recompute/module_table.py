@@ -30,14 +30,14 @@ def module_cells(plan: RecomputePlan) -> list[list[str]]:
         if each.fate != "kept":
             modules.setdefault(pattern(each.module or ""), _Row()).add(each)
     rows = sorted(modules.items(), key=lambda item: (-item[1].nbytes, -item[1].seconds, -item[1].kept_bytes))
-    whole = _Row()
+    total = _Row()
     for _, row in rows:
-        whole.merge(row)
-    if not whole.replays:
+        total.merge(row)
+    if not total.replays:
         return [list(HEADINGS)]
     scale = 1.0  # predicted time, which includes the cost of calls, over the sum of the operations' times
-    if plan.predicted is not None and whole.seconds:
-        scale = plan.predicted.replay_seconds / whole.seconds
+    if plan.predicted is not None and total.seconds:
+        scale = plan.predicted.replay_seconds / total.seconds
     shown = len(rows) if len(rows) == _MOST_ROWS + 1 else _MOST_ROWS  # a row "1 more" saves no space
     found = [row.cells(name or "outside any module", scale) for name, row in rows[:shown]]
     if rest := rows[shown:]:
@@ -46,7 +46,7 @@ def module_cells(plan: RecomputePlan) -> list[list[str]]:
             more.merge(row)
         found.append(more.cells(f"{len(rest)} more", scale))
     if len(rows) > 1:
-        found.append([*whole.cells("total", scale)[:-1], ""])
+        found.append([*total.cells("total", scale)[:-1], ""])
     return [list(HEADINGS), *found]
 
 

@@ -55,19 +55,19 @@ def not_worth_it(
         return "no lower peak", f"{said} None was found without a time limit, either."
     again = {number for each in least.dropped for number in program.storages[each].program}
     itself = sum(program.operations[number].seconds for number in again)
-    whole, allowed = ratio * least.levels.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
-    if whole > 2 * itself:
+    seconds, allowed = ratio * least.levels.replay_ns / 1e9, wanted.extra_ns(plain_ns) / 1e9
+    if seconds > 2 * itself:
         return (
             "too small",
             f"{said} Its operations are too small: the smallest sufficient choice recomputes "
-            f"{counted(len(again), 'operation')}, which takes {ms_text(itself)}, and {ms_text(whole - itself)} more to "
-            f"record and call them; {ms_text(allowed)} is allowed.",
+            f"{counted(len(again), 'operation')}, which takes {ms_text(itself)}, and {ms_text(seconds - itself)} more "
+            f"to record and call them; {ms_text(allowed)} is allowed.",
         )
     most = greedy(memory, Goal())
     lowest, price = most.levels.peak_bytes, ratio * most.levels.replay_ns / plain_ns
     return (
         "time",
-        f"{said} Lowering it by 1 % takes {ms_text(whole)}; {ms_text(allowed)} is allowed. "
+        f"{said} Lowering it by 1 % takes {ms_text(seconds)}; {ms_text(allowed)} is allowed. "
         f"For {percent_text(price)} of a step's time (overhead={price:.2g}) the peak falls to {size_text(lowest)}, by "
         f"{share_text(plain - lowest, plain)}.",
     )
@@ -76,6 +76,7 @@ def not_worth_it(
 def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
     """Return a sentence about saved storages of fused kernels and how to avoid these; empty if there are none."""
     kernels: Counter[str] = Counter()
+    saved_bytes = sum(each.nbytes for each in program.saved)
     modules: dict[str, None] = {}
     for each in program.saved:
         if each.is_fused and each.made_by is not None:
@@ -87,21 +88,11 @@ def fused_kernels(program: ForwardProgram) -> tuple[str, ...]:
     name = kernels.most_common(1)[0][0]
     switch = f"torch.backends.{'mkldnn' if 'mkldnn' in name else 'cudnn'}.flags(enabled=False)"
     return (
-        f"{size_text(kernels.total())} of the {size_text(_saved_bytes(program))} that nodes save belong to the "
+        f"{size_text(kernels.total())} of the {size_text(saved_bytes)} that nodes save belong to the "
         f"fused kernel {operation_name(name)} ({joined(list(modules))}), which cannot be recomputed because it has "
         f"hidden state. Plan and train under `with {switch}:`, or use nn.LSTMCell or nn.GRUCell: both run single "
         "operations, which can be recomputed.",
     )
-
-
-def mostly_fused(program: ForwardProgram) -> bool:
-    """Return whether more than half of the saved bytes belong to fused kernels."""
-    fused = sum(each.nbytes for each in program.saved if each.is_fused)
-    return 2 * fused > _saved_bytes(program)
-
-
-def _saved_bytes(program: ForwardProgram) -> int:
-    return sum(each.nbytes for each in program.saved)
 
 
 def checkpoint_sentence(graph: Graph, modules: Iterable[nn.Module]) -> str | None:

@@ -208,7 +208,9 @@ class RecomputePlan:
                     filled_by(program, storage).name,
                     program.operations[made_by].module,
                     storage.saved_by,
-                    tuple(each for each in program.inputs_of(storage.number) if _is_made(program.storages[each])),
+                    tuple(
+                        each for each in program.inputs_of(storage.number) if program.storages[each].made_by is not None
+                    ),
                     program.seconds_of(storage.number),
                     storage.obstacle,
                 )
@@ -298,10 +300,6 @@ def filled_by(program: ForwardProgram, storage: ForwardStorage) -> ForwardOperat
     """Return the operation that fills a storage: for a dropout mask `bernoulli_`, not the `empty_like` before it."""
     operations = [program.operations[number] for number in storage.program]
     return next((each for each in operations if not allocates_only(each.name)), operations[0])
-
-
-def _is_made(storage: ForwardStorage) -> bool:
-    return storage.made_by is not None
 
 
 def _described(program: ForwardProgram, number: int) -> str:
@@ -429,17 +427,16 @@ def _read(section: Section) -> RecomputePlan:
         if each.is_dropped and (each.obstacle is not None or each.made_by < 0):
             raise section.wrong("fate", f"drops storage {each.number}, which cannot be recomputed")
     predicted = _read_prediction(section.section("predicted")) if "predicted" in section else None
-    order = _read_order(section.section("order")) if "order" in section else None
+    order = None
+    if "order" in section:
+        stored = section.section("order")
+        tasks = stored.integers("tasks", _MOST, distinct=True, code="q")
+        order = GraphOrder(stored.text("name"), tuple(tasks), stored.text("graph"))
     if order is not None and predicted is not None and len(order.tasks) != len(predicted.levels):
         raise section.wrong(
             "order", f"has {len(order.tasks)} tasks, but the prediction has {len(predicted.levels)} levels"
         )
     return RecomputePlan(section.text("fingerprint"), operations, storages, predicted, order)
-
-
-def _read_order(section: Section) -> GraphOrder:
-    tasks = section.integers("tasks", _MOST, distinct=True, code="q")
-    return GraphOrder(section.text("name"), tuple(tasks), section.text("graph"))
 
 
 def _read_prediction(section: Section) -> PlanPrediction:

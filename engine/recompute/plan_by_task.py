@@ -172,31 +172,25 @@ class _Planned:
         seconds, ahead = 0.0, [wanted]
         while ahead:
             each = self._storages[ahead[-1]]
-            missing = [] if each.number in self._there else list(self._missing(each))
-            if missing:
+            if each.number in self._there:
+                ahead.pop()
+                continue
+            dropped = [need for need in each.inputs if need in self._storages and self._storages[need].is_dropped]
+            if missing := [need for need in dropped if need not in self._there]:
                 ahead += missing
                 continue
             ahead.pop()
-            if each.number in self._there:
-                continue
             seconds += each.seconds
-            for other in (each, *self._with(each)):
+            # The other outputs of the call come with it. One with a larger time is also written to by later operations.
+            others = [
+                other
+                for other in self._made_by[each.made_by]
+                if other.number not in self._there and other.seconds <= each.seconds and other.number != each.number
+            ]
+            for other in (each, *others):
                 self._there.add(other.number)
                 made.append(other)
         return made, seconds
-
-    def _missing(self, storage: PlannedStorage) -> Iterator[int]:
-        for need in storage.inputs:
-            if need in self._storages and self._storages[need].is_dropped and need not in self._there:
-                yield need
-
-    def _with(self, storage: PlannedStorage) -> list[PlannedStorage]:
-        """Return the other outputs of the same call. One with a larger time is also written to by later operations."""
-        return [
-            other
-            for other in self._made_by[storage.made_by]
-            if other.number != storage.number and other.number not in self._there and other.seconds <= storage.seconds
-        ]
 
 
 def recompute_signs(plan: RecomputePlan, order: Iterable[int]) -> list[Sign]:

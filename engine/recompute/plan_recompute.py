@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ...inspector.text.progress import ToldLine, line_shown, quiet
+from ...inspector.text.progress import UpdatingLine, line_shown, quiet
 from ...inspector.text.sizes_and_counts import both_units, percent_text, size_text
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.tensors import is_fake
@@ -26,7 +26,7 @@ from ..planning.simulate import schedule, simulate
 from ..schedule.ddp_buckets import nothing_reduced
 from ..schedule.policy import Choice, Policy, is_dynamic, policy_name
 from .budget import Budget, Wanted, expect_seconds
-from .no_plan_reasons import WORTH_IT, LeftAloneBecause, fused_kernels, mostly_fused, not_worth_it
+from .no_plan_reasons import WORTH_IT, LeftAloneBecause, fused_kernels, not_worth_it
 from .plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
 from .planned_recompute import PlannedRecompute
 from .predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
@@ -52,7 +52,7 @@ def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None
             yield None if line is None else (lambda found: _tell(line, found))
 
 
-def _tell(line: ToldLine, found: FoundDrops) -> None:
+def _tell(line: UpdatingLine, found: FoundDrops) -> None:
     peak = size_text(found.levels.peak_bytes)
     line(f"planning recomputation: {found.evaluations:,} choices, lowest peak {peak}, {line.passed_s:.1f} s")
 
@@ -180,7 +180,10 @@ def _planned(
         tried = _tried(runs, memory, wanted, goal, solver, seconds, progress)
         because = left_alone = None
         if not tried.gains(plain):
-            blamed = runs.checkpoints is not None or mostly_fused(runs.program)
+            # Checkpoints are to blame, or fused kernels if more than half of the saved bytes belong to them.
+            saved = runs.program.saved
+            fused_bytes = sum(each.nbytes for each in saved if each.is_fused)
+            blamed = runs.checkpoints is not None or 2 * fused_bytes > sum(each.nbytes for each in saved)
             because, left_alone = not_worth_it(wanted, runs.program, memory, runs.plain_ns, tried.ratio, blamed)
     if left_alone is not None:
         gone = replace(nothing.found, interrupted=tried.found.interrupted)

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 # Shares of the time of recomputing everything, for each of which the lowest peak is searched.
 _LIMITS = (0.003, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.18, 0.25, 0.33, 0.43, 0.55, 0.7, 0.85, 1.0)
-_BUDGETS = tuple(
-    share / 100 for share in range(95, 0, -5)
-)  # of the plain peak, for each of which the lowest time is searched
+# Shares of the plain peak, for each of which the lowest time is searched.
+_BUDGETS = tuple(share / 100 for share in range(95, 0, -5))
 _FOR_BUDGETS = 0.4  # share of the search time spent on _BUDGETS
 _WORTH_IT = 0.005  # of the plain peak: the least by which a slower plan has to be lower
 
@@ -133,7 +132,34 @@ class PlannedRecompute(RecomputePlan):
         Raises:
             ValueError: if `seconds` is not a number of at least 0.
         """
-        return explored(self, seconds)
+        expect_seconds(seconds)
+        began = perf_counter()
+        memory = self.memory
+        nothing = FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0)
+        current = FoundDrops(self.dropped, memory.levels_if_dropped(self.dropped), 0, 0.0)
+        found = [nothing, current]
+        longest_ns = sum(each.replay_ns for each in memory.storages if each.droppable)
+        lowest = {}
+        for products in (False, True):
+            last = nothing
+            for share in _LIMITS:
+                goal = Goal(longest_ns * share, None, products)
+                last = search(
+                    memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS))
+                )
+                found.append(last)
+            lowest[products] = last.levels.peak_bytes
+        for share in _BUDGETS:
+            limit = int(share * memory.plain_peak_bytes)
+            for products in (False, True):
+                if lowest[products] <= limit:
+                    cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.levels))
+                    goal = Goal(peak_bytes=limit, products=products)
+                    each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
+                    found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
+        distinct = {each.dropped: each for each in reversed(found)}
+        plans = _frontier([replanned(self, each) for each in distinct.values()], self, memory.plain_peak_bytes)
+        return PlanFrontier(self, tuple(plans), perf_counter() - began)
 
     def reckoned(self, dropped: Iterable[int], replay_ns: float) -> tuple[float, float]:
         """Return the estimated seconds for recording and for recomputation in a step, before any measurement."""
@@ -344,36 +370,6 @@ def prediction_of(plan: RecomputePlan) -> PlanPrediction:
     """Return the prediction of a plan of `ts.plan_recompute`, which always has one."""
     assert plan.predicted is not None, "ts.plan_recompute predicts"
     return plan.predicted
-
-
-def explored(plan: PlannedRecompute, seconds: float) -> PlanFrontier:
-    """Search plans for all budgets; see `PlannedRecompute.explore`."""
-    expect_seconds(seconds)
-    began = perf_counter()
-    memory = plan.memory
-    nothing = FoundDrops(frozenset(), memory.levels_if_dropped(()), 0, 0.0)
-    current = FoundDrops(plan.dropped, memory.levels_if_dropped(plan.dropped), 0, 0.0)
-    found = [nothing, current]
-    whole = sum(each.replay_ns for each in memory.storages if each.droppable)
-    lowest = {}
-    for products in (False, True):
-        last = nothing
-        for share in _LIMITS:
-            goal = Goal(whole * share, None, products)
-            last = search(memory, goal, start=last.dropped, seconds=(1 - _FOR_BUDGETS) * seconds / (2 * len(_LIMITS)))
-            found.append(last)
-        lowest[products] = last.levels.peak_bytes
-    for share in _BUDGETS:
-        limit = int(share * memory.plain_peak_bytes)
-        for products in (False, True):
-            if lowest[products] <= limit:
-                cheapest = min(found, key=lambda each: Goal(peak_bytes=limit).rank(each.levels))
-                goal = Goal(peak_bytes=limit, products=products)
-                each_seconds = _FOR_BUDGETS * seconds / (2 * len(_BUDGETS))
-                found.append(search(memory, goal, start=cheapest.dropped, seconds=each_seconds))
-    distinct = {each.dropped: each for each in reversed(found)}
-    plans = _frontier([replanned(plan, each) for each in distinct.values()], plan, memory.plain_peak_bytes)
-    return PlanFrontier(plan, tuple(plans), perf_counter() - began)
 
 
 def _frontier(found: Iterable[PlannedRecompute], explored: PlannedRecompute, plain: int) -> list[PlannedRecompute]:

@@ -56,9 +56,7 @@ class RecomputedMemory:
         self.places = [sorted(place_of[task] for task in each.keepers if task in place_of) for each in storages]
         self._holders = list(map(len, self.places))
         self._levels = plain.levels
-        first = plain.starts[0]
-        freed = {~number: event for event, number in enumerate(plain.events) if number < 0 and event >= first}
-        self._freed_at = [freed.get(each.start, -1) if each.start >= 0 else -1 for each in storages]
+        self._freed_at = [plain.deaths.get(each.start, -1) for each in storages]  # start is -1 for a newly kept one
         self._place_freed = [plain.place_of(event) if event >= 0 else -1 for event in self._freed_at]
         # A storage that something else also holds is never freed: dropping it saves nothing.
         self.held = [each.start >= 0 and event < 0 for each, event in zip(storages, self._freed_at, strict=True)]
@@ -121,7 +119,11 @@ class RecomputedMemory:
         return max(highest, self._levels[self.plain.starts[0]] - sum(gone.values()))
 
     def levels_if_dropped(self, dropped: Iterable[int]) -> RecomputedLevels:
-        """Return the levels of the backward if these storages are dropped, in O(tasks + recomputed storages)."""
+        """Return the levels of the backward if these storages are dropped, in O(tasks + recomputed storages).
+
+        They equal those of `timeline`. Writing its lifetimes takes dozens of times as long, and a search asks for
+        thousands of choices.
+        """
         run = _Run(self, self.reached(dropped))
         levels, starts, peaks = self._levels, self.plain.starts, self._plain_peaks
         found: list[int] = []

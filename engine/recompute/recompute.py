@@ -17,10 +17,11 @@ from ..api.make_loss import MakeLoss
 from ..api.restore_state import AsFound
 from ..execution.unsupported import refuse_transforms
 from ..schedule.ddp_buckets import nothing_reduced
-from .apply_plan import RecomputeReport, apply_plan
+from .apply_plan import apply_plan
 from .budget import Budget, Wanted, expect_seconds
 from .plan import RecomputePlan
 from .plan_recompute import plan_recompute
+from .recompute_report import RecomputeReport
 
 Made = TypeVar("Made")
 
@@ -169,7 +170,8 @@ class recompute:
 def _make_once(make_loss: MakeLoss) -> None:
     """Create the tensors that only the first forward creates and keeps, such as a mask.
 
-    All forwards then run the same operations, as a plan needs.
+    All forwards then run the same operations, as a plan needs. The copies of the program's state are released on
+    return, before planning.
     """
     world = AsFound(make_loss, "ts.recompute", refuses=True)
     with world, nothing_reduced():

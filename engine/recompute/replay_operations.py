@@ -241,7 +241,9 @@ def bytes_of(wanted: Bytes) -> torch.UntypedStorage:
             ahead = [wanted]
             while ahead:
                 each = ahead[-1]
-                missing = _missing(each) if each.storage is None else []
+                missing = []
+                if each.storage is None:
+                    missing = [other for other in _arguments(each) if other.storage is None]
                 if missing:
                     ahead += missing
                     continue
@@ -290,10 +292,6 @@ def _arguments(each: Bytes) -> Iterator[Bytes]:
             yield part.bytes
 
 
-def _missing(each: Bytes) -> list[Bytes]:
-    return [other for other in _arguments(each) if other.storage is None]
-
-
 def _make(each: Bytes) -> None:
     """Recompute a storage whose inputs are all present, and release its calls."""
     began = perf_counter()
@@ -301,7 +299,7 @@ def _make(each: Bytes) -> None:
     assert calls is not None
     storage = None
     for call in calls:
-        storage = _called(call, each, storage, _storage, others=True)
+        storage = _called(call, each, storage, lambda other: other.storage, others=True)
     # Without its calls it holds its inputs no longer, so intermediates that no other node needs are freed at once.
     each.storage, each.calls = storage, None
     tally = each.tally
@@ -309,10 +307,6 @@ def _make(each: Bytes) -> None:
     tally.nbytes += each.nbytes
     tally.operations += len(calls)
     tally.seconds += perf_counter() - began
-
-
-def _storage(each: Bytes) -> torch.UntypedStorage | None:
-    return each.storage
 
 
 def _called(
@@ -340,9 +334,9 @@ def _called(
             assert storage is not None
             return on_storage(storage, argument.view)
         argument.bytes.check(call.operator, argument.view)
-        whole = there(argument.bytes)
-        assert whole is not None
-        return on_storage(whole, argument.view)
+        source = there(argument.bytes)
+        assert source is not None
+        return on_storage(source, argument.view)
 
     result = call.run(tensor_of)
     if storage is not None:
@@ -358,11 +352,6 @@ def _called(
             other.tally.nbytes += other.nbytes
     assert storage is not None and storage.nbytes() == of.nbytes
     return storage
-
-
-def view_of(shown: View | Tensor) -> View:
-    """Return the view of an argument."""
-    return View.of(shown) if isinstance(shown, Tensor) else shown
 
 
 def described(shown: View | Tensor) -> str:

@@ -459,19 +459,10 @@ Solver = Callable[
 """A solver: called with the memory, the goal, a time limit, a choice to start from and a progress callback."""
 
 
-def _by_greedy(memory: RecomputedMemory, goal: Goal, seconds: float, start: object, progress: object) -> FoundDrops:
-    return greedy(memory, goal)
-
-
-def _by_search(
-    memory: RecomputedMemory,
-    goal: Goal,
-    seconds: float,
-    start: Iterable[int] | None,
-    progress: Callable[[FoundDrops], object] | None,
-) -> FoundDrops:
-    return search(memory, goal, start=start, seconds=seconds, progress=progress)
-
-
-SOLVERS: dict[str, Solver] = {"search": _by_search, "greedy": _by_greedy}
+SOLVERS: dict[str, Solver] = {
+    "search": lambda memory, goal, seconds, start, progress: search(
+        memory, goal, start=start, seconds=seconds, progress=progress
+    ),
+    "greedy": lambda memory, goal, *_: greedy(memory, goal),
+}
 """The solvers, by name."""

@@ -165,17 +165,14 @@ class Runs:
                     del loss
         self.plain_ns = min(self.plain_ns, 1e9 * sum(best[False]))
         forward, backward = (1e9 * (after - before) for before, after in zip(*best.values(), strict=True))
-        return self._plausible(plan, Extra(forward, backward))
-
-    def _plausible(self, plan: RecomputePlan, extra: Extra) -> Extra:
-        """Clip measured times to plausible ones; on a busy machine steps vary by more than a plan adds."""
+        # Clip the times to plausible ones, because on a busy machine steps vary by more than a plan adds.
         operations = self._replayed(plan)
         themselves = 1e9 * sum(self.program.operations[number].seconds for number in operations)
         noting, calling = _NOTING_NS, _CALLING_NS
         return Extra(
-            min(max(extra.recording_ns, noting[0] * len(operations)), noting[1] * len(operations)),
+            min(max(forward, noting[0] * len(operations)), noting[1] * len(operations)),
             min(
-                max(extra.replay_ns, _FASTER * themselves + calling[0] * len(operations)),
+                max(backward, _FASTER * themselves + calling[0] * len(operations)),
                 _SLOWER * themselves + calling[1] * len(operations),
             ),
         )
@@ -242,7 +239,11 @@ class FakeRuns:
         self.recording_ns = min(max(_OF_A_KERNEL * mean_ns, _FAKE_NOTING_NS[0]), _FAKE_NOTING_NS[1])
         self.call_ns = 2 * self.recording_ns
         self.storages = recompute_storages(self.program, self.footprints, self.call_ns)
-        self.estimates = _SUMS, _NOT_TRIED, *_not_timed(times)
+        self.estimates: tuple[str, ...] = (_SUMS, _NOT_TRIED)
+        if times.untimed:
+            named = [f"{name} ×{count}, {why}" for (name, why), count in times.untimed.most_common(3)]
+            untimed = f"the times of {times.untimed.total():,} operations are not known ({'; '.join(named)})"
+            self.estimates = *self.estimates, untimed
         self.banned: str | None = None
         self.reasons: dict[int, str] = {}
 
@@ -271,10 +272,3 @@ def _timed(program: ForwardProgram, seconds: list[float | None]) -> ForwardProgr
     return replace(
         program, operations=tuple(operations), storages=tuple(storages), seconds=sum(each or 0.0 for each in seconds)
     )
-
-
-def _not_timed(times: OperatorTimes) -> Iterator[str]:
-    """Yield a clause about the operators whose times are unknown and whose outputs are kept."""
-    if times.untimed:
-        said = [f"{name} ×{count}, {why}" for (name, why), count in times.untimed.most_common(3)]
-        yield f"the times of {times.untimed.total():,} operations are not known ({'; '.join(said)})"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from ...inspector.text.report import ShownAsFindings
 from ...inspector.text.sizes_and_counts import counted, size_text
+
+GroupKind = Literal["bmm", "grouped_conv", "tree"]
 
 _MOST_ROWS = 40
 _MOST_SAID = 5  # fallbacks named in the sentences
@@ -153,15 +155,5 @@ class Batches(ShownAsFindings):
             rows.append([f"and {len(self) - _MOST_ROWS:,} more", "", "", "", "", ""])
         return rows
 
-    @property
-    def right(self) -> Sequence[str]:
-        """The headings of columns of numbers."""
-        return _RIGHT
-
+    right = ("tasks", "launches", "copies", "kept", "µs")
     __repr__ = ShownAsFindings.__str__
-
-
-_RIGHT = ("tasks", "launches", "copies", "kept", "µs")
-
-
-GroupKind = Literal["bmm", "grouped_conv", "tree"]

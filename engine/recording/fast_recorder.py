@@ -40,7 +40,7 @@ class _Measured(NamedTuple):
         )
 
 
-class BareStatistics:
+class FastStatistics:
     """Measures the inputs and outputs of tasks while one thread runs them without hooks.
 
     A task's output is the next task's input if no other gradient is added to it; both then share one row. An output
@@ -75,7 +75,7 @@ class BareStatistics:
         # Without it, each measurement would enter a context, see `measure`.
         self._at_once = not torch.is_grad_enabled() and not dispatch_mode_is_on()
 
-    def took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+    def record_inputs(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         self._taken.clear()
         known = self._rows.pop(task_id, None)
         if known is None:
@@ -95,7 +95,7 @@ class BareStatistics:
         except RuntimeError:  # a tensor without a storage or without a version counter
             pass
 
-    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
+    def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
         """Record a task's outputs. `unusual`: the edges that receive another tensor than the output."""
         row, all_numbers = self._measured(outputs)
         self._columns.output_row[task_id] = row
@@ -149,15 +149,15 @@ class Looks(NamedTuple):
     """The functions that examine gradients.
 
     Attributes:
-        took, gave: record the metadata of inputs and outputs, as the recorder does.
-        doubtful: tasks whose gradients may differ from the graph's metadata.
+        record_inputs, record_outputs: record the metadata of inputs and outputs, as the recorder does.
+        unusual_tasks: tasks whose gradients may differ from the graph's metadata.
         statistics: measures all gradients; None for no statistics.
     """
 
-    took: Look
-    gave: Look
-    doubtful: set[int]
-    statistics: BareStatistics | None
+    record_inputs: Look
+    record_outputs: Look
+    unusual_tasks: set[int]
+    statistics: FastStatistics | None
 
 
 class NewLabels(NamedTuple):
@@ -169,7 +169,7 @@ class NewLabels(NamedTuple):
     known: Callable[[int], bool]
 
 
-class BareRecord:
+class FastRecorder:
     """Writes the same columns as the recorder while one thread runs tasks without hooks.
 
     Args:
@@ -191,7 +191,7 @@ class BareRecord:
         failed: Callable[[int], None],
     ) -> None:
         self.failed = failed
-        self._looks, self._doubtful, self._statistics = looks, looks.doubtful, looks.statistics
+        self._looks, self._unusual_tasks, self._statistics = looks, looks.unusual_tasks, looks.statistics
         self.looks_at_all = looks.statistics is not None
         self._labels, self._full, self.knows_labels = labels
         self._edges = edges
@@ -207,11 +207,11 @@ class BareRecord:
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         for gradient in gradients:
-            if type(gradient) is not Tensor or task_id in self._doubtful:
-                self._looks.took(task_id, gradients)
+            if type(gradient) is not Tensor or task_id in self._unusual_tasks:
+                self._looks.record_inputs(task_id, gradients)
                 break
         if self._statistics is not None:
-            self._statistics.took(task_id, gradients)
+            self._statistics.record_inputs(task_id, gradients)
         self._threads[task_id] = self._thread
         self._arrived[task_id] = len(self._arrivals)
         self._order.append(task_id)
@@ -223,12 +223,12 @@ class BareRecord:
     def end(self, task_id: int) -> None:
         self._ended_ns[task_id] = perf_counter_ns() - self._base_ns
 
-    def gave(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
+    def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
         if unusual or len(outputs) != len(self._edges[task_id]):
-            self._looks.gave(task_id, outputs)
-            self._doubtful.update([edge.next_task for edge in unusual])
+            self._looks.record_outputs(task_id, outputs)
+            self._unusual_tasks.update([edge.next_task for edge in unusual])
         if self._statistics is not None:
-            self._statistics.gave(task_id, outputs, unusual)
+            self._statistics.record_outputs(task_id, outputs, unusual)
 
     def arrive(self, task_id: int, label: str | None) -> None:
         """Record a task that became ready. `label`: None if the recorder knows it, see `Recorder.knows_labels`."""

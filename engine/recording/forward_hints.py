@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import percent_text, shape_text, size_text
 from ..memory.lifetimes import Category
@@ -145,8 +145,8 @@ def broadcast_products(peak: Peak) -> Iterator[Hint]:
             what, instead = "difference", "`torch.cdist`, or `a.square().sum(-1)` and a matrix product"
         yield Hint(
             sum(storage.nbytes for storage in found if storage.nbytes * _TIMES > large),
-            f"{told_apart(graph, made)} is the backward of a broadcast {what}, {shape_text(made.inputs[0].shape)}, "
-            f"{size_text(large)}, which {told_apart(graph, task)} reduces to {shape_text(task.inputs[0].shape)}",
+            f"{unique_name(graph, made)} is the backward of a broadcast {what}, {shape_text(made.inputs[0].shape)}, "
+            f"{size_text(large)}, which {unique_name(graph, task)} reduces to {shape_text(task.inputs[0].shape)}",
             f"use {instead}: these never create the {what}",
             "broadcast",
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...inspector.graph.capture_records import Operation, resolve_sources
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph
 from ...inspector.torch_private.sequence_numbers import UNNUMBERED
 from ..memory.device_choice import chosen_device
 from ..memory.timeline import Timeline
@@ -148,15 +148,11 @@ def _of_graph(graph: Graph, order: Sequence[int]) -> Columns:
         "file": [None if source is None else source.file for source in sources],
         "line": [None if source is None else source.line for source in sources],
         "function": [None if source is None else source.function for source in sources],
-        "sequence_nr": [_number(task) for task in tasks],
+        # a leaf has the highest possible number
+        "sequence_nr": [None if task.is_leaf or task.sequence_nr >= UNNUMBERED else task.sequence_nr for task in tasks],
         "device": [str(task.device) for task in tasks],
         "created_s": [nan if task.created_ns is None else task.created_ns / _SECOND for task in tasks],
     }
-
-
-def _number(task: Task) -> int | None:
-    """Return a task's sequence number; None for a leaf, which has the highest possible number."""
-    return None if task.is_leaf or task.sequence_nr >= UNNUMBERED else task.sequence_nr
 
 
 def _of_trace(trace: Trace) -> Columns:
@@ -174,8 +170,12 @@ def _of_gradients(trace: Trace) -> Columns:
     """Return the norm over all input gradients of each task and over all its outputs, and the number of NaN and
     infinite elements in the outputs."""
     table = trace.table.snapshot()
-    given = [_rows(trace, task, trace.columns.inputs, trace.columns.input_row, _taken) for task in trace.order]
-    made = [_rows(trace, task, trace.columns.outputs, trace.columns.output_row, _gave) for task in trace.order]
+    columns, tasks = trace.columns, trace.graph.tasks
+    given = [
+        _rows(trace, task, columns.inputs, columns.input_row, lambda _, task: tasks[task].inputs)
+        for task in trace.order
+    ]
+    made = [_rows(trace, task, columns.outputs, columns.output_row, usual_outputs) for task in trace.order]
     norm, unread = table.columns.norm, table.unavailable
 
     def together(rows: range) -> float:
@@ -200,14 +200,6 @@ def _rows(trace: Trace, task: int, forms: array[int], rows: array[int], usual: A
     found: Forms | None = trace.forms[forms[task]]
     looks = usual(trace.graph, task) if found is None else found
     return range(first, first + sum(each is not None for each in looks))
-
-
-def _taken(graph: Graph, task: int) -> Sequence[object]:
-    return graph.tasks[task].inputs
-
-
-def _gave(graph: Graph, task: int) -> Sequence[object]:
-    return usual_outputs(graph, task)
 
 
 def _times(clock: TaskClock) -> Columns:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.node_metadata import hooks_noted
 from ...inspector.graph.phrases import joined, module_title
@@ -213,7 +213,7 @@ def made_double(peak: Peak) -> Iterator[Hint]:
         made = storage.made_by.operation and peak.tasks_of.get(storage.made_by.operation)
         nbytes += storage.nbytes if made and all(task.id in double for task in made) else 0
     widest = dtype_name(max(narrow, key=lambda dtype: dtype.itemsize))
-    where = joined([told_apart(graph, task) for task in turning])
+    where = joined([unique_name(graph, task) for task in turning])
     wide = [
         graph.tasks[task].parameter or "a leaf without a name" for task, dtype in leaves.items() if _is_double(dtype)
     ]
@@ -353,7 +353,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         yield Hint(
             sum(copy.nbytes for copy in found),
             f"{count_text(found, 'saved tensor')} {is_text(found)} a copy of a tensor that is saved, too: "
-            f"{joined([told_apart(graph, task) for task in tasks])} copied {them_text(found)} in the forward",
+            f"{joined([unique_name(graph, task) for task in tasks])} copied {them_text(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
             "copy",
         )

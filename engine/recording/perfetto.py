@@ -78,7 +78,7 @@ class TraceEvents:
             lane = self._new_track(f"{track}, {len(lanes) + 1}")
             lanes.append(lane)
         lane.ended_ns = end_ns
-        event = _event("X", name, start_ns, lane.number, cat=category, dur=_micro(end_ns - start_ns - _GAP_NS))
+        event = _event("X", name, start_ns, lane.number, cat=category, dur=(end_ns - start_ns - _GAP_NS) / _MICROSECOND)
         event["args"] = dict(what)
         self._events.append((start_ns, event))
         return event
@@ -106,11 +106,7 @@ class TraceEvents:
 
 
 def _event(phase: str, name: str, ns: int, track: int, **fields: Any) -> Event:
-    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": _micro(ns)} | fields
-
-
-def _micro(ns: int) -> float:
-    return ns / _MICROSECOND
+    return {"ph": phase, "name": name, "pid": PROCESS, "tid": track, "ts": ns / _MICROSECOND} | fields
 
 
 def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str]) -> Path:
@@ -125,7 +121,7 @@ def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str])
             text.write(",\n" if number else "\n")
             json.dump(event, text, separators=(",", ":"), allow_nan=False)
         text.write("\n]}\n")
-        text.detach()  # after a flush; the file is closed by who opened it
+        text.detach()  # after a flush; the caller closes the file
     return path
 
 
@@ -195,7 +191,11 @@ class RunEvents:
         for task, event in self._add_tasks():
             if isinstance(task.operation, Operation) and task.operation in made:
                 self.events.arrow("made", made[task.operation], event)
-        self._add_queue()
+        run = self.run
+        for place, count in enumerate(run.queue_lengths):  # the ready tasks at each task's start, including itself
+            self.events.counter("ready", self._start(place), {"tasks": count})
+        left = 0 if run.trace is None else len(run.trace.columns.arrivals) - len(run.trace.order)
+        self.events.counter("ready", self._start(len(run.order)), {"tasks": left})
         if with_memory:
             for timeline in self.run.timelines.values():
                 self._add_memory(timeline)
@@ -222,20 +222,19 @@ class RunEvents:
         end = (place + 1) * _NO_CLOCK_NS if self.clock is None else self.clock.ends[place]
         return self._start(place) if end is None else end + self.shift_ns
 
-    def _track(self, task: Task, place: int) -> str:
-        trace = self.run.trace
-        name = f"backward on {task.device}"
-        if trace is not None and trace.order == self.run.order and any(trace.columns.thread):
-            name += f", thread {trace.columns.thread[task.id]}"
-        return name if self.clock is not None else f"{name}, {_NO_CLOCK}"
-
     def _add_tasks(self) -> Iterator[tuple[Task, Event]]:
-        graph, order = self.run.graph, self.run.order
+        graph, order, trace = self.run.graph, self.run.order, self.run.trace
+        threads = trace.columns.thread if trace is not None and trace.order == order else ()
         for place in sorted(range(len(order)), key=self._start):
             task = graph.tasks[order[place]]
             name = task.short_name if task.is_leaf else task.name
             start, end, what = self._start(place), self._end(place), self._what(task, place)
-            yield task, self.events.slice(self._track(task, place), name, start, end, "backward", what)
+            track = f"backward on {task.device}"
+            if any(threads):
+                track += f", thread {threads[task.id]}"
+            if self.clock is None:
+                track += f", {_NO_CLOCK}"
+            yield task, self.events.slice(track, name, start, end, "backward", what)
 
     def _what(self, task: Task, place: int) -> dict[str, Any]:
         run = self.run
@@ -256,14 +255,6 @@ class RunEvents:
             what["bytes before"], what["bytes after"] = levels[starts[at]], levels[starts[at + 1]]
             what["peak bytes"] = run.timeline.task_peaks[at]
         return known(what)
-
-    def _add_queue(self) -> None:
-        """Add a counter of the ready tasks at each task's start, including itself."""
-        run = self.run
-        for place, count in enumerate(run.queue_lengths):
-            self.events.counter("ready", self._start(place), {"tasks": count})
-        left = 0 if run.trace is None else len(run.trace.columns.arrivals) - len(run.trace.order)
-        self.events.counter("ready", self._start(len(run.order)), {"tasks": left})
 
     def _add_memory(self, timeline: Timeline) -> None:
         """Add counters of the memory after each event, and of each category at each task's peak."""

@@ -19,7 +19,7 @@ from ..schedule.ddp_buckets import buckets_of
 from ..schedule.policy import Choice, Key, Policy, arrival_label, creation_label, policy_name
 from ..schedule.ready_queue import sort_key
 from .batch_report import Batch, Batches, Fallback
-from .fast_recorder import MOST_NEW, BareRecord, BareStatistics, Looks, NewLabels
+from .fast_recorder import MOST_NEW, FastRecorder, FastStatistics, Looks, NewLabels
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .task_records import Trace, usual_outputs
@@ -34,7 +34,7 @@ _FOLLOWING: dict[object, Callable[[Task], _LabelKey]] = {
 """The result of `_label_key` by the form of a queue's labels."""
 
 
-class _Reign:
+class _PolicyPeriod:
     """The period in which one policy chooses. Keys are only stored for a dynamic policy, which would return others
     later."""
 
@@ -80,7 +80,7 @@ class Recorder:
 
     Attributes:
         batches, fallbacks: the tasks that ran as one, and those that did not; the engine adds them.
-        doubtful: tasks with waiting gradients that may differ from the graph's metadata; the engine adds them.
+        unusual_tasks: tasks with waiting gradients that may differ from the graph's metadata; the engine adds them.
         apart: a context manager around the allocations of statistics, set when the backward's memory is measured.
     """
 
@@ -89,7 +89,7 @@ class Recorder:
         self.level: Level = level
         self.batches: list[Batch] = []
         self.fallbacks: list[Fallback] = []
-        self.doubtful: set[int] = set()
+        self.unusual_tasks: set[int] = set()
         self.apart: Callable[[], AbstractContextManager[None]] = nullcontext
         self._tasks = graph.tasks
         self._buckets = buckets_of(graph)
@@ -99,7 +99,7 @@ class Recorder:
         self._running: dict[int, int] = {}  # by thread: the task that runs in it
         self._threads: dict[int, int] = {}
         self._base_ns: int | None = None
-        self._reigns = [_Reign(0, policy)]
+        self._periods = [_PolicyPeriod(0, policy)]
         self._new_labels: list[str | None] = []  # labels of the last arrivals, not yet in the column
         self._labels: dict[_LabelKey, int] = {}
         self._forms: dict[Forms | None, int] = {None: AS_IN_GRAPH}
@@ -114,13 +114,13 @@ class Recorder:
         with self._lock:
             self._take_labels()
             columns = self._columns
-            reign = _Reign(len(columns.order) + (taken is not None), policy)
-            if reign.begins == self._reigns[-1].begins:
-                self._reigns.pop()  # it chose no task
-            self._reigns.append(reign)
+            period = _PolicyPeriod(len(columns.order) + (taken is not None), policy)
+            if period.begins == self._periods[-1].begins:
+                self._periods.pop()  # it chose no task
+            self._periods.append(period)
             for arrival, task_id in enumerate(columns.arrivals):
                 waits = columns.started_ns[task_id] < 0
-                reign.arrive(self.graph, task_id, arrival, None if waits else ())
+                period.arrive(self.graph, task_id, arrival, None if waits else ())
 
     def arrive(self, task_id: int, label: str, key: Key | None = None) -> None:
         """Record that a task became ready.
@@ -131,7 +131,7 @@ class Recorder:
             key: its sort key in the queue; under a dynamic policy it is computed here if missing.
         """
         with self._lock:
-            self._reigns[-1].arrive(self.graph, task_id, len(self._columns.arrivals), key)
+            self._periods[-1].arrive(self.graph, task_id, len(self._columns.arrivals), key)
             self._columns.arrivals.append(task_id)
             self._new_labels.append(label)
             if len(self._new_labels) >= MOST_NEW:
@@ -140,7 +140,7 @@ class Recorder:
     def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
         """Record that a task was chosen; `gradients` is its input buffer before hooks."""
         columns = self._columns
-        self._took(task_id, gradients)
+        self._record_inputs(task_id, gradients)
         if self._measures:
             columns.input_row[task_id] = self._measure(gradients)
         if by_hand:
@@ -162,25 +162,27 @@ class Recorder:
         return self._base_ns
 
     @property
-    def can_be_bare(self) -> bool:
-        """Whether `bare` can record everything that is needed."""
-        return not (self._reigns[-1].keeps_keys or function_mode_is_on())
+    def allows_fast_loop(self) -> bool:
+        """Whether `fast_recorder` can record everything that is needed."""
+        return not (self._periods[-1].keeps_keys or function_mode_is_on())
 
     def knows_labels(self, arrived: int) -> bool:
-        """Return whether `bare` needs no labels for a queue with this many arrivals. They then follow from the tasks
-        and the order of arrival, and are created when they are read."""
-        return self._reigns[-1].label_of is not None and arrived == len(self._columns.arrivals)
+        """Return whether `fast_recorder` needs no labels for a queue with this many arrivals. They then follow from the
+        tasks and the order of arrival, and are created when they are read."""
+        return self._periods[-1].label_of is not None and arrived == len(self._columns.arrivals)
 
-    def bare(self) -> BareRecord:
-        """Return the recorder of this thread's tasks that run without hooks, used instead of `arrive`, `start` and
-        `end` if `can_be_bare`. It refers to this recorder, so the engine must hold it, to avoid a reference cycle."""
+    def fast_recorder(self) -> FastRecorder:
+        """Return the fast recorder of this thread, used instead of `arrive`, `start` and `end` if `allows_fast_loop`.
+
+        It refers to this recorder, so the engine must hold it, to avoid a reference cycle.
+        """
         thread = get_ident()
         number = self._threads.setdefault(thread, len(self._threads))
-        measured = BareStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
-        looks = Looks(self._took, self._gave, self.doubtful, measured)
-        labels = NewLabels(self._new_labels, self._take_labels_alone, self.knows_labels)
+        measured = FastStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
+        looks = Looks(self._record_inputs, self._record_outputs, self.unusual_tasks, measured)
+        labels = NewLabels(self._new_labels, self._take_labels, self.knows_labels)
         failed = partial(self._running.__setitem__, thread)
-        return BareRecord(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
+        return FastRecorder(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
 
     def hook(self, kind: str, name: str) -> None:
         """Record a hook of the task that runs in this thread."""
@@ -215,10 +217,10 @@ class Recorder:
                 return
             arrived = columns.arrived[undone[0]]
             columns.take_back(undone, arrived)
-            while self._reigns[-1].begins > position:
-                self._reigns.pop()
-            for reign in self._reigns:
-                reign.forget(arrived)
+            while self._periods[-1].begins > position:
+                self._periods.pop()
+            for period in self._periods:
+                period.forget(arrived)
             self._keep_edits([place <= position for place in self._edited_at])
 
     def _keep_edits(self, keep: Sequence[bool]) -> None:
@@ -232,7 +234,7 @@ class Recorder:
         if task_id is None or self._base_ns is None:
             raise RuntimeError("cannot end a task: none is running in this thread")
         columns = self._columns
-        self._gave(task_id, outputs)
+        self._record_outputs(task_id, outputs)
         if self._measures:
             columns.output_row[task_id] = self._measure(outputs)
         columns.ended_ns[task_id] = now - self._base_ns
@@ -248,7 +250,7 @@ class Recorder:
         part = (now - self._base_ns - begun) // len(task_ids)
         for place, (task_id, its) in enumerate(zip(task_ids, outputs, strict=True)):
             columns.started_ns[task_id] = begun + place * part
-            self._gave(task_id, its)
+            self._record_outputs(task_id, its)
             if self._measures:
                 columns.output_row[task_id] = self._measure(its)
             columns.ended_ns[task_id] = begun + (place + 1) * part
@@ -260,7 +262,7 @@ class Recorder:
             columns = self._columns.copy()
             return Trace(
                 self.graph,
-                tuple(reign.term(self._tasks, columns.arrivals) for reign in self._reigns),
+                tuple(period.term(self._tasks, columns.arrivals) for period in self._periods),
                 self.level,
                 columns,
                 tuple(Label(*label) for label in self._labels),
@@ -273,42 +275,40 @@ class Recorder:
                 self._base_ns,
             )
 
-    def _took(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+    def _record_inputs(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         if not _are_as(gradients, self._tasks[task_id].inputs):
             self._columns.inputs[task_id] = self._number(gradients)
 
-    def _gave(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
-        if outputs and not self._are_as_taken(outputs, task_id):
+    def _record_outputs(self, task_id: int, outputs: Sequence[Tensor | None]) -> None:
+        if not outputs:
+            return
+        edges, tasks = self._out_edges[task_id], self._tasks
+        usual: Sequence[TensorMeta | None]
+        if len(edges) == len(outputs):
+            usual = [tasks[edge.next_task].inputs[edge.input] for edge in edges]
+        else:
+            usual = usual_outputs(self.graph, task_id)
+        if not _are_as(outputs, usual):
             self._columns.outputs[task_id] = self._number(outputs)
 
-    def _take_labels_alone(self) -> None:
-        with self._lock:
-            self._take_labels()
-
     def _take_labels(self) -> None:
-        columns = self._columns
-        new, first = self._new_labels[:], len(columns.label)
-        follows, tasks, labels = self._reigns[-1].label_of, self._tasks, self._labels
-        keys: list[_LabelKey] = []
-        for arrival, label in enumerate(new, first):
-            task_id = columns.arrivals[arrival]
-            key = ("", None) if follows is None else follows(tasks[task_id])
-            if label is not None and label != Label(*key).of(task_id, arrival):
-                key = _label_key(label, task_id, arrival)
-            keys.append(key)
-        # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
-        if len(columns.label) > first:  # a user's label read the trace, which took the labels
-            return
-        columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
-        del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
-
-    def _are_as_taken(self, outputs: Sequence[Tensor | None], task_id: int) -> bool:
-        """Return whether each output matches the input metadata of its next task."""
-        edges = self._out_edges[task_id]
-        if len(edges) != len(outputs):
-            return _are_as(outputs, usual_outputs(self.graph, task_id))
-        tasks = self._tasks
-        return _are_as(outputs, [tasks[edge.next_task].inputs[edge.input] for edge in edges])
+        """Move the labels of the last arrivals to their column."""
+        with self._lock:
+            columns = self._columns
+            new, first = self._new_labels[:], len(columns.label)
+            follows, tasks, labels = self._periods[-1].label_of, self._tasks, self._labels
+            keys: list[_LabelKey] = []
+            for arrival, label in enumerate(new, first):
+                task_id = columns.arrivals[arrival]
+                key = ("", None) if follows is None else follows(tasks[task_id])
+                if label is not None and label != Label(*key).of(task_id, arrival):
+                    key = _label_key(label, task_id, arrival)
+                keys.append(key)
+            # A label may be the user's code. It can read the trace, which calls this again and stores the same labels.
+            if len(columns.label) > first:  # a user's label read the trace, which took the labels
+                return
+            columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
+            del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> int:
         """Measure gradients and return their first row in the table."""

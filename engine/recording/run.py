@@ -14,7 +14,7 @@ from ...errors import ending_where_called, verbs_end_where_called
 from ...inspector.graph.graph import Graph
 from ...inspector.renderers import drawn, saved
 from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..memory.device_choice import chosen_device
 from ..memory.task_memory import Footprints
@@ -117,7 +117,7 @@ class Run:
                         vars(self).update(graph=graph.for_result, order=tasks, planned=tasks, _late=None)
                 if name in vars(self):
                     return vars(self)[name]
-            return asked_in_vain(self, name, "a Run", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a Run", _ELSEWHERE)
 
     def __dir__(self) -> list[str]:
         """Return the attribute names, including `graph` and `order` before they are read."""
@@ -129,18 +129,16 @@ class Run:
             f"{size_text(each.peak_bytes)}{f' on {device}' if several else ''}"
             for device, each in self.timelines.items()
         ]
-        peak = f", peak {', '.join(peaks)}{self._older_gradients()}" if peaks else ""
+        # No peak counts an existing .grad, which a step after zero_grad() allocates.
+        older = sum(each.baseline.grad_bytes for each in self.timelines.values())
+        without = f" (without {size_text(older)} of existing .grad)" if older else ""
+        peak = f", peak {', '.join(peaks)}{without}" if peaks else ""
         saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
         note = f" ({self.note})" if self.note else ""
         return (
             f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}{note}, {self.engine} engine: "
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
-
-    def _older_gradients(self) -> str:
-        """Return a note on existing .grad, which no peak counts, while a step after zero_grad() allocates it."""
-        found = sum(each.baseline.grad_bytes for each in self.timelines.values())
-        return f" (without {size_text(found)} of existing .grad)" if found else ""
 
     @cached_property
     def queue_lengths(self) -> tuple[int, ...]:
@@ -259,7 +257,7 @@ class Run:
 
         The file is JSON in the Trace Event Format, as gzip if the name ends in .gz. An existing file at `path` is
         replaced. Tasks are slices on one track per device, with their module, line and the reason for the choice; ready
-        tasks and memory are counters. If a capture in this process saw the forward, its operations are slices, too,
+        tasks and memory are counters. If a capture in this process saw the forward, its operations are also slices,
         with arrows to their tasks. Times are those of the trace or of the measured memory. In a run with neither, each
         task has one microsecond, and its track says so.
 

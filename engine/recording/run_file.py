@@ -41,7 +41,7 @@ def save(run: Run, path: str | Path) -> Path:
     """Write one ASCII JSON object, as gzip if it is larger than a MiB, whatever the file's name:
 
     - `format`, `version`: "tapescope.trace" and 1. A reader that finds a higher version should refuse it.
-    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note`, too, or null.
+    - `torch`: the version that ran it. `policy`, `engine`, `elapsed_ns`: as in `Run`; `note` likewise, or null.
     - `accumulate`, `release`: as in `Accumulation`; missing if they are PyTorch's.
     - `order`: the ids of the tasks as they ran; `planned`: the policy's order, null if it is the same.
     - `graph`: see `write_graph`.
@@ -172,16 +172,13 @@ def _write_trace(writer: ColumnWriter, trace: Trace, order: Sequence[int]) -> No
         writer.value("statistics", None)
     else:
         with writer.object("statistics"):
-            _write_statistics(writer, trace.table.snapshot())
-
-
-def _write_statistics(writer: ColumnWriter, table: StatisticsTable) -> None:
-    writer.column("forms", map(_form_fields, table.forms))
-    writer.column("unavailable", ([row, reason] for row, reason in table.unavailable.items()))
-    writer.floats("edges", EDGES)
-    for column in fields(table.columns):
-        write = writer.floats if column.name in _NUMBERS else writer.column
-        write(column.name, getattr(table.columns, column.name))
+            table = trace.table.snapshot()
+            writer.column("forms", map(_form_fields, table.forms))
+            writer.column("unavailable", ([row, reason] for row, reason in table.unavailable.items()))
+            writer.floats("edges", EDGES)
+            for column in fields(table.columns):
+                write = writer.floats if column.name in _NUMBERS else writer.column
+                write(column.name, getattr(table.columns, column.name))
 
 
 def _form_fields(form: Form | None) -> list[Any] | None:
@@ -233,11 +230,19 @@ def _read_run(section: Section) -> Run:
     policy = section.text("policy")
     note = section.text("note") if "note" in section else ""
     elapsed_ns = section.number("elapsed_ns")
-    batches = _read_batches(section.section("batches"), len(graph)) if "batches" in section else None
+    batches = None
+    if "batches" in section:
+        part, tasks = section.section("batches"), len(graph)
+        ran = tuple(_batch(part, row, tasks) for row in part.rows("ran"))
+        batches = Batches(ran, tuple(_fallback(part, row, tasks) for row in part.rows("fallbacks")))
     trace = _read_trace(section.section("trace"), graph, order, batches) if "trace" in section else None
     timeline = read_timeline(section.section("timeline"), graph, order) if "timeline" in section else None
     accumulation = read_accumulation(section)
-    elsewhere = _read_elsewhere(section.section("elsewhere"), graph, order) if "elsewhere" in section else []
+    elsewhere: list[Timeline] = []
+    if "elsewhere" in section:
+        part = section.section("elsewhere")
+        for number in range(part.number("devices", high=_MOST_DEVICES)):
+            elsewhere.append(read_timeline(part.section(f"timeline {number}"), graph, order))
     devices = [each.device for each in (timeline, *elsewhere) if each is not None]
     if elsewhere and (timeline is None or len(set(devices)) < len(devices)):
         raise section.wrong("elsewhere", f"must have each device once, has {', '.join(devices)}")
@@ -254,18 +259,6 @@ def _read_run(section: Section) -> Run:
         batches=batches,
         note=note,
         elsewhere=tuple((each, None) for each in elsewhere),
-    )
-
-
-def _read_elsewhere(section: Section, graph: Graph, order: array[int]) -> list[Timeline]:
-    names = (f"timeline {number}" for number in range(section.number("devices", high=_MOST_DEVICES)))
-    return [read_timeline(section.section(name), graph, order) for name in names]
-
-
-def _read_batches(section: Section, tasks: int) -> Batches:
-    return Batches(
-        tuple(_batch(section, row, tasks) for row in section.rows("ran")),
-        tuple(_fallback(section, row, tasks) for row in section.rows("fallbacks")),
     )
 
 

@@ -142,7 +142,9 @@ def measure(gradient: Tensor, level: Level) -> PendingStatistics:
             parts, unread = elements_of(gradient)
             if unread:
                 return PendingStatistics(form, unavailable=unread)
-            values = _all_values(parts)
+            flat = [_values(each) for each in parts]
+            values = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
+            del flat  # with several parts, these are other tensors
             unstored = gradient.numel() - values.numel() if gradient.layout in SPARSE else 0
             if gradient.is_nested or values.numel() + unstored != gradient.numel():
                 form = form._replace(elements=values.numel())
@@ -210,11 +212,6 @@ def as_statistics(
         int(zero_count),
         histogram,
     )
-
-
-def _all_values(parts: Sequence[Tensor]) -> Tensor:
-    flat = [_values(each) for each in parts]
-    return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0)
 
 
 def _values(values: Tensor) -> Tensor:

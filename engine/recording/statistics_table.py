@@ -60,7 +60,7 @@ class StatisticsTable:
         self._form_numbers = {form: number for number, form in enumerate(self.forms)}
         self._pending: dict[torch.device, list[tuple[int, Tensor]]] = {}
         self._stacked: list[tuple[list[int], Tensor]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self.columns.form)
@@ -69,19 +69,47 @@ class StatisticsTable:
         """Add one row per measurement and return the number of the first."""
         with self._lock:
             first = len(self)
-            for measurement in measurements:
-                self._add(measurement)
+            for row, measurement in enumerate(measurements, first):
+                numbers = measurement.numbers
+                known = measurement.unavailable is None and not isinstance(numbers, Tensor)
+                form = self.form_number(measurement.form)
+                self.add_numbers(form, numbers if known else _UNKNOWN)  # type: ignore[arg-type]
+                if measurement.unavailable is not None:
+                    self.unavailable[row] = measurement.unavailable
+                elif isinstance(numbers, Tensor):
+                    pending = self._pending.setdefault(numbers.device, [])
+                    pending.append((row, numbers))
+                    if len(pending) >= _MOST_PENDING:
+                        with unobserved():
+                            self._stack(numbers.device)
             return first
 
     def form_number(self, form: Form) -> int:
         """Return the index of this form in `forms`."""
         with self._lock:
-            return self._number_of(form)
+            number = self._form_numbers.get(form)
+            if number is None:
+                number = self._form_numbers[form] = len(self.forms)
+                self.forms.append(form)
+            return number
 
     def add_numbers(self, form_number: int, numbers: Sequence[float]) -> None:
         """Add a row of known numbers for a gradient of this form."""
+        columns = self.columns
         with self._lock:
-            self._add_row(form_number, numbers)
+            columns.low.append(numbers[0])
+            columns.high.append(numbers[1])
+            columns.mean.append(numbers[2])
+            columns.norm.append(numbers[3])
+            columns.nan_count.append(int(numbers[4]))
+            columns.inf_count.append(int(numbers[5]))
+            columns.zero_count.append(int(numbers[6]))
+            columns.first_bin.append(0)
+            columns.bins_at.append(0)
+            columns.bin_count.append(-1)
+            columns.form.append(form_number)  # last, because its length is the number of rows
+            if len(numbers) > SCALARS:
+                self._fill_bins(len(self) - 1, numbers[SCALARS:])
 
     def row(self, number: int) -> Statistics:
         """Return the statistics of one row; wait for the accelerator that computes them."""
@@ -100,7 +128,12 @@ class StatisticsTable:
             columns.inf_count[number],
             columns.zero_count[number],
         )
-        return as_statistics(form, numbers, self._histogram(number))
+        histogram, length = None, columns.bin_count[number]
+        if length >= 0:
+            first, start = columns.first_bin[number], columns.bins_at[number]
+            empty_after = BINS - first - length
+            histogram = Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)
+        return as_statistics(form, numbers, histogram)
 
     def snapshot(self) -> StatisticsTable:
         """Return a copy of the current rows, read from the accelerators."""
@@ -112,63 +145,23 @@ class StatisticsTable:
         """Read the numbers that accelerators have computed."""
         if not self._pending and not self._stacked:
             return
+        columns = self.columns
         with unobserved():
             for device in list(self._pending):
                 self._stack(device)
             for rows, numbers in self._stacked:
                 for row, found in zip(rows, numbers.tolist(), strict=True):
-                    self._fill(row, found)
+                    columns.low[row], columns.high[row], columns.mean[row], columns.norm[row] = found[:4]
+                    columns.nan_count[row] = int(found[4])
+                    columns.inf_count[row] = int(found[5])
+                    columns.zero_count[row] = int(found[6])
+                    if len(found) > SCALARS:
+                        self._fill_bins(row, found[SCALARS:])
             self._stacked.clear()
-
-    def _number_of(self, form: Form) -> int:
-        number = self._form_numbers.get(form)
-        if number is None:
-            number = self._form_numbers[form] = len(self.forms)
-            self.forms.append(form)
-        return number
-
-    def _add(self, measurement: PendingStatistics) -> None:
-        row, numbers = len(self), measurement.numbers
-        known = measurement.unavailable is None and not isinstance(numbers, Tensor)
-        self._add_row(self._number_of(measurement.form), numbers if known else _UNKNOWN)  # type: ignore[arg-type]
-        if measurement.unavailable is not None:
-            self.unavailable[row] = measurement.unavailable
-        elif isinstance(numbers, Tensor):
-            device = numbers.device
-            pending = self._pending.setdefault(device, [])
-            pending.append((row, numbers))
-            if len(pending) >= _MOST_PENDING:
-                with unobserved():
-                    self._stack(device)
-
-    def _add_row(self, form_number: int, numbers: Sequence[float]) -> None:
-        columns = self.columns
-        columns.low.append(numbers[0])
-        columns.high.append(numbers[1])
-        columns.mean.append(numbers[2])
-        columns.norm.append(numbers[3])
-        columns.nan_count.append(int(numbers[4]))
-        columns.inf_count.append(int(numbers[5]))
-        columns.zero_count.append(int(numbers[6]))
-        columns.first_bin.append(0)
-        columns.bins_at.append(0)
-        columns.bin_count.append(-1)
-        columns.form.append(form_number)  # last, because its length is the number of rows
-        if len(numbers) > SCALARS:
-            self._fill_bins(len(self) - 1, numbers[SCALARS:])
 
     def _stack(self, device: torch.device) -> None:
         pending = self._pending.pop(device)
         self._stacked.append(([row for row, _ in pending], torch.stack([numbers for _, numbers in pending])))
-
-    def _fill(self, row: int, numbers: Sequence[float]) -> None:
-        columns = self.columns
-        columns.low[row], columns.high[row], columns.mean[row], columns.norm[row] = numbers[:4]
-        columns.nan_count[row] = int(numbers[4])
-        columns.inf_count[row] = int(numbers[5])
-        columns.zero_count[row] = int(numbers[6])
-        if len(numbers) > SCALARS:
-            self._fill_bins(row, numbers[SCALARS:])
 
     def _fill_bins(self, row: int, counts: Sequence[float]) -> None:
         columns = self.columns
@@ -177,12 +170,3 @@ class StatisticsTable:
         columns.bin_count[row] = full[-1] + 1 - full[0]
         columns.bins_at[row] = len(columns.bins)
         columns.bins.extend(map(int, counts[full[0] : full[-1] + 1]))
-
-    def _histogram(self, row: int) -> Histogram | None:
-        columns = self.columns
-        length = columns.bin_count[row]
-        if length < 0:
-            return None
-        first, start = columns.first_bin[row], columns.bins_at[row]
-        empty_after = BINS - first - length
-        return Histogram((0,) * first + tuple(columns.bins[start : start + length]) + (0,) * empty_after)

@@ -64,7 +64,7 @@ class Replay:
     def _begin(self, term: PolicyTerm) -> None:
         self._term = term
         self._place = self._arrived = 0
-        policy: Policy | Choice = _nobody
+        policy: Policy | Choice = _not_called
         if (key := term.key) is not None:
             policy = Policy(term.policy, term.rule or "", lambda task, arrival: key(arrival))
         self._queue: ReadyQueue = ready_queue(self._graph, policy, ())
@@ -89,7 +89,7 @@ class Replay:
         self._arrived = max(arrived, self._arrived)
 
 
-def _nobody(ready: Sequence[Task], state: QueueState) -> Task:
+def _not_called(ready: Sequence[Task], state: QueueState) -> Task:
     raise AssertionError("a replay does not call the user's policy")
 
 

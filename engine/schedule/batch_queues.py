@@ -1,4 +1,4 @@
-"""Ready queues that hold a task back until the tasks of its batch are ready, too."""
+"""Ready queues that hold a task back until all tasks of its batch are ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .policy import Choice, Key, Policy
 from .ready_queue import ChoiceQueue, KeyedQueue, ReadyTask, push, sort_key
 
 Together = Callable[[int], Sequence[int]]
-"""By task, the tasks that run together with it, including itself; empty for a task that runs alone."""
+"""Returns the tasks that run together with a task, including itself; empty for a task that runs alone."""
 
 
 class _Grouped:
@@ -65,7 +65,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
     def push(self, task_id: int) -> Key:
         key = sort_key(self._policy, self._graph, task_id, self._arrive(task_id))
         self._held[task_id] = key, task_id
-        self.let_go(self._complete(task_id))
+        self.release(self._complete(task_id))
         return key
 
     def choose(self) -> int:
@@ -82,7 +82,7 @@ class HoldingQueue(KeyedQueue, _Grouped):
         else:
             del self._arrivals[task_id]
 
-    def let_go(self, task_ids: Collection[int]) -> None:
+    def release(self, task_ids: Collection[int]) -> None:
         """Stop holding these tasks back."""
         for task_id in task_ids:
             entry = self._held.pop(task_id, None)
@@ -107,10 +107,6 @@ class HoldingQueue(KeyedQueue, _Grouped):
         held = [self._tasks[task_id] for _, task_id in sorted(self._held.values()) if task_id in arrivals]
         return [*super().entries(), *(ReadyTask(each, (at := arrivals[each.id]), label(each, at)) for each in held)]
 
-    @property
-    def _outside(self) -> Collection[int]:
-        return list(self._held)
-
 
 class HoldingChoiceQueue(ChoiceQueue, _Grouped):
     """A holding queue under a user's own choice. Held-back tasks are offered only if there are no others."""
@@ -131,7 +127,7 @@ class HoldingChoiceQueue(ChoiceQueue, _Grouped):
         self._held.discard(task_id)
         super().remove(task_id)
 
-    def let_go(self, task_ids: Collection[int]) -> None:
+    def release(self, task_ids: Collection[int]) -> None:
         """Stop holding these tasks back."""
         self._held.difference_update(task_ids)
         self._chosen = {}
@@ -161,7 +157,7 @@ def planned_order(
     """Return all tasks in the order in which they ran and will run. O(tasks log tasks), except for a user's own choice.
 
     Args:
-        graph: the graph.
+        queue: the queue after `order`; it is copied.
         order: the tasks that have run.
         missing: by task, the number of gradients that it waits for.
         needed: the tasks that run; None for all.

@@ -123,7 +123,9 @@ class DeviceQueues:
         if self._next is None:
             self._next = self._first_device()
         assert self._next is not None, "a task is ready"
-        return self._choose_on(*self._next)
+        chosen_task = self.choose_on(self._next[1])
+        assert chosen_task is not None
+        return chosen_task
 
     def first(self, ask: bool = True) -> int | None:
         """Return the task that starts next; None if none is ready. Any thread may call this at any time.
@@ -144,7 +146,7 @@ class DeviceQueues:
         return first if first is None or not ask else chosen.setdefault(None, first)
 
     def _arriving(self, device: str, until_ns: int) -> list[int]:
-        """Yield the tasks that `_take_in` would move, in order, from the top of the heap."""
+        """Return the tasks that `_take_in` would move, in order, from the top of the heap."""
         coming, places = self._coming[device], [0]
         found: list[tuple[tuple[int, int, int], int]] = []
         for place in places:
@@ -157,9 +159,8 @@ class DeviceQueues:
     def choose_on(self, device: str) -> int | None:
         """Choose the task that starts next on this device; None if none is ready."""
         start_ns = self._start_ns(device)
-        return None if start_ns is None else self._choose_on(start_ns, device)
-
-    def _choose_on(self, start_ns: int, device: str) -> int:
+        if start_ns is None:
+            return None
         self._take_in(device, start_ns)
         return self._queues[device].choose()
 
@@ -238,7 +239,7 @@ def devices_in_order(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(set(devices), key=lambda name: (name != "cpu", name)))
 
 
-def why_still(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
+def why_idle(graph: Graph, device: str, planned: Sequence[int], ran: Sequence[int]) -> str:
     """Return why no task is ready on a device.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
@@ -21,6 +21,7 @@ from .ready_queue import ReadyTask
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _SHOWN = 3  # names in an error
+_MEANINGS = "task", "line", "kind", "module", "grad"
 
 Where = str | int | Task | ReadyTask | Tensor
 """A place in a backward, see `tasks_at`."""
@@ -69,12 +70,12 @@ def _found(graph: Graph, where: Where) -> tuple[str, frozenset[int]]:
             f"parameter, or a line as in model.py:120), got {a_kind(where)}"
         )
     prefix, _, rest = where.partition(":")
-    meanings: Collection[str] = tuple(_MEANINGS)
+    meanings: Collection[str] = _MEANINGS
     text = where.strip()
     if prefix in _MEANINGS and rest.strip():
         meanings, text = (prefix,), rest.strip()
     for meaning in meanings:
-        if found := frozenset(_MEANINGS[meaning](graph, text)):
+        if found := frozenset(_tasks_called(graph, meaning, text)):
             return meaning, found
     raise ValueError(_nothing_there(graph, where, text, meanings))
 
@@ -136,17 +137,31 @@ def calls_at(graph: Graph, pattern: str) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _by_number(graph: Graph, text: str) -> Iterable[int]:
-    return (int(text),) if text.isdecimal() and int(text) < len(graph) else ()
-
-
-def _by_line(graph: Graph, text: str) -> Iterable[int]:
-    match = _LINE.fullmatch(text)
-    if match is None:
+def _tasks_called(graph: Graph, meaning: str, text: str) -> Iterable[int]:
+    """Return the ids of the tasks that `text` names if it is interpreted as a task, line, kind, module or parameter."""
+    match meaning:
+        case "task":
+            return (int(text),) if text.isdecimal() and int(text) < len(graph) else ()
+        case "kind":
+            return (
+                each.id for each in graph.tasks if fnmatchcase(each.name, text) or fnmatchcase(each.short_name, text)
+            )
+        case "module":
+            calls = calls_at(graph, text)
+            return (task.id for task in graph.tasks if task.call in calls)
+        case "grad":
+            return (each.id for each in graph.tasks if each.parameter is not None and fnmatchcase(each.parameter, text))
+    if (match := _LINE.fullmatch(text)) is None:
         return ()
     file, line = match["file"], int(match["line"])
     found = [task.id for task in graph.tasks if (source := task.source) and _is_at(source, text, file, line)]
     return found or [task_id for task_id, node in enumerate(graph.nodes) if _runs_line(node, text, file, line)]
+
+
+def _is_at(source: Source, text: str, file: str, line: int) -> bool:
+    """Return whether a source is at this line; the file may be given with any number of its folders."""
+    parts = PurePath(file).parts
+    return source.line == line and (source.short == text or PurePath(source.file).parts[-len(parts) :] == parts)
 
 
 def _runs_line(node: Node, text: str, file: str, line: int) -> bool:
@@ -159,37 +174,15 @@ def _runs_line(node: Node, text: str, file: str, line: int) -> bool:
     return code is not None and line in lines and _is_at(Source(code.co_filename, line, ""), text, file, line)
 
 
-def _is_at(source: Source, text: str, file: str, line: int) -> bool:
-    """Return whether a source is at this line; the file may be given with any number of its folders."""
-    if source.line != line:
-        return False
-    parts = PurePath(file).parts
-    return source.short == text or PurePath(source.file).parts[-len(parts) :] == parts
-
-
-def _by_kind(graph: Graph, text: str) -> Iterable[int]:
-    return (task.id for task in graph.tasks if fnmatchcase(task.name, text) or fnmatchcase(task.short_name, text))
-
-
-def _by_module(graph: Graph, text: str) -> Iterable[int]:
-    calls = calls_at(graph, text)
-    return (task.id for task in graph.tasks if task.call in calls)
-
-
-def _by_parameter(graph: Graph, text: str) -> Iterable[int]:
-    return (task.id for task in graph.tasks if task.parameter is not None and fnmatchcase(task.parameter, text))
-
-
-_MEANINGS: dict[str, Callable[[Graph, str], Iterable[int]]] = {
-    "task": _by_number,
-    "line": _by_line,
-    "kind": _by_kind,
-    "module": _by_module,
-    "grad": _by_parameter,
-}
-
-
-def _names(graph: Graph, meanings: Collection[str]) -> list[str]:
+def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str]) -> str:
+    """Return the error text for a name without tasks: similar names, or the first known ones."""
+    said = f'nothing in this graph is called "{where}"'
+    if text.isdecimal() and "task" in meanings:
+        return f"{said}: it has tasks 0 to {len(graph) - 1}"
+    kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
+    said_more = ""
+    if kinds and not knows_forward(graph):
+        said_more = f"; the {kinds[0]} of this graph are not known: run the forward under `with ts.capture():`"
     found: dict[str, None] = {}
     for task in graph.tasks:
         if "line" in meanings and task.source is not None:
@@ -200,15 +193,7 @@ def _names(graph: Graph, meanings: Collection[str]) -> list[str]:
             found[task.parameter] = None
     if "module" in meanings:
         found.update((call.path, None) for call in graph.calls if call.path)
-    return list(found)
-
-
-def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str]) -> str:
-    said = f'nothing in this graph is called "{where}"'
-    if text.isdecimal() and "task" in meanings:
-        return f"{said}: it has tasks 0 to {len(graph) - 1}"
-    said_more = _unknown(graph, meanings)
-    names = _names(graph, meanings)
+    names = list(found)
     lower = {name.lower(): name for name in names}
     near = [lower[name] for name in get_close_matches(text.lower(), lower, _SHOWN, cutoff=0.5)]
     if near:
@@ -219,14 +204,6 @@ def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str
         more = ", ..." if len(names) > _SHOWN else ""
         return f"{said}; known names: {', '.join(names[:_SHOWN])}{more}{said_more}"
     return f"{said}, which has no such names{said_more}"
-
-
-def _unknown(graph: Graph, meanings: Collection[str]) -> str:
-    """Return a note on kinds of names that this graph does not know because no capture saw all of its forward."""
-    if knows_forward(graph):
-        return ""
-    kinds = [kinds for meaning, kinds in (("module", "modules"), ("line", "lines")) if meaning in meanings]
-    return f"; the {kinds[0]} of this graph are not known: run the forward under `with ts.capture():`" if kinds else ""
 
 
 def knows_forward(graph: Graph) -> bool:

@@ -25,7 +25,7 @@ from ...inspector.torch_private.distributed import flat_names, has_flat_paramete
 from ...inspector.torch_private.nodes import function_of
 
 POST_BACKWARD = "RegisterPostBackwardFunctionBackward"
-"""The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py; `replicate` has it, too)."""
+"""The task in which `fully_shard` reduces a group's gradients (_fsdp_param_group.py), and `replicate` as well."""
 
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
 _KNOWN = (POST_BACKWARD, "RegisterPreBackwardFunctionBackward")
@@ -48,18 +48,6 @@ def has_stages(graph: Graph) -> bool:
 
 
 _known: WeakKeyDictionary[Graph, bool] = WeakKeyDictionary()
-
-
-def stage_numbers(graph: Graph, heap_order: Sequence[int]) -> list[int]:
-    """Return the stage of each task, ascending; -1 for tasks that do not run, which are not in `heap_order`."""
-    found = [-1] * len(graph)
-    stage = 0
-    for task_id in heap_order:
-        alone = graph.tasks[task_id].name == POST_BACKWARD
-        stage += alone
-        found[task_id] = stage
-        stage += alone
-    return found
 
 
 def stage_edges(stages: Sequence[int], nexts: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

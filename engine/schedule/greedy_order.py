@@ -13,7 +13,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.text.sizes_and_counts import nth
 from .dependencies import Pending
 from .device_queues import MakeQueue
-from .fsdp_stages import has_stages, stage_numbers
+from .fsdp_stages import POST_BACKWARD, has_stages
 from .policy import HEAP, Choice, Key, Policy
 from .ready_queue import bad_key, pop, push, ready_queue
 
@@ -53,13 +53,19 @@ class _Staged(Pending):
 
 
 def stages(graph: Graph, needed: Collection[int] | None = None) -> list[int] | None:
-    """Return the stage of each task, -1 for tasks that do not run; None if there is only one stage."""
+    """Return the stage of each task, from 0, and -1 for tasks that do not run; None if there is only one stage."""
     if not has_stages(graph):
         return None
     known = _stages.setdefault(graph, {})
     runs = None if needed is None else frozenset(needed)
     if runs not in known:
-        known[runs] = stage_numbers(graph, chosen_order(graph, HEAP, Pending(graph, needed)))
+        found = known[runs] = [-1] * len(graph)
+        stage = 0
+        for task_id in chosen_order(graph, HEAP, Pending(graph, needed)):
+            alone = graph.tasks[task_id].name == POST_BACKWARD
+            stage += alone
+            found[task_id] = stage
+            stage += alone
     return known[runs]
 
 
@@ -148,29 +154,20 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
             raise ValueError(f"not a legal order: {graph.describe(task_id)} is in it twice, {first} and {again}")
         place_of[task_id] = place
     first_places, then_places = (map(place_of.__getitem__, tasks) for tasks in edges)
-    if len(order) == count and all(map(lt, first_places, then_places)):
-        _refuse_other_stages(graph, order)
-        return order
-    for edge in graph.edges:
+    keeps_edges = len(order) == count and all(map(lt, first_places, then_places))
+    for edge in () if keeps_edges else graph.edges:
         after = place_of[edge.next_task]
         if after >= 0 and not 0 <= place_of[edge.task] < after:
             describe = graph.in_order(order).describe
             first, then = describe(edge.task), describe(edge.next_task)
             why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
             raise ValueError(f"not a legal order: {then} {why}, whose gradient it needs")
-    _refuse_other_stages(graph, order)
-    return order
-
-
-def _refuse_other_stages(graph: Graph, order: Sequence[int]) -> None:
-    """Raise ValueError if an order violates the stages of `fully_shard` (`engine/schedule/fsdp_stages.py`)."""
-    numbers = stages(graph, frozenset(order))
-    if numbers is None:
-        return
-    describe = graph.in_order(order).describe
-    for before, after in pairwise(order):
+    numbers = stages(graph, frozenset(order)) or ()
+    for before, after in pairwise(order) if numbers else ():
         if numbers[after] < numbers[before]:
+            describe = graph.in_order(order).describe
             raise ValueError(
                 f"not a legal order: {describe(after)} comes after {describe(before)}; under fully_shard, which "
                 "reduces a group's gradients in a separate task, it must run before it"
             )
+    return order

@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
-from ...inspector.graph.graph import Graph, Task, told_apart
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.threads import Caller
 from .policy import Choice, Key, Policy, QueueState, policy_name
 
@@ -19,7 +19,7 @@ Entry = tuple[tuple[int, ...], Item]
 
 
 # Equal keys must come in the order of the engine's std::priority_queue, so these follow libstdc++'s heap and compare
-# only keys. heapq would compare the items, too.
+# only keys. heapq would also compare the items.
 def push(heap: list[Entry[Item]], entry: Entry[Item]) -> None:
     heap.append(entry)
     if (last := len(heap) - 1) and heap[(last - 1) // 2][0] > entry[0]:  # otherwise it stays at the end
@@ -29,24 +29,17 @@ def push(heap: list[Entry[Item]], entry: Entry[Item]) -> None:
 def pop(heap: list[Entry[Item]]) -> Entry[Item]:
     """Remove and return the entry with the lowest key."""
     first, last = heap[0], heap.pop()
-    if len(heap) > 1:
-        _rise(heap, _sink(heap), last)
-    elif heap:
-        heap[0] = last
-    return first
-
-
-def _sink(heap: list[Entry[Item]]) -> int:
-    """Move the hole at the top down until it has no children, and return its place."""
     hole, size = 0, len(heap)
-    while (right := 2 * hole + 2) < size:
+    while (right := 2 * hole + 2) < size:  # move the hole at the top down until it has no children
         child = right - 1 if heap[right][0] > heap[right - 1][0] else right
         heap[hole] = heap[child]
         hole = child
     if right == size:  # only a left child
         heap[hole] = heap[right - 1]
         hole = right - 1
-    return hole
+    if heap:
+        _rise(heap, hole, last)
+    return first
 
 
 def _rise(heap: list[Entry[Item]], place: int, entry: Entry[Item]) -> None:
@@ -99,7 +92,7 @@ def sort_key(policy: Policy, graph: Graph, task_id: int, arrival: int) -> Key:
 def bad_key(policy: Policy, graph: Graph, task_id: int, key: object) -> PolicyError:
     """Return the error for a key that does not compare with other tasks' keys."""
     return PolicyError(
-        f"policy {policy.name} returned the key {key!r} for {told_apart(graph, task_id)}; expected a tuple of numbers "
+        f"policy {policy.name} returned the key {key!r} for {unique_name(graph, task_id)}; expected a tuple of numbers "
         "that compares with the other tasks' keys"
     )
 
@@ -115,7 +108,7 @@ class _Arrivals:
         self._graph = graph
         self._tasks = graph.tasks
         self._arrivals: dict[int, int] = {}
-        self._arrived = 0
+        self.arrived = 0  # tasks that have become ready so far
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -123,14 +116,9 @@ class _Arrivals:
     def __contains__(self, task_id: int) -> bool:
         return task_id in self._arrivals
 
-    @property
-    def arrived(self) -> int:
-        """The number of tasks that have become ready so far."""
-        return self._arrived
-
     def _arrive(self, task_id: int) -> int:
-        arrival = self._arrivals[task_id] = self._arrived
-        self._arrived += 1
+        arrival = self._arrivals[task_id] = self.arrived
+        self.arrived += 1
         return arrival
 
     def copy(self, order: Sequence[int] | None = None) -> Self:
@@ -147,12 +135,13 @@ class KeyedQueue(_Arrivals):
         super().__init__(graph)
         self._policy = policy
         self._heap: list[tuple[Key, int]] = []
+        self._held: Collection[int] = ()  # the ready tasks that a subclass holds back
 
     def push(self, task_id: int) -> Key:
         """Add a ready task, and return its sort key."""
         policy = self._policy
-        arrival = self._arrivals[task_id] = self._arrived
-        self._arrived = arrival + 1
+        arrival = self._arrivals[task_id] = self.arrived
+        self.arrived = arrival + 1
         key = policy.key(self._tasks[task_id], arrival)
         try:
             if policy.dynamic:
@@ -183,7 +172,7 @@ class KeyedQueue(_Arrivals):
         if not arriving:
             return self.first()
         first = next((entry for entry in self._heap[:1] if entry[1] in self._arrivals), None)
-        for arrival, task_id in enumerate(arriving, self._arrived):
+        for arrival, task_id in enumerate(arriving, self.arrived):
             key = sort_key(self._policy, self._graph, task_id, arrival)
             try:
                 if first is None or first[0] > key:  # the same comparison as in `push`
@@ -221,17 +210,12 @@ class KeyedQueue(_Arrivals):
         While another thread changes the heap, an entry may appear twice and another may be missing.
         """
         heap, arrivals = list(self._heap), dict(self._arrivals)
-        for task_id in self._outside:
+        for task_id in list(self._held):
             arrivals.pop(task_id, None)
         for task_id in arrivals.keys() - {task_id for _, task_id in heap}:
             push(heap, (sort_key(self._policy, self._graph, task_id, arrivals[task_id]), task_id))
         in_order = dict.fromkeys(pop(heap)[1] for _ in range(len(heap)))
         return [(task_id, arrivals[task_id]) for task_id in in_order if task_id in arrivals]
-
-    @property
-    def _outside(self) -> Collection[int]:
-        """The ready tasks that are held back."""
-        return ()
 
 
 class ChoiceQueue(_Arrivals):
@@ -292,20 +276,24 @@ class ChoiceQueue(_Arrivals):
         finally:
             caller.ended = True
         if not any(chosen is task for task in ready):
-            raise PolicyError(f"policy {name} returned {self._described(chosen)}; expected {_named(graph, ready)}")
+            names = ", ".join(unique_name(graph, task) for task in ready[:5])
+            more = ", ..." if len(ready) > 5 else ""
+            several = f"one of the {len(ready)} ready tasks: {names}{more}"
+            expected = several if len(ready) > 1 else f"{names}, the only ready task"
+            raise PolicyError(f"policy {name} returned {self._described(chosen)}; expected {expected}")
         return chosen.id
 
     def _described(self, chosen: object) -> str:
         """Describe what the user's policy returned in place of a ready task."""
         graph, known = self._graph, range(len(self._tasks))
         if isinstance(chosen, int) and not isinstance(chosen, bool):
-            meant = f"the id of {told_apart(graph, chosen)}" if chosen in known else "no task's id"
+            meant = f"the id of {unique_name(graph, chosen)}" if chosen in known else "no task's id"
             return f"{chosen}, {meant} and not a ts.Task"
         if not isinstance(chosen, Task):
             return f"{chosen!r}, which is not a ts.Task"
         if chosen.id not in known or self._tasks[chosen.id] != chosen:
             return f"{chosen!r}, a task of another graph"
-        return f"{told_apart(graph, chosen)}, which is not ready"
+        return f"{unique_name(graph, chosen)}, which is not ready"
 
     def _offered(self) -> Collection[int]:
         """Return the tasks offered to the user's policy, in order of arrival."""
@@ -326,14 +314,6 @@ class ChoiceQueue(_Arrivals):
         if order is not None:
             found._state = QueueState(self._graph, order)
         return found
-
-
-def _named(graph: Graph, ready: Sequence[Task]) -> str:
-    """Name the tasks that a policy may return, at most five: "one of the 7 ready tasks: ..."."""
-    names = ", ".join(told_apart(graph, task) for task in ready[:5])
-    if len(ready) == 1:
-        return f"{names}, the only ready task"
-    return f"one of the {len(ready)} ready tasks: {names}{', ...' if len(ready) > 5 else ''}"
 
 
 _asked: WeakValueDictionary[tuple[int, int, int], Caller] = WeakValueDictionary()

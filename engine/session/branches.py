@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
+from weakref import ref
 
+import torch
 from torch import Tensor
 
 from ...inspector.graph.graph import Graph
@@ -14,7 +17,7 @@ from ...inspector.torch_private.thread_state import without_torch_function
 from ..execution.input_buffer import InputBuffer
 from ..execution.node_runner import Runner
 from ..execution.pending_inputs import InputBuffers
-from ..execution.undo_history import Edited, History, Ran, Waited, drawn_since, nbytes_of
+from ..execution.undo_history import Edited, History, Ran, Waited, nbytes_of
 from ..recording.task_records import Trace
 from ..schedule.policy import Choice, Policy, names_in_turn
 
@@ -81,11 +84,15 @@ class Branch:
             parts.append(counted(len(self.edits), "edit"))
         return ", ".join(parts)
 
-    def goes_on_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
+    def continues_with(self, position: int, task: int, edits: Sequence[Edited]) -> bool:
         """Return whether this task, with these edits in force, ran next on this branch."""
         if position >= len(self.order) or self.order[position] != task:
             return False
-        return _same(edits, [edit for edit in self.edits if edit.position <= position])
+        others = [edit for edit in self.edits if edit.position <= position]
+        return len(edits) == len(others) and all(
+            (one.position, one.task) == (other.position, other.task) and all(map(is_, one.after, other.after))
+            for one, other in zip(edits, others, strict=True)
+        )
 
 
 class Branches:
@@ -129,16 +136,24 @@ class Branches:
                 branch.shared = position
                 if is_leaf and branch.gradients is not None:
                     branch.gradients[entry.task] = after
-        if after is not None:
-            self._keep_within_budget(nbytes_of(after))
+        if after is None:
+            return
+        self._at_most += nbytes_of(after)
+        for branch in self._left:  # drop the oldest branch's gradients first
+            if self._at_most > self.budget_bytes:
+                self._at_most = self.gradient_bytes
+            if self._at_most <= self.budget_bytes:
+                return
+            branch.gradients = None
+        self._at_most = self.gradient_bytes
 
-    def go_on(self, position: int, task: int, edits: Sequence[Edited]) -> None:
+    def follow(self, position: int, task: int, edits: Sequence[Edited]) -> None:
         """Follow or fork the branch for the task that runs next at this position."""
         future = self.future
-        if future is not None and not future.goes_on_with(position, task, edits):
+        if future is not None and not future.continues_with(position, task, edits):
             self.kept[future.number] = future
             self.future = next(
-                (each for each in self._left if each.shared == position and each.goes_on_with(position, task, edits)),
+                (each for each in self._left if each.shared == position and each.continues_with(position, task, edits)),
                 None,
             )
             if self.future is None:
@@ -148,29 +163,10 @@ class Branches:
                 self.current = self.future.number
                 del self.kept[self.current]
         for branch in self._left:
-            if branch.shared == position and branch.goes_on_with(position, task, edits):
+            if branch.shared == position and branch.continues_with(position, task, edits):
                 branch.shared += 1
         if self.future is not None and position + 1 == len(self.future.order):
             self.future = None  # all undone tasks have run again
-
-    def _keep_within_budget(self, more_bytes: int) -> None:
-        self._at_most += more_bytes
-        for branch in self._left:  # drop the oldest branch's gradients first
-            if self._at_most > self.budget_bytes:
-                self._at_most = self.gradient_bytes
-            if self._at_most <= self.budget_bytes:
-                return
-            branch.gradients = None
-        self._at_most = self.gradient_bytes
-
-
-def _same(edits: Sequence[Edited], others: Sequence[Edited]) -> bool:
-    """Return whether the same tensors were put in the same places."""
-    return len(edits) == len(others) and all(
-        (one.position, one.task) == (other.position, other.task)
-        and all(mine is theirs for mine, theirs in zip(one.after, other.after, strict=True))
-        for one, other in zip(edits, others, strict=True)
-    )
 
 
 class Past:
@@ -198,21 +194,19 @@ class Past:
         self._runner, self._buffers, self._order = runner, buffers, order
         self._graph: Graph = runner.graph
         self.branches = Branches(budget_bytes)
-        self.history = self._new_history(budget_bytes, ())
-        self.history.retaining = runner.changes.retaining()
-        self.begins = why
+        self._begin(budget_bytes, (), runner.changes.retaining(), why)
         runner.frees = False  # engine.cpp calls fn.release_variables() after each node; undo needs the saved tensors
 
     def forget(self, why: str) -> None:
         """Discard all records, so that the history begins here. Must be called inside the backward."""
         self.free_ran()
         self.branches = Branches(self.history.budget_bytes)
-        self._begin_again((), why)
+        self._begin(self.history.budget_bytes, (), self.history.retaining, why)
 
     def begin_task(self, task_id: int, buffer: InputBuffer, by_hand: bool) -> Ran:
         """Record the state that a task finds before it runs."""
         history, runner = self.history, self._runner
-        self.branches.go_on(len(self._order), task_id, history.edits)
+        self.branches.follow(len(self._order), task_id, history.edits)
         entry = Ran(task_id, by_hand, runner.changes.callbacks_left, Waited(buffer.waiting()))
         got = self._graph.tasks[task_id].is_leaf and any(gradient is not None for gradient in buffer.gradients)
         with without_torch_function():
@@ -225,8 +219,9 @@ class Past:
         """Record the end of a task, after its outputs are in the next tasks' input buffers."""
         assert entry.random is not None
         with without_torch_function():
-            if not drawn_since(entry.random):
-                entry.random = None
+            now = random_states(entry.random)
+            if all(torch.equal(state, entry.random[device]) for device, state in now.items()):
+                entry.random = None  # the task drew no random numbers
             for grad in entry.grads:
                 grad.leave()
             self._runner.changes.end(entry)
@@ -236,7 +231,8 @@ class Past:
         if why is not None:
             self.free_ran()
             place = self._order.index(entry.task) if entry.task in self._order else len(self._order)
-            self._begin_again(self.history.edits, f"{self._graph.describe(entry.task, place)} {why}")
+            why = f"{self._graph.describe(entry.task, place)} {why}"
+            self._begin(self.history.budget_bytes, self.history.edits, self.history.retaining, why)
 
     def free_ran(self) -> None:
         """Free the saved tensors of the nodes that ran. Must be called inside the backward."""
@@ -248,20 +244,20 @@ class Past:
         for task in tasks:
             self._runner.free(task)
 
-    def _begin_again(self, edits: Sequence[Edited], why: str) -> None:
-        before = self.history
-        self.history = self._new_history(before.budget_bytes, edits)
-        self.history.retaining = before.retaining
-        self.begins = why
-
-    def _new_history(self, budget_bytes: int, edits: Sequence[Edited]) -> History:
-        return History(
+    def _begin(
+        self, budget_bytes: int, edits: Sequence[Edited], retaining: dict[int, list[ref[Tensor]]], why: str
+    ) -> None:
+        """Begin an empty history at this position."""
+        branches = self.branches  # the history must not refer to self, which would be a cycle
+        self.history = History(
             self._graph,
             len(self._order),
             self._buffers.waiting(),
             self._buffers.missing,
             edits,
-            self.branches,
+            lambda: branches.gradient_bytes,
             budget_bytes,
             self._runner.keep_graph,
         )
+        self.history.retaining = retaining
+        self.begins = why

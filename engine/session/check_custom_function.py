@@ -158,7 +158,9 @@ def wrong_gradients(
         ]
     raw = dict(candidates)
     wrong = {
-        name: place for place, name in enumerate(names) if not differences.apart(place, gradients[place]) <= ALLOWED
+        name: place
+        for place, name in enumerate(names)
+        if not differences.relative_error(place, gradients[place]) <= ALLOWED
     }
     elsewhere = {name: _misplaced_at(differences, place, name, candidates) for name, place in wrong.items()}
     swapped: set[str] = set()
@@ -199,7 +201,7 @@ def _misplaced_at(
     for other, value in candidates:
         if other == name or not isinstance(value, Tensor) or value.shape != shape:
             continue
-        if differences.apart(place, value) <= ALLOWED:
+        if differences.relative_error(place, value) <= ALLOWED:
             return other
     return None
 
@@ -218,7 +220,7 @@ def _misshaped(
         return f"returns a wrong gradient for {name}: it is {_times(turned_factor)}the transpose of the right one"
     if gradient is None:
         return None
-    off = differences.apart(place, gradient)
+    off = differences.relative_error(place, gradient)
     return f"returns a wrong gradient for {name}: it differs from finite differences by {off:.2g}, relatively"
 
 

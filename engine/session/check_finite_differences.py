@@ -38,7 +38,7 @@ class Element:
     expected: float
 
     @property
-    def apart(self) -> float:
+    def difference(self) -> float:
         """Difference of the two gradients; infinite if the backward's is NaN or infinite."""
         return abs(self.given - self.expected) if isfinite(self.given) else float("inf")
 
@@ -50,7 +50,7 @@ def furthest_element(differences: FiniteDifferences, place: int, gradient: Tenso
     result is then one of the elements that differ much. Return None if nothing differs, or if the search would take
     long.
     """
-    point, scale = differences.points[place], differences.scale(place)
+    point, scale = differences.points[place], differences.scales[place]
     movable = scale.flatten().nonzero().flatten()
     if point.is_complex() or not len(movable) or point.numel() > _MOST:
         return None
@@ -63,14 +63,14 @@ def furthest_element(differences: FiniteDifferences, place: int, gradient: Tenso
     else:
         some = _narrowed(differences, place, gradient, movable)
     found = [each for each in _looked_at(differences, place, gradient, some) if isfinite(each.expected)]
-    furthest = max(found, key=lambda each: each.apart, default=None)
-    if furthest is None or furthest.apart <= ALLOWED * max(abs(furthest.given), abs(furthest.expected)):
+    furthest = max(found, key=lambda each: each.difference, default=None)
+    if furthest is None or furthest.difference <= ALLOWED * max(abs(furthest.given), abs(furthest.expected)):
         return None
     return furthest
 
 
 def _looked_at(differences: FiniteDifferences, place: int, gradient: Tensor, elements: Tensor) -> Sequence[Element]:
-    point, scale = differences.points[place], differences.scale(place)
+    point, scale = differences.points[place], differences.scales[place]
     found = []
     for number in elements.tolist():
         direction = torch.zeros_like(point)
@@ -86,17 +86,17 @@ def _narrowed(differences: FiniteDifferences, place: int, gradient: Tensor, elem
     """Halve the elements repeatedly, keeping the half that differs more."""
     directions = [differences.direction(place, number) for number in range(_DIRECTIONS)]
 
-    def apart(some: Tensor) -> list[float]:
+    def errors(some: Tensor) -> list[float]:
         """Return the difference in each direction if only these elements move."""
         only = torch.zeros_like(gradient, dtype=torch.bool)
         only.view(-1)[some] = True
         moves = [torch.where(only, direction, torch.zeros_like(direction)) for direction in directions]
         return [differences.along(place, gradient, move) - differences.slope(place, move) for move in moves]
 
-    total = apart(elements)
+    total = errors(elements)
     while len(elements) > _LAST:
         first, second = elements.tensor_split(2)
-        of_first = apart(first)
+        of_first = errors(first)
         of_second = [both - one for both, one in zip(total, of_first, strict=True)]
         takes_first = sum(each * each for each in of_first) >= sum(each * each for each in of_second)
         elements, total = (first, of_first) if takes_first else (second, of_second)
@@ -145,6 +145,7 @@ class FiniteDifferences:
         cotangents: one per output.
         left_out: the number of output elements that are NaN or infinite and ignored.
         count: the number of output elements.
+        scales: by input, the sizes of its elements, to which steps are relative; zero for those that cannot be moved.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class FiniteDifferences:
         self._symmetric = symmetric
         self._step = step
         self.points = points
-        self._scales = [_sizes(each) for each in points]
+        self.scales = [_sizes(each) for each in points]
         self._outputs = [each.detach() for each in replay.run(points).outputs]
         self._finite = [each.isfinite() for each in self._outputs]
         self.count = sum(each.numel() for each in self._outputs)
@@ -181,26 +182,28 @@ class FiniteDifferences:
         other._follow(cotangents)
         return other
 
-    def scale(self, place: int) -> Tensor:
-        """Return the sizes of one input's elements, to which steps are relative; zero for elements that cannot be
-        moved."""
-        return self._scales[place]
-
     def slopes(self, place: int) -> _Slopes:
         """Return the slopes along each direction of one input."""
         found = self._found.get(place)
         if found is None:
-            found = self._found[place] = self._slopes(place)
+            before, middle, after = [], [], []
+            for number in range(DIRECTIONS):
+                step = self._step * self.scales[place] * self.direction(place, number)
+                high, low = self._moved(place, step), self._moved(place, -step)
+                after.append(self._difference(high, self._outputs) / self._step)
+                before.append(self._difference(self._outputs, low) / self._step)
+                middle.append(self._difference(high, low) / (2 * self._step))
+            found = self._found[place] = _Slopes(before, middle, after)
         return found
 
     def slope(self, place: int, direction: Tensor) -> float:
         """Return the slope along one direction of one input, in units of its elements' sizes."""
-        step = self._step * self._scales[place] * direction
+        step = self._step * self.scales[place] * direction
         return self._difference(self._moved(place, step), self._moved(place, -step)) / (2 * self._step)
 
     def along(self, place: int, gradient: Tensor, direction: Tensor) -> float:
         """Return the slope expected from this gradient of the input."""
-        scale = self._scales[place]
+        scale = self.scales[place]
         return _inner(torch.where(scale == 0, torch.zeros_like(gradient), gradient), scale * direction)
 
     def is_flat(self, place: int) -> bool:
@@ -208,10 +211,10 @@ class FiniteDifferences:
         slopes = self.slopes(place)
         return not any([*slopes.before, *slopes.middle, *slopes.after])
 
-    def apart(self, place: int, gradient: Tensor | None) -> float:
+    def relative_error(self, place: int, gradient: Tensor | None) -> float:
         """Return the difference between a gradient and finite differences, relative to the larger; NaN if either is."""
         expected = self.slopes(place).middle
-        return _apart(expected, self._along_each(place, gradient), self._noise)
+        return _relative_error(expected, self._along_each(place, gradient), self._noise)
 
     def factor(self, place: int, gradient: Tensor) -> float | None:
         """Return the factor by which the gradient has to be multiplied to be right; None if there is none."""
@@ -220,12 +223,8 @@ class FiniteDifferences:
         if not isfinite(size) or size == 0:
             return None
         factor = sum(one * other for one, other in zip(expected, given, strict=True)) / size
-        right = factor != 0 and _apart(expected, [factor * each for each in given], self._noise) <= ALLOWED
+        right = factor != 0 and _relative_error(expected, [factor * each for each in given], self._noise) <= ALLOWED
         return factor if right else None
-
-    def is_defined(self, place: int) -> bool:
-        """Return whether the operation is finite on both sides of the point."""
-        return all(map(isfinite, self.slopes(place).middle))
 
     def has_kink(self, place: int, gradient: Tensor | None) -> bool:
         """Return whether the slopes on the two sides differ enough to explain the error of this gradient."""
@@ -241,7 +240,7 @@ class FiniteDifferences:
         """Whether the operation is small enough for gradcheck, and its result is finite."""
         elements = max(self.count, sum(each.numel() for each in self.points))
         simple = not self.left_out and not self._symmetric
-        return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self._scales)
+        return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self.scales)
 
     def each_element(self) -> str | None:
         """Return gradcheck's message about the backward; None if it passes, or if there are too many elements."""
@@ -255,7 +254,7 @@ class FiniteDifferences:
         def moved(*steps: Tensor) -> tuple[Tensor, ...]:
             places = [
                 _DenseGradient.apply(point + scale * step)  # type: ignore[no-untyped-call]
-                for point, scale, step in zip(self.points, self._scales, steps, strict=True)
+                for point, scale, step in zip(self.points, self.scales, steps, strict=True)
             ]
             outputs = self._replay.run_on(places).outputs
             return tuple([unit * each for place, each in enumerate(outputs) if place not in self._replay.unused])
@@ -271,7 +270,7 @@ class FiniteDifferences:
         """Return points a small step away, where a kink at this point has no effect; each number gives others."""
         return [
             point + 1e-3 * scale * _random(point, 1000 * (number + 1) + place)
-            for place, (point, scale) in enumerate(zip(self.points, self._scales, strict=True))
+            for place, (point, scale) in enumerate(zip(self.points, self.scales, strict=True))
         ]
 
     def direction(self, place: int, number: int) -> Tensor:
@@ -284,16 +283,6 @@ class FiniteDifferences:
         if gradient is None:
             return [0.0] * DIRECTIONS
         return [self.along(place, gradient, self.direction(place, number)) for number in range(DIRECTIONS)]
-
-    def _slopes(self, place: int) -> _Slopes:
-        before, middle, after = [], [], []
-        for number in range(DIRECTIONS):
-            step = self._step * self._scales[place] * self.direction(place, number)
-            high, low = self._moved(place, step), self._moved(place, -step)
-            after.append(self._difference(high, self._outputs) / self._step)
-            before.append(self._difference(self._outputs, low) / self._step)
-            middle.append(self._difference(high, low) / (2 * self._step))
-        return _Slopes(before, middle, after)
 
     def _moved(self, place: int, step: Tensor) -> list[Tensor]:
         points = list(self.points)
@@ -316,7 +305,7 @@ class _Slopes:
     after: list[float]
 
 
-def _apart(some: Sequence[float], others: Sequence[float], noise: float) -> float:
+def _relative_error(some: Sequence[float], others: Sequence[float], noise: float) -> float:
     values = [*some, *others]
     if not all(map(isfinite, values)):
         return float("nan")

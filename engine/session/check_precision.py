@@ -48,7 +48,9 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
     if twin is None:
         return Own(None, "its own gradients are not compared with float64's: PyTorch created other nodes in the replay")
     waiting = gradients is not None and any(each is not None for each in gradients)
-    given = list(gradients or ()) if waiting else _random_gradients(graph, task)
+    used = inputs_with_gradient(graph, task)
+    random = [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
+    given = list(gradients or ()) if waiting else random
     if isinstance(node, BackwardCFunction) and not replay.unused:
         given = _with_zeros(given, task, outcome)
     if any(each is not None and each.layout is not torch.strided for each in given):
@@ -146,12 +148,6 @@ def inputs_with_gradient(graph: Graph, task: Task) -> set[int]:
     return {each.input for each in graph.in_edges[task.id]} | {
         root.input for root in graph.roots if root.task == task.id
     }
-
-
-def _random_gradients(graph: Graph, task: Task) -> list[Tensor | None]:
-    """Return one random gradient for each input that receives a gradient in a backward."""
-    used = inputs_with_gradient(graph, task)
-    return [_random(meta) if number in used else None for number, meta in enumerate(task.inputs)]
 
 
 def _random(meta: TensorMeta) -> Tensor:

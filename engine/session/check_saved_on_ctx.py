@@ -30,33 +30,46 @@ def modified_since(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
         yield f"it saved {saved}, which was modified in place since the forward: running it will raise"
 
 
-def modified_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
-    """Describe inputs kept on `ctx` itself that were modified since, which PyTorch does not detect."""
-    for attribute, tensor in _attributes(node):
-        kept = _input_of(inputs, tensor)
-        if kept is not None and kept.modified and not _is_output(tensor, node):
-            yield (
-                f"it keeps {kept.name} as ctx.{attribute}, outside ctx.save_for_backward, and {kept.name} was modified "
-                "in place since the forward: its backward uses the new values without an error"
-            )
+def check_attributes(node: Node, inputs: KeptInputs | None) -> tuple[list[str], list[str], list[str]]:
+    """Check the tensors kept as attributes of `ctx`, outside `save_for_backward`.
 
-
-def kept_as_attributes(node: Node, inputs: KeptInputs | None) -> Iterator[str]:
-    """Describe inputs and outputs kept on `ctx` itself, which are neither freed nor checked."""
+    Returns:
+        Faults: inputs that were modified since, which PyTorch does not detect. Warnings: inputs and outputs that are
+        neither freed nor checked. Names of attributes with other tensors, which is allowed.
+    """
+    faults: list[str] = []
+    warnings: list[str] = []
+    others: dict[str, None] = {}
     for attribute, tensor in _attributes(node):
         kept = _input_of(inputs, tensor)
         if _is_output(tensor, node):
-            yield (
+            warnings.append(
                 f"it keeps its output as ctx.{attribute}, outside ctx.save_for_backward: this reference cycle keeps "
                 "their memory until Python's garbage collector runs, and in-place modification is not detected"
             )
-        elif (kept is not None and not kept.modified) or (kept is None and _made_by_next(tensor, node)):
-            name = kept.name if kept is not None else "an input"
-            yield (
-                f"it keeps {name} as ctx.{attribute}, outside ctx.save_for_backward: it stays in memory after the "
-                "backward, "
-                "as long as the graph, and in-place modification is not detected"
+        elif kept is not None and kept.modified:
+            faults.append(
+                f"it keeps {kept.name} as ctx.{attribute}, outside ctx.save_for_backward, and {kept.name} was modified "
+                "in place since the forward: its backward uses the new values without an error"
             )
+        elif kept is not None or _made_by_next(tensor, node):
+            name = kept.name if kept is not None else "an input"
+            warnings.append(
+                f"it keeps {name} as ctx.{attribute}, outside ctx.save_for_backward: it stays in memory after the "
+                "backward, as long as the graph, and in-place modification is not detected"
+            )
+        else:
+            others[attribute] = None
+    return faults, warnings, list(others)
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
+    attributes = [each for each in attributes_of(node).items() if each[0] != SAVED_FOR_FORWARD]
+    return ((name, tensor) for name, value in attributes for tensor in tensors_of(value))
+
+
+def _is_output(tensor: Tensor, node: Node) -> bool:
+    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
 
 
 def outputs_on_ctx(node: Node) -> Iterator[str]:
@@ -64,16 +77,6 @@ def outputs_on_ctx(node: Node) -> Iterator[str]:
     for attribute, tensor in _attributes(node):
         if _is_output(tensor, node):
             yield attribute
-
-
-def others_kept(node: Node, inputs: KeptInputs | None) -> list[str]:
-    """Return the attributes of `ctx` with tensors that are neither inputs nor outputs, which is allowed."""
-    names = [
-        attribute
-        for attribute, tensor in _attributes(node)
-        if not (_is_output(tensor, node) or _input_of(inputs, tensor) or _made_by_next(tensor, node))
-    ]
-    return list(dict.fromkeys(names))
 
 
 def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:
@@ -104,17 +107,6 @@ def _state(value: object, depth: int = 0) -> object:
         if hasattr(value, "__dict__") and not isinstance(value, type | ModuleType):
             return id(value), tuple((name, _state(each, depth + 1)) for name, each in vars(value).items())
     return id(value)
-
-
-def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
-    for attribute, value in list(attributes_of(node).items()):
-        if attribute != SAVED_FOR_FORWARD:
-            for tensor in tensors_of(value):
-                yield attribute, tensor
-
-
-def _is_output(tensor: Tensor, node: Node) -> bool:
-    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
 
 
 def _made_by_next(tensor: Tensor, node: Node) -> bool:

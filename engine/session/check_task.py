@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from inspect import unwrap
 from linecache import getlines
-from math import isnan
+from math import isfinite, isnan
 
 import torch
 from torch import Tensor
@@ -32,14 +32,7 @@ from .check_finite_differences import (
     is_symmetric,
 )
 from .check_precision import compare_own, inputs_with_gradient
-from .check_saved_on_ctx import (
-    changed_on_ctx,
-    kept_as_attributes,
-    modified_attributes,
-    modified_since,
-    others_kept,
-    written_unmarked,
-)
+from .check_saved_on_ctx import changed_on_ctx, check_attributes, modified_since, written_unmarked
 from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
@@ -180,13 +173,12 @@ def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Oper
     inputs = operation.inputs if isinstance(operation, Operation) else None
     findings.faults += modified_since(node, inputs)
     if task.kind is Kind.FUNCTION:
-        findings.faults += modified_attributes(node, inputs)
-        findings.warnings += kept_as_attributes(node, inputs)
-        others = [f"ctx.{name}" for name in others_kept(node, inputs)]
+        faults, warnings, others = check_attributes(node, inputs)
+        findings.faults += faults
+        findings.warnings += warnings
         if others:
-            findings.notes.append(
-                f"it keeps other tensors as {' and '.join(others)}, which stay in memory as long as the graph"
-            )
+            names = " and ".join(f"ctx.{name}" for name in others)
+            findings.notes.append(f"it keeps other tensors as {names}, which stay in memory as long as the graph")
     if not isinstance(operation, Operation):
         raise UncheckableError(f"its forward was not captured, so its inputs were not kept: {_KEEPING}")
     if isinstance(operation.function, type) and not issubclass(operation.function, Function):
@@ -320,13 +312,13 @@ class _Comparison:
         gradients, returned = self._gradients(here)
         if returned is not None and self._is_bad_on_its_own(here, returned):
             return
-        off = _apart(here, gradients)
+        off = _relative_errors(here, gradients)
         if all(each <= ALLOWED for each in off):
             self._is_right(here, max(off), "")
             return
         if not self._replay.is_function and any(map(is_symmetric, self._replay.points)):
             symmetric = FiniteDifferences(self._replay, self._replay.points, symmetric=True)
-            off = _apart(symmetric, gradients)
+            off = _relative_errors(symmetric, gradients)
             if all(each <= ALLOWED for each in off):
                 self._findings.notes.append("it assumes a symmetric input, and so does its derivative")
                 self._is_right(symmetric, max(off), " in symmetric directions")
@@ -334,13 +326,13 @@ class _Comparison:
         for number in range(_ATTEMPTS):  # among many elements some may be close to a kink, so try smaller steps
             nearby = FiniteDifferences(self._replay, here.nearby(number), step=STEP / 10**number)
             near_gradients, near_returned = self._gradients(nearby)
-            near_off = _apart(nearby, near_gradients)
+            near_off = _relative_errors(nearby, near_gradients)
             if all(each <= ALLOWED for each in near_off):
                 self._is_right_but_here(here, gradients, off, nearby, max(near_off))
                 return
         if any(each > ALLOWED for each in near_off):
-            self._findings.faults += self._named(nearby, near_gradients, near_returned)
-            self._findings.notes.append(self._how(nearby, ""))
+            self._findings.faults += self._gradient_faults(nearby, near_gradients, near_returned)
+            self._findings.notes.append(self._how_compared(nearby, ""))
             return
         counts = [(kept.name, int((~kept.tensor.isfinite()).sum())) for kept in self._replay.varied]
         bad = " and ".join(f"{name} has {count:,} elements that are NaN or infinite" for name, count in counts if count)
@@ -370,7 +362,7 @@ class _Comparison:
                 "is not on its ctx (a global or a class attribute), or on random numbers"
             )
         elif faults:
-            faults += self._named(at, gradients_for(self._replay, returned), returned)
+            faults += self._gradient_faults(at, gradients_for(self._replay, returned), returned)
         if self.ctx_changes:
             self._findings.warnings.append(
                 f"{self._subject} changes {' and '.join(self.ctx_changes)}: a second backward through a "
@@ -400,7 +392,9 @@ class _Comparison:
         second = ask_backward(self._replay, again, at.cotangents)
         return None if first is None or second is None else (first, second)
 
-    def _named(self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None) -> list[str]:
+    def _gradient_faults(
+        self, at: FiniteDifferences, gradients: Sequence[Tensor | None], returned: Returned | None
+    ) -> list[str]:
         found: list[str] = []
         if returned is not None and (unused := self._unused_outputs(at, returned)):
             these = " and ".join(f"output {number}" for number in unused.values())
@@ -476,7 +470,7 @@ class _Comparison:
             "allowed)"
         )
         each = "element by element with torch.autograd.gradcheck, and " if takes_each_element else ""
-        self._findings.notes.append(self._how(at, each))
+        self._findings.notes.append(self._how_compared(at, each))
 
     def _is_right_but_here(
         self,
@@ -493,7 +487,7 @@ class _Comparison:
             for place, each in enumerate(off)
             if not each <= ALLOWED
             and not here.left_out
-            and here.is_defined(place)
+            and all(map(isfinite, here.slopes(place).middle))  # the operation is finite on both sides
             and not here.has_kink(place, gradients[place])
         ]
         for place in smooth:
@@ -519,7 +513,7 @@ class _Comparison:
             "edge of its domain), so it is compared at inputs shifted by a thousandth of their size"
         )
 
-    def _how(self, at: FiniteDifferences, each: str) -> str:
+    def _how_compared(self, at: FiniteDifferences, each: str) -> str:
         left_out = f"; {at.left_out:,} of {at.count:,} outputs are NaN or infinite and ignored" if at.left_out else ""
         return (
             f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
@@ -543,5 +537,5 @@ def _line_of_backward(function: type) -> Source | None:
     return Source(code.co_filename, line, code.co_name)
 
 
-def _apart(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:
-    return [at.apart(place, gradient) for place, gradient in enumerate(gradients)]
+def _relative_errors(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:
+    return [at.relative_error(place, gradient) for place, gradient in enumerate(gradients)]

@@ -196,7 +196,11 @@ def compare_branches(
             )
             peak = predicted.peak_bytes
             estimates.update(dict.fromkeys(predicted.estimates))
-        rows.append(BranchRow(branch, _parts_at(branch.order, current.order), tuple(found), peak))
+        pairs = enumerate(zip(branch.order, current.order, strict=False))
+        ends_at = min(len(branch.order), len(current.order))
+        parts_at = next((position for position, (one, other) in pairs if one != other), ends_at)
+        same = branch.order == current.order
+        rows.append(BranchRow(branch, None if same else parts_at, tuple(found), peak))
     return BranchComparison(replace(graph, nodes=()), tuple(rows), note, tuple(estimates))
 
 
@@ -247,13 +251,6 @@ def _difference(graph: Graph, task_id: int, one: Tensor | None, other: Tensor | 
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)))
-
-
-def _parts_at(order: Sequence[int], other: Sequence[int]) -> int | None:
-    for position, (one, two) in enumerate(zip(order, other, strict=False)):
-        if one != two:
-            return position
-    return None if len(order) == len(other) else min(len(order), len(other))
 
 
 def _gradients(row: BranchRow) -> str:

@@ -15,13 +15,13 @@ from ...inspector.graph.graph import Task
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import warn
 from ...inspector.torch_private.engine import devices_are_held, holding_devices, real_graph_task_id
-from ...inspector.torch_private.engine_errors import errors_are_told, told_of_errors
+from ...inspector.torch_private.engine_errors import task_errors_reported, watching_task_errors
 from ...inspector.torch_private.thread_state import ThreadState
 from ..execution.backward_arguments import BackwardCall
 from ..execution.run_hooks import Gradients
 from ..planning.simulate import schedule
 from ..recording.recorder import Recorder
-from ..schedule.device_queues import devices_in_order, why_still
+from ..schedule.device_queues import devices_in_order, why_idle
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops
@@ -47,7 +47,7 @@ class Lane:
         running: the task that is running.
         gradients: the input buffer of the held task.
         edited: the gradients that replace it, if edited.
-        goes_on: whether the thread may continue.
+        may_resume: whether the thread may continue.
     """
 
     device: str
@@ -57,26 +57,21 @@ class Lane:
     running: int | None = None
     gradients: Gradients | None = None
     edited: tuple[Tensor | None, ...] | None = None
-    goes_on: bool = False
-
-    @property
-    def stands(self) -> bool:
-        """Whether nothing happens on this device until it is allowed to continue or another device makes one of its
-        tasks ready."""
-        return self.held is not None or (self.running is None and not self.ready)
+    may_resume: bool = False
 
 
 class Lanes(Worker):
     """The engine's run with each device's tasks in the device's own thread, and the CPU's in the worker's thread.
 
     A hook in each thread records the task the thread holds, and waits. If a task raises while another thread is held,
-    the engine waits for that thread's task without calling a hook; see `told_of_errors`. The held tasks then end
+    the engine waits for that thread's task without calling a hook; see `watching_task_errors`. The held tasks then end
     without running.
 
     Attributes:
         lanes: the lanes by device name.
         chosen: the held tasks that may continue next; None for all.
         raised_in: the task that raised.
+        stopped_before: the held task at which the last run has stopped, which is the current one.
     """
 
     def __init__(
@@ -86,7 +81,7 @@ class Lanes(Worker):
         self.lanes = {device: Lane(device) for device in devices_in_order(self._device_of)}
         self.chosen: frozenset[int] | None = None
         self.raised_in: int | None = None
-        self._stopped_before: int | None = None
+        self.stopped_before: int | None = None
         self._over: tuple[BaseException, ...] | None = None
         self._changed = Condition()  # guards these fields and the lanes
         self._asking = Lock()  # one thread at a time evaluates breakpoints and watchpoints
@@ -103,7 +98,7 @@ class Lanes(Worker):
     def held(self) -> list[int]:
         """The tasks that the engine has popped from its queues, the one at which a run has stopped first."""
         found = [lane.held for lane in self.lanes.values() if lane.held is not None]
-        return sorted(found, key=lambda task_id: (task_id != self._stopped_before, self._rank[task_id]))
+        return sorted(found, key=lambda task_id: (task_id != self.stopped_before, self._rank[task_id]))
 
     def first(self) -> int | None:
         if held := self.held:
@@ -114,37 +109,38 @@ class Lanes(Worker):
         held = self.held
         return held + sorted(self.ready.keys() - held, key=self._rank.__getitem__)
 
-    def prefer(self, task_id: int) -> None:
-        """Make a held task the current one."""
-        self._stopped_before = task_id
-
-    def go_on(self) -> None:
-        self.stay_last()
+    def resume(self) -> None:
+        self.move_hooks_last()
         if self.pin.disturbed:  # another backward renumbered shared leaves; queued tasks keep their places
             self.pin.take_back()
-        self._start_clock()
+        self._note_time(runs=True)
         with self._changed:
-            self._stopped_before = None
+            self.stopped_before = None
             for lane in self.lanes.values():
-                lane.goes_on = lane.held is not None and (self.chosen is None or lane.held in self.chosen)
+                lane.may_resume = lane.held is not None and (self.chosen is None or lane.held in self.chosen)
             self._changed.notify_all()
 
     def report(self) -> tuple[BaseException, ...] | None:
         """Wait until all lanes have stopped or the run is over. Each wait is short, because a signal does not end a
         wait."""
         with self._changed:
-            while self._over is None and not self._stands():
+            while self._over is None and not self._have_stopped():
                 self._changed.wait(HEARS_SIGNALS_S)
             if self._over is None:
-                self._stop_clock()
+                self._note_time(runs=False)
             return self._over
 
-    def _stands(self) -> bool:
+    def _have_stopped(self) -> bool:
         """Return whether all threads have stopped, at least one of them before a task."""
         if self.abandoned or self.raised_in is not None:
             return False
-        lanes = self.lanes.values()
-        return any(lane.held is not None for lane in lanes) and all(lane.stands and not lane.goes_on for lane in lanes)
+        held = False
+        for lane in self.lanes.values():
+            held = held or lane.held is not None
+            # A device without a ready task is idle until another device makes one of its tasks ready.
+            if lane.may_resume or (lane.held is None and (lane.running is not None or lane.ready)):
+                return False
+        return held
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -160,8 +156,8 @@ class Lanes(Worker):
             names = joined([self.graph.describe(task_id) for task_id in running], 3) or "a hook before a task"
             warn(f"the session is closed, but {names} has not ended within {_ENDS_WITHIN_S:.0f} s")
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release(self) -> None:
+        super().release()
         if self._over:
             self._over = ()  # the error's traceback holds the threads' frames
         for lane in self.lanes.values():
@@ -181,7 +177,7 @@ class Lanes(Worker):
             # With multithreading, Engine::ready_queue (engine.cpp) gives each device its queue and thread. These
             # threads belong to the process, so other backwards must not wait behind a held task.
             stack.enter_context(torch.autograd.set_multithreading_enabled(True))
-            stack.enter_context(told_of_errors(self.graph.nodes, self._raised))
+            stack.enter_context(watching_task_errors(self.graph.nodes, self._raised))
             stack.enter_context(holding_devices())
             yield
 
@@ -217,16 +213,20 @@ class Lanes(Worker):
             return None
         lane = self.lane_of(task_id)
         lane.thread = get_ident()
-        stop = self._stop_before(task_id, gradients)
+        stops = self.stops
+        with self._asking if stops.watchpoints or stops.breakpoints else nullcontext():
+            stop = stops.found() if stops.watchpoints else None
+            if stop is None and stops.breakpoints:
+                stop = stops.before(task_id, self.order, lambda: tuple(gradients))
         with self._changed:
             if self._holds(task_id, stop):
                 lane.held, lane.gradients = task_id, gradients
                 self._changed.notify_all()
                 # The device's thread waits here in the pre-hook, after popping the task and before its node runs.
-                self._changed.wait_for(lambda: lane.goes_on or self.abandoned or self.raised_in is not None)
+                self._changed.wait_for(lambda: lane.may_resume or self.abandoned or self.raised_in is not None)
             edited, lane.edited = lane.edited, None
             lane.held = lane.gradients = None
-            lane.goes_on = False
+            lane.may_resume = False
             raised = self.raised_in is not None
             if not raised and not (self.abandoned and not self.has_to_end):
                 lane.ready.discard(task_id)
@@ -235,27 +235,19 @@ class Lanes(Worker):
             time.sleep(_FIRST_ERROR_S)
         if lane.running != task_id:
             raise Abandoned
-        gradients = gradients if edited is None else edited
-        self._begin(task_id, gradients)
-        if self.stops.watches and self.graph.tasks[task_id].is_leaf:
+        now = gradients if edited is None else edited
+        self._begin(task_id, now)
+        if stops.watchpoints and self.graph.tasks[task_id].is_leaf:
             with self._asking:
-                self.stops.produced(task_id, gradients, ())
+                stops.produced(task_id, now, ())
         return edited
-
-    def _stop_before(self, task_id: int, gradients: Gradients) -> Stop | None:
-        stops = self.stops
-        with self._asking if stops.watches or stops.asks else nullcontext():
-            found = stops.found() if stops.watches else None
-            if found is None and stops.asks:
-                found = stops.before(task_id, self.order, lambda: tuple(gradients))
-        return found
 
     def _holds(self, task_id: int, stop: Stop | None) -> bool:
         """Return whether the thread waits before this task; if the run ends here, all other threads will wait, too."""
         if self.abandoned or self.raised_in is not None:
             return False
         if task_id == self.until or (stop is not None and self.order and self.until != NEXT):
-            self._stopped_before = task_id
+            self.stopped_before = task_id
             self.stopped = None if task_id == self.until else stop
             self.until = NEXT
         return self.until == NEXT or self.stops.stop_asked
@@ -265,7 +257,7 @@ class Lanes(Worker):
             return
         # Not super(): Worker._after would evaluate watchpoints without `_asking`.
         Watch._after(self, task_id, outputs, gradients)
-        if self.stops.watches and not self.graph.tasks[task_id].is_leaf:
+        if self.stops.watchpoints and not self.graph.tasks[task_id].is_leaf:
             with self._asking:
                 self.stops.produced(task_id, gradients, outputs)
         with self._changed:
@@ -278,9 +270,7 @@ class LanesBackward(NativeBackward):
     device"."""
 
     worker: Lanes
-
-    def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
-        return Lanes(call, state, plan, recorder, self.stops)
+    worker_type = Lanes
 
     @property
     def planned(self) -> Sequence[int]:
@@ -309,7 +299,7 @@ class LanesBackward(NativeBackward):
             self.stopped_at()
         held = self.worker.lanes[device].held
         if held is None:
-            raise ValueError(why_still(self.graph, device, self.planned, self.worker.order))
+            raise ValueError(why_idle(self.graph, device, self.planned, self.worker.order))
         return self.graph.tasks[held]
 
     def step(self, task: Task | None = None) -> Task:
@@ -338,11 +328,11 @@ class LanesBackward(NativeBackward):
         if last is not None and not self.worker.begun:
             self.stopped_at()
         if last in self.worker.held:
-            self.worker.prefer(last)
+            self.worker.stopped_before = last
         super().run_until(last)
 
-    def _go_on(self, until: int) -> None:
+    def _resume(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():
             raise RuntimeError("another session already steps the devices' queues; close it first")
-        with errors_are_told():  # only while tasks run, since this affects other backwards, too
-            super()._go_on(until)
+        with task_errors_reported():  # only while tasks run, since this affects other backwards, too
+            super()._resume(until)

@@ -23,10 +23,10 @@ from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_gra
 from ..execution.streams import on_stream
 from ..execution.undo_history import Edited, Ran
 from ..memory.out_of_memory import explain_out_of_memory
-from ..planning.order_cache import keep_turns, kept_turns
+from ..planning.order_cache import CACHED_ORDERS, queue_key
 from ..planning.simulate import schedule
 from ..recording.batch_report import Batch, Fallback
-from ..recording.fast_recorder import BareRecord
+from ..recording.fast_recorder import FastRecorder
 from ..recording.recorder import Recorder
 from ..recording.statistics import Level
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue, holding_queue, planned_order, queue_after
@@ -38,8 +38,7 @@ from ..schedule.ready_queue import KeyedQueue, PolicyError, ready_queue
 from .batching.run_batches import AnyBatch, group_runner
 from .branches import Past
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
-from .session import session_over
+from .breakpoints.stop_list import Stops, session_over
 
 
 class DirectBackward:
@@ -90,13 +89,13 @@ class DirectBackward:
         self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
         self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
         if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
-            runner.streams.give_up()
+            runner.streams.use_one_stream()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)
         self._queue = self._make_queue(self.graph, policy, self.order)
         self._cached_order: Sequence[int] | None = None  # while tasks run by it, the queue is not updated
         self._asked_cache = False
         self.stops = Stops(self.graph, self.needed, None if self.recorder is None else self.recorder.trace)
-        self.stops.speak_of(self.order)
+        self.stops.use_order(self.order)
         runner.on_hook = None if self.recorder is None else self.recorder.hook
         if self.recorder is not None and runner.memory is not None:
             self.recorder.apart = runner.memory.apart
@@ -108,7 +107,7 @@ class DirectBackward:
         self._root_gradients = runner.roots
         self.elapsed_ns = 0
         self.over: str | None = None
-        self._bare_records: dict[int, BareRecord] = {}  # by thread
+        self._fast_recorders: dict[int, FastRecorder] = {}  # by thread
         self._hooks = runner.hook_watch()
 
     if not TYPE_CHECKING:
@@ -147,9 +146,9 @@ class DirectBackward:
     def queue(self, queue: AnyQueue) -> None:
         self._queue, self._cached_order = queue, None
 
-    def go_ahead(self) -> Sequence[int] | None:
+    def begin_fast_loop(self) -> Sequence[int] | None:
         """Return the remaining tasks in order if the order cache has this graph, so that they run without the queue
-        until `fall_in`; otherwise None.
+        until `end_fast_loop`; otherwise None.
 
         Only the first call asks the cache. A later call means that the session does more than run all tasks.
         """
@@ -159,13 +158,14 @@ class DirectBackward:
         self._asked_cache = True
         if self.recorder is not None and not self.recorder.knows_labels(queue.arrived):
             return None
-        turns = kept_turns(self.graph, self.policy)
+        key = queue_key(self.graph, self.policy)
+        turns: tuple[int, ...] | None = None if key is None else CACHED_ORDERS.get(key)
         if turns is None or list(turns[: len(order)]) != order:
             return None
         self._cached_order = turns
         return turns[len(order) :]
 
-    def fall_in(self) -> None:
+    def end_fast_loop(self) -> None:
         """Rebuild the ready queue after tasks have run without it."""
         if self._cached_order is not None:
             all_ran = len(self.order) == len(self._cached_order)
@@ -254,30 +254,34 @@ class DirectBackward:
             self.runner.retain_inputs()
             watch, stops = self._hooks, self.stops
             ask = watch is None or watch.possible()
-            fast = watch is not None and not ask and not stops.watches
+            fast = watch is not None and not ask and not stops.watchpoints
             batched = () if self.groups is None else self.groups.tasks
             until = frozenset(batched if last is None else (*batched, last))
             queue, from_start = self.queue, not self.order
             while queue and not stops.stop_asked:
                 if fast and watch is not None and self.is_plain:
-                    self.runner.run_bare(self, until, watch)
+                    self.runner.run_fast(self, until, watch)
                     queue = self.queue
                     if not queue or stops.stop_asked:
                         break
-                    if stops.asks and (stop := self.stop_here(wait=False)) is not None:  # added by another thread
+                    if (
+                        stops.breakpoints and (stop := self.stop_here(wait=False)) is not None
+                    ):  # added by another thread
                         stops.stopped = stop
                         return
                 task_id = queue.choose()
                 if task_id == last:
                     return
                 self.execute(task_id, ask or (watch is not None and watch.registered()), last=last)
-                if (stops.asks or stops.watches) and (stop := self.stop_here(wait=False)) is not None:
+                if (stops.breakpoints or stops.watchpoints) and (stop := self.stop_here(wait=False)) is not None:
                     stops.stopped = stop
                     return
             if stops.stop_asked and queue:
-                stops.stopped = stops.asked()
+                stops.stopped = stops.take_request()
             elif from_start and watch is not None and type(queue) is KeyedQueue:
-                keep_turns(self.graph, self.policy, self.order)
+                key = queue_key(self.graph, self.policy)
+                if key is not None and len(self.order) == len(self.graph) and key not in CACHED_ORDERS:
+                    CACHED_ORDERS.put(key, tuple(self.order))
 
         self.stops.stopped = None
         try:
@@ -289,22 +293,22 @@ class DirectBackward:
     def is_plain(self) -> bool:
         """Whether the tasks can run in the fast loop: nothing is needed beyond running and recording them."""
         recorder = self.recorder
-        if recorder is not None and not (self.runner.records_bare and recorder.can_be_bare):
+        if recorder is not None and not (self.runner.fast_loop_records and recorder.allows_fast_loop):
             return False
         streams = self.runner.streams
         if streams is not None and streams.several:
             return False
         others = self.needed, self.past, self.runner.memory
-        return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.asks
+        return all(each is None for each in others) and self.accumulation == PYTORCHS and not self.stops.breakpoints
 
-    def bare_record(self) -> BareRecord | None:
+    def loop_recorder(self) -> FastRecorder | None:
         """Return this thread's fast recorder for the tasks that run next; None if nothing is recorded."""
         if self.recorder is None:
             return None
         thread = get_ident()
-        record = self._bare_records.get(thread)
+        record = self._fast_recorders.get(thread)
         if record is None:
-            record = self._bare_records[thread] = self.recorder.bare()
+            record = self._fast_recorders[thread] = self.recorder.fast_recorder()
         record.begin()
         return record
 
@@ -315,7 +319,7 @@ class DirectBackward:
         if not len(self.queue):
             return self.stops.at_end(self.order)
         found = self.stops.found(wait)
-        if found is not None or not self.stops.asks:
+        if found is not None or not self.stops.breakpoints:
             return found
         task_id = self.queue.choose()
         return self.stops.before(task_id, self.order, lambda: self.buffers.shown(task_id))
@@ -329,9 +333,10 @@ class DirectBackward:
         """
 
         def in_backward() -> None:
-            self.runner.on_outputs = self.stops.produced if self.stops.watches else None
-            if self.groups is not None and (watchpoint := self.stops.first_watch) is not None:
-                self.groups.give_up_all(
+            self.runner.on_outputs = self.stops.produced if self.stops.watchpoints else None
+            if self.groups is not None and (watching := self.stops.watchpoints):
+                watchpoint = watching[0]
+                self.groups.dissolve_all(
                     self, lambda at: f"watchpoint {watchpoint.number} ({watchpoint.text}) reads the outputs of {at}"
                 )
             body()
@@ -426,7 +431,7 @@ class DirectBackward:
             if self.recorder is not None:
                 self.recorder.arrive(edge.next_task, self.queue.label(edge.next_task), key)
         if self.recorder is not None:
-            self.recorder.doubtful.add(edge.next_task)
+            self.recorder.unusual_tasks.add(edge.next_task)
 
     def put(self, task_id: int, after: Sequence[Tensor | None]) -> None:
         """Replace the gradients in a ready task's input buffer by checked ones, and record the edit."""
@@ -434,7 +439,7 @@ class DirectBackward:
         before, now = buffer.shown(), tuple(after)
         if self.recorder is not None:
             self.recorder.edit(task_id, before, now)
-            self.recorder.doubtful.add(task_id)
+            self.recorder.unusual_tasks.add(task_id)
         if self.past is not None:
             self.past.history.edits.append(Edited(len(self.order), task_id, before, now, buffer.waiting()))
         buffer.put(alone(now))
@@ -461,7 +466,7 @@ class DirectBackward:
         self.over = self.over or "closed"
         self.stops.stop_asked = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the input buffers and the graph's nodes of a backward that is over.
 
         An interrupt may end this at any line, so it can be called again.
@@ -473,8 +478,8 @@ class DirectBackward:
             if past is not None:
                 self.runner.inside(past.free_ran, tuple)
         finally:
-            self.stops.let_go()
-            self.buffers.let_go()
+            self.stops.close()
+            self.buffers.close()
             self._release_at_end()
             # The user may keep the session. Without its nodes, the graph does not keep the forward's saved tensors
             # alive.

@@ -26,7 +26,7 @@ from ..recording.batch_report import Batches
 from ..recording.run import Run
 from ..recording.statistics import Level
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
-from ..schedule.device_queues import DeviceQueues, Queues, why_still
+from ..schedule.device_queues import DeviceQueues, Queues, why_idle
 from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .batching.run_batches import AnyBatch, check_batch
@@ -247,13 +247,8 @@ class Stepper(Verbs):
         else:
             found = next((each.task.id for each in queue.entries() if str(each.task.device) == device), None)
         if found is None:
-            raise ValueError(why_still(self.graph, device, self.planned, self.order))
+            raise ValueError(why_idle(self.graph, device, self.planned, self.order))
         return tasks[found]
-
-    def _step_on(self) -> Sequence[int]:
-        ran = len(self.order)
-        self._step()
-        return self.order[ran:]
 
     def result(self) -> Run:
         """Return a `Run` of the tasks run so far."""
@@ -354,9 +349,10 @@ class Stepper(Verbs):
         """Compare the branches: their orders, the gradients of their leaves, and their predicted memory.
 
         Args:
-            footprints: the memory that tasks allocate; if None, a dry run predicts it, as `ts.simulate` does.
+            footprints: the memory that tasks allocate; None for the session's `footprints`, or if it has none, for a
+                dry run, as in `ts.simulate`.
         """
-        return self._rewinder.compare(footprints)
+        return self._rewinder.compare(self.footprints if footprints is None else footprints)
 
     def close(self) -> None:
         """End the session and release its input buffers and the graph's nodes; a second call does nothing.
@@ -364,10 +360,7 @@ class Stepper(Verbs):
         Called from a hook or another thread while a task runs, it ends the session after that task.
         """
         self._backward.close()
-        self._let_go_if_over()
-
-    def _let_go(self) -> None:
-        self._backward.let_go()
+        self._release_if_over()
 
     def _picked(self, task: AnyTask | None) -> int:
         return self._backward.pick(None if task is None else self._task(task).id)

@@ -23,7 +23,7 @@ from ...inspector.torch_private.sequence_numbers import (
     empty_queue,
     make_numbers,
     sequence_nr,
-    set_number,
+    set_numbers,
     sort_queue_again,
 )
 from ...inspector.torch_private.thread_state import ThreadState
@@ -62,7 +62,7 @@ class Numbering:
         self.begin = self.end = 0
         self._spans: list[tuple[int, int, int]] = []
 
-    def went_on(self, caller: int) -> None:
+    def advance_caller(self, caller: int) -> None:
         """Advance the numbers of the caller's thread by those this thread has used; `caller` is the caller's number
         before. Called in the caller's thread."""
         self._spans.append((self.begin, self.end, caller))
@@ -90,13 +90,10 @@ class Numbering:
             known.add(node)
             stack += [child for child, _ in node.next_functions]
             if kind_of(node) is not Kind.ACCUMULATE_GRAD:
-                set_number(node, self._callers(current_number(node)))
-
-    def _callers(self, number: int) -> int:
-        for begin, end, caller in self._spans:
-            if begin <= number < end:
-                return caller + number - begin
-        return number
+                number = current_number(node)
+                spans = self._spans
+                moved = next((at + number - first for first, end, at in spans if first <= number < end), number)
+                set_numbers([node], [moved])
 
 
 NEVER = -1  # do not stop
@@ -164,17 +161,15 @@ class Worker(Watch):
         ran_ns, since_ns = self._clock
         return ran_ns if since_ns is None else ran_ns + time.perf_counter_ns() - since_ns
 
-    def _start_clock(self) -> None:
-        if self.numbering is not None:
+    def _note_time(self, runs: bool) -> None:
+        """Record that the run starts or continues (`runs`), or that it stops or ends."""
+        if self.numbering is not None and runs:
             self.numbering.begin = sequence_nr()
-        self._clock = (self.elapsed_ns, time.perf_counter_ns())
-
-    def _stop_clock(self) -> None:
-        if self.numbering is not None:
+        elif self.numbering is not None:
             self.numbering.end = sequence_nr()
-        self._clock = (self.elapsed_ns, None)
+        self._clock = (self.elapsed_ns, time.perf_counter_ns() if runs else None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the engine run from a stop to the next one."""
         self._go.put(None)
 
@@ -213,10 +208,10 @@ class Worker(Watch):
         if self.begun and self._thread is not None and not self.is_current_thread:
             self._thread.join(timeout_s)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the graph and the gradients after the run."""
         self.graph = replace(self.graph, nodes=())
-        self.stops.let_go()
+        self.stops.close()
         self.ready.clear()
         self.taken = self.live = self._tensor_hooks = self._call = self._plan = self.gradients = self._edited = None
         self.pin = Pin([])
@@ -227,7 +222,7 @@ class Worker(Watch):
     def _main(self) -> None:
         self.begun = True
         raised: tuple[BaseException, ...] = ()
-        self._start_clock()
+        self._note_time(runs=True)
         _running.add(self)
         try:
             if not self.abandoned:
@@ -240,10 +235,10 @@ class Worker(Watch):
             empty_queue()
             raised = (error,)
         finally:
-            self._stop_clock()
+            self._note_time(runs=False)
             self._call = self.gradients = self._edited = None
             if raised or self.abandoned:
-                self.let_go()
+                self.release()
             _running.discard(self)
             self._ended(raised)
             raised = ()  # the error's traceback holds this frame, which must not hold the error
@@ -277,30 +272,26 @@ class Worker(Watch):
         if not self.owns(task_id):
             return None
         stops = self.stops
-        self.stopped = stops.found() if stops.watches else None
-        if self.stopped is None and stops.asks:
+        self.stopped = stops.found() if stops.watchpoints else None
+        if self.stopped is None and stops.breakpoints:
             self.stopped = stops.before(task_id, self.order, lambda: tuple(gradients))
-        if self._passes(task_id):
+        asked = stops.stop_asked or self.until in (NEXT, task_id)
+        if not asked and (self.stopped is None or not self.order):  # a run never stops before its own first task
             self.stopped = None
         else:
             gradients = self._stop(task_id, gradients)
         self._begin(task_id, gradients)
         edited, self._edited = self._edited, None
         if (
-            stops.watches and self.graph.tasks[task_id].is_leaf
+            stops.watchpoints and self.graph.tasks[task_id].is_leaf
         ):  # before AccumulateGrad steals it and hooks modify it as .grad
             stops.produced(task_id, gradients if edited is None else edited, ())
         return edited
 
-    def _passes(self, task_id: int) -> bool:
-        """Return whether the run continues past this task. A run never stops before its own first task."""
-        asked = self.stops.stop_asked or self.until in (NEXT, task_id)
-        return not asked and (self.stopped is None or not self.order)
-
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         ran = len(self.order)
         super()._after(task_id, outputs, gradients)
-        if self.stops.watches and len(self.order) > ran and not self.graph.tasks[task_id].is_leaf:
+        if self.stops.watchpoints and len(self.order) > ran and not self.graph.tasks[task_id].is_leaf:
             self.stops.produced(task_id, gradients, outputs)
 
     def _stop(self, task_id: int, gradients: Gradients) -> Gradients:
@@ -310,14 +301,14 @@ class Worker(Watch):
         self.gradients = gradients
         # call_function (engine.cpp) calls pre-hooks in the thread that popped the task, before the node runs. Waiting
         # in this pre-hook therefore stops the engine; get() releases the GIL.
-        self._stop_clock()
+        self._note_time(runs=False)
         self.reports.put(None)
         self._go.get()
-        self._start_clock()
+        self._note_time(runs=True)
         gradients, self.gradients = self.gradients, None
         if self.abandoned:
             return self._abandoned_before(gradients)
-        self.stay_last()
+        self.move_hooks_last()
         if self.pin.disturbed:  # another backward renumbered shared leaves during the stop
             self.pin.take_back()
             self.sort_again = True

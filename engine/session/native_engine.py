@@ -43,7 +43,7 @@ from ..schedule.dependencies import Pending, queue_lengths
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Key, Policy, is_dynamic, label_of, policy_name
 from ..schedule.ready_queue import sort_key
-from .rank_agreement import in_group, why_not
+from .rank_agreement import in_group, reason_against
 
 if TYPE_CHECKING:
     from ..memory.measurement import Measurement
@@ -63,14 +63,14 @@ class LiveNumbers:
     def __init__(self, number: Callable[[int, int], None]) -> None:
         self._number = number
         self._keys: list[Key] = []  # ascending and distinct
-        self._tasks: list[int] = []  # the task of each key
+        self.tasks: list[int] = []  # the task of each key: the order in which they run if no other arrives
         self._numbers: list[int] = []  # descending
 
     def add(self, task_id: int, key: Key) -> None:
         """Add a task that became ready. Must be called before the engine pushes it."""
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
-        self._tasks.insert(place, task_id)
+        self.tasks.insert(place, task_id)
         neighbours: Mapping[int, int] = {0: self._numbers[place - 1]} if place else {}
         if place < len(self._numbers):
             neighbours = {**neighbours, len(neighbours) + 1: self._numbers[place]}
@@ -84,25 +84,17 @@ class LiveNumbers:
 
     def remove(self, task_id: int) -> None:
         """Remove a task that the engine has popped, usually the first."""
-        place = self._tasks.index(task_id)
-        del self._keys[place], self._tasks[place], self._numbers[place]
-
-    def first(self) -> int | None:
-        """Return the ready task that runs next if no other arrives; None if none is ready."""
-        return next(iter(self._tasks[:1]), None)
-
-    def order(self) -> list[int]:
-        """Return the ready tasks in the order in which they run if no other arrives."""
-        return list(self._tasks)
+        place = self.tasks.index(task_id)
+        del self._keys[place], self.tasks[place], self._numbers[place]
 
     def number_all(self) -> None:
         """Renumber all ready tasks evenly."""
         # Every task keeps its place relative to the others, so the engine's heap stays valid although the numbers in it
         # change.
-        numbers = falling_numbers(len(self._tasks), {})
+        numbers = falling_numbers(len(self.tasks), {})
         assert numbers is not None, "there are more numbers than tasks"
         self._numbers = numbers
-        for task_id, number in zip(self._tasks, numbers, strict=True):
+        for task_id, number in zip(self.tasks, numbers, strict=True):
             self._number(task_id, number)
 
 
@@ -150,18 +142,14 @@ class Plan:
         own = schedule(self.graph, "heap", self.needed)
         if is_dynamic(self.policy):
             # Tell the other ranks, which would otherwise wait for this one's answer until the time limit.
-            why_not(self.graph, self.needed, None)
+            reason_against(self.graph, self.needed, None)
             why: str | None = "it chooses tasks while the backward runs, so ranks cannot agree on its order in advance"
         else:
-            why = why_not(self.graph, self.needed, None if self.order == own else self.order)
+            why = reason_against(self.graph, self.needed, None if self.order == own else self.order)
         if why is None or self.order == own:
             return self
         policy = replace(POLICIES["heap"], name=f"{policy_name(self.policy)}: heap", note=why)
         return replace(self, policy=policy, order=own)
-
-    def pin(self) -> Pin:
-        nodes = self.graph.nodes
-        return Pin([nodes[task_id] for task_id in self.order], lambda: max(queue_lengths(self.graph, self.order)))
 
 
 def run_native(
@@ -188,9 +176,9 @@ def run_native(
     watch = pin = None
     if dynamic or several or trace is not None or measurement is not None:
         watch = Watch(plan, None if trace is None else Recorder(graph, policy, trace))
-    if not is_engines_own(policy):
-        pin = plan.pin() if watch is None else watch.pin
     nodes = [graph.nodes[task_id] for task_id in plan.order]
+    if not is_engines_own(policy):
+        pin = Pin(nodes, lambda: max(queue_lengths(graph, plan.order))) if watch is None else watch.pin
     freed = first_freed(nodes) or next(filter(is_spent, nodes), None)
 
     def timed() -> int:
@@ -343,7 +331,7 @@ class Watch:
         """Return the ready tasks in the order in which they run if no other arrives."""
         taken = [] if self.taken is None else [self.taken]
         if self.live is not None:
-            return taken + self.live.order()
+            return taken + list(self.live.tasks)
         return taken + sorted(self.ready.keys() - taken, key=self._rank.__getitem__)
 
     def first(self) -> int | None:
@@ -352,7 +340,7 @@ class Watch:
         if taken is not None or not self.ready:
             return next(iter(list(self._inside.values())), None) if taken is None else taken
         if self.live is not None:
-            return self.live.first()
+            return next(iter(self.live.tasks[:1]), None)
         place = len(self.order)
         return self._planned[place] if place < len(self._planned) else None
 
@@ -361,10 +349,6 @@ class Watch:
         self.taken = task_id
         if self.live is not None:
             self.live.remove(task_id)
-
-    def label(self, task_id: int) -> str:
-        """Return the key of a ready task as text."""
-        return self._label(self.graph.tasks[task_id], self.ready[task_id])
 
     def __enter__(self) -> Watch:
         """Register the hooks; the pin must be open."""
@@ -391,7 +375,7 @@ class Watch:
         self._handles.clear()
         self._tensor_hooks = None  # it holds the nodes
 
-    def stay_last(self) -> None:
+    def move_hooks_last(self) -> None:
         """Move these hooks behind those that users have registered since, so that they see the users' results."""
         if RemovableHandle.next_id != self._handles_seen:
             for handles in self._handles.values():
@@ -493,4 +477,4 @@ class Watch:
                 key = sort_key(self.policy, self.graph, task_id, arrival)
                 self.live.add(task_id, key)
             if self.recorder is not None:
-                self.recorder.arrive(task_id, self.label(task_id), key)
+                self.recorder.arrive(task_id, self._label(self.graph.tasks[task_id], arrival), key)

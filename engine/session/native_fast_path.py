@@ -37,7 +37,7 @@ from ...inspector.torch_private.sequence_numbers import (
 from ...inspector.torch_private.thread_state import functorch_is_active
 from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
 from ..execution.saved_tensor_errors import backward_begins, backward_continues
-from ..planning.order_cache import KeptOrder, facts_of_each, keep_order, kept_order, seen
+from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts
 from ..planning.policies import POLICIES
 from ..planning.simulate import schedule
 from ..recording.run import Run
@@ -53,7 +53,7 @@ _MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usual
 _Edges = list[tuple[Node, int]]
 
 
-def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
+def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
     """Run a backward without reading its graph, if possible; otherwise return None. `Run.graph` reads the graph on
     first access.
 
@@ -69,10 +69,10 @@ def run_unread(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> R
     static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
     if not static or len(call.outputs) > 1 or in_group() or pins_open():
         return None
-    if torch.is_anomaly_enabled():  # anomaly mode would report `_NotKept` as an error of the backward
+    if torch.is_anomaly_enabled():  # anomaly mode would report `_NotCached` as an error of the backward
         return None
     assert isinstance(policy, Policy)
-    return _as_kept(call, policy)
+    return _in_cached_order(call, policy)
 
 
 def _in_own_order(call: BackwardCall) -> Run:
@@ -91,7 +91,7 @@ def _in_own_order(call: BackwardCall) -> Run:
     return _late(call, roots, lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
 
 
-def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
+def _in_cached_order(call: BackwardCall, policy: Policy) -> Run | None:
     """Run in the order cached for such a graph; plan and cache it the first time."""
     roots = root_edges(call.outputs)
     gradients = root_gradients(call.outputs, call.grad_tensors)
@@ -110,7 +110,7 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
                 # start finds the cached order by it, before the first node runs.
                 backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
                 elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
-        except _NotKept:
+        except _NotCached:
             empty_queue()
         except Exception as error:
             explain(error, graph_of(call.outputs), start.freed, since)
@@ -124,28 +124,28 @@ def _as_kept(call: BackwardCall, policy: Policy) -> Run | None:
             start.pin.close()
     if start.pin is not None and start.pin.disturbed:
         warn(DISTURBED)
-    kept, nodes = start.kept, start.ordered
-    if kept is None:
+    cached, nodes = start.cached, start.ordered
+    if cached is None:
         return _planned(call, policy, start)
-    return _late(call, roots, lambda graph: _numbered(graph, nodes), kept.name, elapsed_ns, kept.note)
+    return _late(call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     """Read the graph, plan an order, run it, and cache it."""
     plan = Plan.of(call, policy)
     nodes = start.ordered
-    facts = facts_of_each(nodes)
+    facts = node_facts(nodes)
     backward_continues()
     run = run_native(call, plan)
     graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        keep_order(start.key, KeptOrder.of(nodes, facts, order, run.policy, run.note))
+        CACHED_ORDERS.put(start.key, EngineOrder.of(nodes, facts, order, run.policy, run.note))
     return run
 
 
-class _NotKept(BaseException):
+class _NotCached(BaseException):
     """Raised if the order of such a graph is not cached; nothing has run."""
 
 
@@ -154,14 +154,14 @@ class _Start:
 
     Args:
         policy: the policy.
-        keep_graph: whether saved tensors are kept.
+        keep_graph: whether saved tensors are cached.
         root: the root node.
         done: called when the start has ended.
 
     Attributes:
         key: the cache key of the graph; None if other backwards have pinned nodes, which hides the engine's order.
         ordered: the nodes in the order in which they run; in the engine's own order if none is cached.
-        kept: the cached order.
+        cached: the cached order.
         pin: pins the nodes in that order; None for the engine's own order.
         freed: the first freed node, which may be the first to raise.
         took_ns: the time the start took.
@@ -174,39 +174,38 @@ class _Start:
         self._done = done
         self.key: Hashable | None = None
         self.ordered: Sequence[Node] = ()
-        self.kept: KeptOrder | None = None
+        self.cached: EngineOrder | None = None
         self.pin: Pin | None = None
         self.freed: Node | None = None
         self.took_ns = 0
 
     def begin(self, nodes: list[Node]) -> None:
         """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
+        self.ordered = nodes
         try:
             # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
             # graph.
             if len(nodes) >= DEEP:
                 free_one_by_one(self._root, [node for node in nodes if node is not self._root])
-            self._find(nodes)
+            began_ns = time.perf_counter_ns()
+            with no_pins() as alone:
+                if not alone:
+                    raise _NotCached
+                numbers = current_numbers(nodes)
+                self.key = engine_key(self._policy, self._keep_graph, nodes, numbers)
+                self.cached = CACHED_ORDERS.get(self.key)
+                if self.cached is not None and not self.cached.suits(nodes):  # its nodes take other gradients
+                    self.cached = None
+                if self.cached is None:
+                    raise _NotCached
+                if self.cached.places is not None:
+                    self.ordered = ordered = list(map(nodes.__getitem__, self.cached.places))
+                    self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.cached.places)))
+                    self.pin.open()
+            self.freed = _spent_or_freed(self.ordered)
+            self.took_ns = time.perf_counter_ns() - began_ns
         finally:
             self._done()
-
-    def _find(self, nodes: list[Node]) -> None:
-        began_ns = time.perf_counter_ns()
-        self.ordered = nodes
-        with no_pins() as alone:
-            if not alone:
-                raise _NotKept
-            numbers = current_numbers(nodes)
-            self.key = seen(self._policy, self._keep_graph, nodes, numbers)
-            self.kept = kept_order(self.key, nodes)
-            if self.kept is None:
-                raise _NotKept
-            if self.kept.places is not None:
-                self.ordered = ordered = list(map(nodes.__getitem__, self.kept.places))
-                self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.kept.places)))
-                self.pin.open()
-        self.freed = _spent_or_freed(self.ordered)
-        self.took_ns = time.perf_counter_ns() - began_ns
 
 
 def _late(

@@ -24,7 +24,6 @@ from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, label_of, policy_name
 from ..schedule.ready_queue import AnyTask, PolicyError, ReadyTask
-from .engine_thread import Worker
 from .native_engine import Plan
 from .native_stepping import NativeBackward
 from .rank_agreement import in_group
@@ -104,6 +103,7 @@ class NativeSession(Verbs):
         given = (call.grad_tensors,) if isinstance(call.grad_tensors, Tensor) else call.grad_tensors or ()
         backward = LanesBackward if several else NativeBackward
         self._backward = backward(call, plan, state, trace, tuple(given) if call.create_graph else ())
+        self._worker = self._backward.worker
         self._turn = SessionTurn()
         self._finalizer = finalize(self, self._worker.forget)
         begins(self)
@@ -127,9 +127,6 @@ class NativeSession(Verbs):
     @property
     def _is_inside(self) -> bool:
         return super()._is_inside or self.runs_in_this_thread
-
-    def _let_go(self) -> None:
-        self._backward.close()
 
     @property
     def ready(self) -> list[ReadyTask]:
@@ -283,10 +280,6 @@ class NativeSession(Verbs):
         does not wait for the end.
         """
         self._backward.close()
-
-    @property
-    def _worker(self) -> Worker:
-        return self._backward.worker
 
 
 def _with_several_queues(plan: Plan, call: BackwardCall) -> Plan:

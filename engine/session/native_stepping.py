@@ -15,10 +15,9 @@ from ..recording.recorder import Recorder
 from ..recording.statistics import Level
 from ..schedule.policy import Choice, Policy
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
+from .breakpoints.stop_list import Stops, session_over
 from .engine_thread import NEVER, NEXT, Worker
 from .native_engine import Plan
-from .session import session_over
 
 
 class NativeBackward:
@@ -40,6 +39,8 @@ class NativeBackward:
         over: the reason why no further step is possible; None while steps are possible.
     """
 
+    worker_type: type[Worker] = Worker
+
     def __init__(
         self, call: BackwardCall, plan: Plan, state: ThreadState, trace: Level | None, given: tuple[Tensor | None, ...]
     ) -> None:
@@ -49,14 +50,11 @@ class NativeBackward:
         self._planned: Sequence[int] = plan.order
         self.recorder = recorder = None if trace is None else Recorder(self.graph, plan.policy, trace)
         self.stops = Stops(self.graph, plan.needed, None if recorder is None else recorder.trace)
-        self.worker = self._worker(call, state, plan, recorder)
-        self.stops.speak_of(self.worker.order)
+        self.worker = self.worker_type(call, state, plan, recorder, self.stops)
+        self.stops.use_order(self.worker.order)
         self.over: str | None = None
         self._root_gradients = given
         self._ended = False
-
-    def _worker(self, call: BackwardCall, state: ThreadState, plan: Plan, recorder: Recorder | None) -> Worker:
-        return Worker(call, state, plan, recorder, self.stops)
 
     @property
     def planned(self) -> Sequence[int]:
@@ -95,7 +93,7 @@ class NativeBackward:
     def stopped_at(self) -> Task:
         """Start the engine if needed, and return the task before which it has stopped."""
         if not self.worker.begun:
-            self._go_on(NEXT)
+            self._resume(NEXT)
             self.check_open()
         current = self.current
         if current is None:
@@ -107,7 +105,7 @@ class NativeBackward:
         if self.current is None:
             return self.stops.at_end(self.worker.order)
         found = self.stops.found(wait)
-        if found is not None or not self.stops.asks:
+        if found is not None or not self.stops.breakpoints:
             return found
         waiting, gradients = self.stopped_at(), self.gradients
         return self.stops.before(waiting.id, self.worker.order, lambda: gradients)
@@ -148,7 +146,7 @@ class NativeBackward:
             )
         self.stopped_at()
         ran = len(self.worker.order)
-        self._go_on(NEXT)
+        self._resume(NEXT)
         if len(self.worker.order) == ran:  # another thread has closed the session
             self.check_open()
         return self.graph.tasks[self.worker.order[ran]]
@@ -174,7 +172,9 @@ class NativeBackward:
         self._root_gradients = ()
         # In a hook the engine still runs in this thread and uses the nodes; `Worker._main` releases them afterwards.
         if not self.worker.is_current_thread:
-            self.worker.let_go()
+            self.worker.release()
+
+    release = close
 
     def run_to(self, task_id: int) -> None:
         """Run until this task is next, or until a stop."""
@@ -193,23 +193,23 @@ class NativeBackward:
                 self.stopped_at()
             current = self.current
             if not (self._ended or stops.stop_asked or (current is not None and current.id == last)):
-                self._go_on(NEVER if last is None else last)
+                self._resume(NEVER if last is None else last)
                 stops.stopped = worker.stopped
                 if self._ended:
                     stops.stopped = stops.at_end(worker.order)
             if stops.stopped is None and not self._ended:
-                stops.stopped = stops.asked()
+                stops.stopped = stops.take_request()
         finally:
             stops.stop_asked = False
 
-    def _go_on(self, until: int) -> None:
+    def _resume(self, until: int) -> None:
         """Let the engine run until it stops or ends."""
         worker = self.worker
         worker.until, worker.stopped = until, None
         before = sequence_nr()
         try:
             if worker.begun:
-                worker.go_on()
+                worker.resume()
             else:
                 worker.start()
             report = worker.report()
@@ -221,7 +221,7 @@ class NativeBackward:
             self.close()
             raise
         if worker.numbering is not None:
-            worker.numbering.went_on(before)
+            worker.numbering.advance_caller(before)
         if report is None:
             return
         if worker.numbering is not None and not report and not worker.abandoned:

@@ -1,5 +1,4 @@
-"""An order that either all ranks of a process group run, or none: agreed on through the group's store, within a time
-limit.
+"""Agreement of all ranks of a process group on one order, through the group's store and within a time limit.
 
 Collectives of a backward are matched by the order in which each rank starts them. Ranks with different orders would
 silently sum the wrong tensors. So a rank runs an order other than PyTorch's own only if every rank has confirmed the
@@ -71,7 +70,7 @@ def in_group() -> bool:
     return world() is not None
 
 
-def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] | None) -> str | None:
+def reason_against(graph: Graph, needed: Collection[int] | None, order: Sequence[int] | None) -> str | None:
     """Return the reason why PyTorch's own order must run instead of this one; None if all ranks run this one or there
     are no others.
 
@@ -92,8 +91,11 @@ def why_not(graph: Graph, needed: Collection[int] | None, order: Sequence[int] |
         return "ts.wait_for_ranks(0) turns off agreement between ranks"
     # Other threads' backwards wait here, up to 2 * _limit_s + 1 seconds: one question at a time keeps the numbers of
     # the keys equal on all ranks.
+    global _asking
     with _lock:
-        asking = _asking_in(group)
+        if _asking is None or _asking.group() is not group:
+            _asking = _Asking(group)
+        asking = _asking
         found = asking.ask(graph, needed, order)
         if found is not None and order is not None and not asking.warned:
             asking.warned = True
@@ -118,7 +120,7 @@ class _Asking:
         self._over: str | None = None  # the reason why nothing more is asked
 
     def ask(self, graph: Graph, needed: Collection[int] | None, order: Sequence[int] | None) -> str | None:
-        """Return the reason against an order; see `why_not`."""
+        """Return the reason against an order; see `reason_against`."""
         kind, planned = _kind(graph, needed), "" if order is None else sha256(array("q", order)).hexdigest()
         if may_communicate(graph):
             if self._over is not None:
@@ -232,13 +234,6 @@ class _Question:
 
 _lock = Lock()
 _asking: _Asking | None = None
-
-
-def _asking_in(group: Any) -> _Asking:
-    global _asking
-    if _asking is None or _asking.group() is not group:
-        _asking = _Asking(group)
-    return _asking
 
 
 def may_communicate(graph: Graph) -> bool:

@@ -7,24 +7,27 @@ from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from torch import Tensor
 
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.threads import Caller, ExclusiveUse
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from ..memory.task_memory import Footprints
 from ..planning.policy_orders import bound
 from ..planning.scheduling_problem import Problem
-from ..recording.recorder import Recorder
 from ..recording.run import Run
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
 from .breakpoints.breakpoints import Stop
-from .breakpoints.stop_list import Stops
+from .breakpoints.stop_list import Stops, session_over
+
+if TYPE_CHECKING:
+    from .direct_engine import DirectBackward
+    from .native_stepping import NativeBackward
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,40 +67,6 @@ _ELSEWHERE = {
 """Hints for attributes that decks or runs have but sessions do not, or that have another name in a session."""
 
 
-class Backward(Protocol):
-    """A backward under way in either engine.
-
-    Attributes:
-        graph: the graph; without its nodes once the backward is over.
-        needed: ids of the tasks that run; None for all.
-        over: the reason why no further step is possible; None while steps are possible.
-        stops: the breakpoints and watchpoints.
-        recorder: records the tasks; None if nothing is recorded.
-    """
-
-    graph: Graph
-    over: str | None
-    stops: Stops
-    recorder: Recorder | None
-
-    @property
-    def needed(self) -> Collection[int] | None: ...
-
-    @property
-    def order(self) -> list[int]: ...
-
-    @property
-    def policy(self) -> Policy | Choice: ...
-
-    def described(self, task_id: int) -> str: ...
-
-    def run_to(self, task_id: int) -> None: ...
-
-    def run_until(self, last: int | None) -> None: ...
-
-    def stop_here(self, wait: bool) -> Stop | None: ...
-
-
 class SessionTurn(ExclusiveUse):
     """The lock that gives one verb at a time the use of a session.
 
@@ -128,7 +97,7 @@ class SessionBase(ABC):
     """
 
     footprints: Footprints | None = None
-    _backward: Backward
+    _backward: DirectBackward | NativeBackward
     _turn: SessionTurn
     _queues: Queues
     _keep_graph: bool | None = None  # None: the default of `backward`
@@ -137,7 +106,7 @@ class SessionBase(ABC):
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a session", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a session", _ELSEWHERE)
 
     def __enter__(self) -> Self:
         return self
@@ -224,10 +193,6 @@ class SessionBase(ABC):
     def _next_on(self, device: str) -> Task:
         """Return the policy's choice among the ready tasks of a device."""
 
-    def _step_on(self) -> Sequence[int]:
-        """Run one step and return the ids of the tasks it ran."""
-        return (self._step().id,)
-
     def _check_open(self) -> None:
         if (why := self.over) is not None:
             raise session_over(why)
@@ -237,18 +202,14 @@ class SessionBase(ABC):
         """Whether the calling thread is running a verb's tasks, as the thread of a hook is."""
         return (holder := self._turn.holder) is not None and holder.thread == get_ident()
 
-    @abstractmethod
-    def _let_go(self) -> None:
-        """Release everything the session holds once it is over; a second call does nothing."""
-
-    def _let_go_if_over(self) -> None:
+    def _release_if_over(self) -> None:
         """Release the memory of a session that is over, unless a verb is running; that verb does it when it ends."""
         if self.over is None:
             return
         caller = Caller("session.close()")
         if self._turn.take(caller) is None:
             try:
-                self._let_go()
+                self._backward.release()
             finally:
                 caller.ended = True
 
@@ -298,7 +259,7 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
                 turn.unfinished = []  # the verb ended by an error, not by an interrupt
                 caller.ended = True
                 try:
-                    session._let_go_if_over()
+                    session._release_if_over()
                 except Exception as failed:
                     error.add_note(
                         f"tapescope: releasing the session's memory also failed: {type(failed).__name__}: {failed}"
@@ -306,7 +267,7 @@ def one_at_a_time(verb: Callable[Concatenate[Session, P], T]) -> Callable[Concat
                 raise
             finally:
                 caller.ended = True
-                session._let_go_if_over()
+                session._release_if_over()
         finally:
             caller.ended = True  # again, since an interrupt may end the inner `finally` at any line
 
@@ -323,8 +284,3 @@ def _under_way(called: str, other: Caller, inside: bool) -> RuntimeError:
         f"{called} was called while another thread runs {other.verb}; only stop() and close() may be called at the "
         "same time"
     )
-
-
-def session_over(why: str) -> RuntimeError:
-    """Return the error for a verb of a session that is over."""
-    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

@@ -10,7 +10,7 @@ from ...inspector.graph.graph import Task
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.random_states import random_states, set_random_states
 from ..execution.input_buffer import alone
-from ..execution.undo_history import Edited, History, Ran, Waited, expect_budget
+from ..execution.undo_history import History, Ran, Waited, expect_budget
 from ..memory.task_memory import Footprints
 from .branches import Branch, Past
 from .compare_branches import BranchComparison, compare_branches
@@ -45,11 +45,11 @@ class Rewinder:
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
         if (groups := backward.groups) is not None:
-            backward.inside(lambda: groups.give_up_all(backward, lambda at: f"a history undoes {at} alone"))
+            backward.inside(lambda: groups.dissolve_all(backward, lambda at: f"a history undoes {at} alone"))
         if backward.past is None:
-            why = f"the history was started {self._position()}" if backward.order else ""
+            why = f"the history was started after {counted(len(backward.order), 'task')}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:
-                streams.give_up(
+                streams.use_one_stream(
                     gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
                 )
             backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
@@ -58,7 +58,7 @@ class Rewinder:
         """Discard the history; undo can then return to this position at the earliest."""
         backward = self._backward
         if (past := backward.past) is not None:
-            backward.inside(lambda: past.forget(f"forget() was called {self._position()}"))
+            backward.inside(lambda: past.forget(f"forget() was called after {counted(len(backward.order), 'task')}"))
 
     def back(self, count: int) -> Task | None:
         """Undo the last `count` tasks."""
@@ -124,9 +124,6 @@ class Rewinder:
             )
         return past
 
-    def _position(self) -> str:
-        return f"after {counted(len(self._backward.order), 'task')}"
-
     def _rewind(self, position: int) -> None:
         """Undo all tasks from this position on."""
         past, backward = self._past(), self._backward
@@ -146,11 +143,12 @@ class Rewinder:
         Raises:
             RuntimeError: undo is not possible; nothing has been undone yet.
         """
-        if why := self._backward.runner.changes.why_end_stays:
-            raise RuntimeError(f"the end of the backward cannot be undone: it {why}")
+        graph_task = self._backward.runner.changes.graph_task
+        if graph_task is not None and graph_task.end is not None and graph_task.end.unrestorable:
+            raise RuntimeError(f"the end of the backward cannot be undone: it {graph_task.end.unrestorable}")
         undone = history.ran[position - history.reach :]
         for entry in undone:
-            if any(grad.is_anothers for grad in entry.grads):
+            if any(grad.changed_since for grad in entry.grads):
                 raise RuntimeError(
                     f"the .grad of {self._backward.described(entry.task)} was modified after its task, by another "
                     "backward, an optimizer or your code, and undo would lose that; set it to None to discard it"
@@ -166,9 +164,12 @@ class Rewinder:
     def _rewind_to(self, position: int, past: Past, lost: bool) -> None:
         backward, runner = self._backward, self._backward.runner
         packed = False
-        backward.stops.taken_back(backward.order[position:])
+        backward.stops.forget_undone(backward.order[position:])
         # The callbacks at the end ran after the last task, so they are undone first.
-        runner.changes.undo_end()
+        graph_task = runner.changes.graph_task
+        if graph_task is not None and graph_task.end is not None:
+            graph_task.end.undo()
+            graph_task.end = None
         callbacks = runner.changes.callbacks_left
         while len(backward.order) > position:
             entry = self._take_back(past, lost)
@@ -180,7 +181,8 @@ class Rewinder:
         again = past.history.ran if lost else ()
         # torch.utils.checkpoint stores recomputed tensors by graph task id (checkpoint.py). A region that was unpacked
         # needs another id, so that it is recomputed when its tasks run again.
-        runner.changes.reopen(callbacks, another=packed or any(entry.packed for entry in again))
+        if graph_task is not None:
+            graph_task.reopen(callbacks, another=packed or any(entry.packed for entry in again))
         while backward.terms[-1][0] > position:
             backward.terms.pop()
         backward.policy = backward.terms[-1][1]
@@ -196,7 +198,9 @@ class Rewinder:
         backward = self._backward
         position = len(backward.order) - 1
         # Edits at this position were made after the task ran, so they are undone before it.
-        for edit in past.history.take_edits(position):
+        edits = past.history.edits
+        while edits and edits[-1].position > position:
+            edit = edits.pop()
             if not lost:
                 backward.buffers.by_task[edit.task].put(edit.waited)
         entry = past.history.take_last()
@@ -219,7 +223,7 @@ class Rewinder:
         gradients.
         """
         backward, runner = self._backward, self._backward.runner
-        backward.buffers.begin_again(history.first_waiting, history.first_missing)
+        backward.buffers.restore(history.first_waiting, history.first_missing)
         ran = list(history.ran)
         history.clear()
         for entry in reversed(ran):
@@ -233,13 +237,14 @@ class Rewinder:
         finally:
             if backward.over is None:
                 runner.on_hook = on_hook
-                runner.changes.reopen(callbacks, another=False)  # drop the callbacks that were queued a second time
+                if runner.changes.graph_task is not None:  # drop the callbacks that were queued a second time
+                    runner.changes.graph_task.reopen(callbacks, another=False)
             set_random_states(now)
 
     def _run_again(self, history: History, ran: Sequence[Ran]) -> None:
         backward, runner = self._backward, self._backward.runner
         for position, entry in enumerate(ran, history.reach):
-            self._edit_again(history.edits_at(position))
+            self._edit_again(history, position)
             if entry.random is not None:
                 set_random_states(entry.random)
             buffer = backward.buffers.by_task.pop(entry.task)
@@ -265,11 +270,13 @@ class Rewinder:
                 runner.changes.end(entry)
                 runner.spend(task)
             history.end(entry)
-        self._edit_again(history.edits_at(history.reach + len(ran)))
+        self._edit_again(history, history.reach + len(ran))
 
-    def _edit_again(self, edits: Sequence[Edited]) -> None:
-        for edit in edits:
-            self._backward.buffers.by_task[edit.task].put(alone(edit.after))
+    def _edit_again(self, history: History, position: int) -> None:
+        """Repeat the active edits made at this position."""
+        for edit in history.edits:
+            if edit.position == position:
+                self._backward.buffers.by_task[edit.task].put(alone(edit.after))
 
     def _now(self, past: Past) -> Branch:
         """Return the current branch, up to the current position."""
@@ -289,19 +296,15 @@ class Rewinder:
             ahead=0 if branches.future is None else len(branches.future.order) - len(backward.order),
         )
 
-    def _branch(self, number: int) -> Branch:
-        future = self._past().branches.future
-        if future is not None and future.number == number:
-            return future
-        found = next((branch for branch in self.branches if branch.number == number), None)
-        if found is None:
-            known = ", ".join(str(branch.number) for branch in self.branches)
-            raise ValueError(f"unknown branch {number}; expected one of {known}")
-        return found
-
     def go_to_branch(self, number: int) -> None:
         """Go to the end of a branch: undo to its fork, then repeat its tasks and edits."""
-        past, backward, branch = self._past(), self._backward, self._branch(number)
+        past, backward = self._past(), self._backward
+        known = {branch.number: branch for branch in self.branches}
+        if (future := past.branches.future) is not None:
+            known[future.number] = future
+        branch = known.get(number)
+        if branch is None:
+            raise ValueError(f"unknown branch {number}; expected one of {', '.join(map(str, known))}")
         if branch.shared < past.history.reach:
             raise ValueError(f"{branch.name} forked before the history begins: {past.begins}")
         if branch.shared == len(branch.order) == len(backward.order):

@@ -303,7 +303,13 @@ class Verbs(SessionBase):
         elif (tasks := self.tasks_to_leave(out)) is None:
             self.run()
         else:
-            self._run_all(tasks)
+            self.stops.stopped = None
+            while tasks:
+                ran = len(self.order)
+                self._step()
+                tasks.difference_update(self.order[ran:])
+                if self._stops(wait=not tasks):
+                    break
         return self.current
 
     def tasks_to_leave(self, out: int) -> set[int] | None:
@@ -321,17 +327,9 @@ class Verbs(SessionBase):
         left = tasks_of_call(self.graph, calls[out]).difference(self.order)
         return left if self.needed is None else left.intersection(self.needed)
 
-    def _run_all(self, tasks: set[int]) -> None:
-        """Run until these tasks have run, or until a stop."""
-        self.stops.stopped = None
-        while tasks:
-            tasks.difference_update(self._step_on())
-            if self._stops(wait=not tasks):
-                return
-
     def _stops(self, wait: bool) -> bool:
         """Set `stopped` after one step of several and return whether the run ends here."""
-        self.stops.stopped = found = self.stop_here(wait) or self.stops.asked()
+        self.stops.stopped = found = self.stop_here(wait) or self.stops.take_request()
         return found is not None
 
     def scale(self, factor: float, task: AnyTask | None = None) -> None:

@@ -88,10 +88,9 @@ class StudiedRule:
         return self.levels.peak_bytes
 
     @property
-    def average_bytes(self) -> float:
+    def average_bytes(self) -> float | None:
         """The mean level of the backward, in which each level counts for as long as it lasted: the median of the
-        measured runs."""
-        assert self.levels.average_bytes is not None, "the study records times"
+        measured runs. None if the allocator's events have no times."""
         return self.levels.average_bytes
 
     @property
@@ -179,7 +178,7 @@ class AccumulationStudy(ShownAsTable):
                 row.name,
                 size_text(row.peak_bytes),
                 f"{self.ratio(row.name):.2f} ×",
-                size_text(round(row.average_bytes)),
+                "–" if row.average_bytes is None else size_text(round(row.average_bytes)),
                 _predicted(row),
                 row.time_text,
             ]
@@ -200,11 +199,11 @@ class AccumulationStudy(ShownAsTable):
         if not pairs:
             return
         freed, kept = pairs[0]
-        peak, average = kept.peak_bytes / freed.peak_bytes - 1, kept.average_bytes / freed.average_bytes - 1
-        yield (
-            f"Keeping the graph until the end changes the peak of {freed.name} by {100 * peak:+.1f} % and its average "
-            f"by {100 * average:+.0f} %."
-        )
+        peak = f"{100 * (kept.peak_bytes / freed.peak_bytes - 1):+.1f} %"
+        average = ""
+        if freed.average_bytes and kept.average_bytes:
+            average = f" and its average by {100 * (kept.average_bytes / freed.average_bytes - 1):+.0f} %"
+        yield f"Keeping the graph until the end changes the peak of {freed.name} by {peak}{average}."
         higher = [
             f"{freed.name} ({size_text(freed.peak_bytes)} → {size_text(kept.peak_bytes)})"
             for freed, kept in pairs
@@ -221,7 +220,7 @@ class AccumulationStudy(ShownAsTable):
         whose = "of the gradient by hand" if self.reference == BY_HAND else "of PyTorch's own engine"
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
-            f"Summed in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
+            f"If gradients are added in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
             + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "that")
             + f" {whose}."
         ]
@@ -376,8 +375,8 @@ class _Measuring:
             tell(f"{head}: {way.name}, its memory", repetitions)
             levels = [way.measure() for _ in range(repetitions)]
             # Levels are equal in each run; how long they last is not, on a machine that does other work.
-            average = median([each.average_bytes for each in levels if each.average_bytes is not None])
-            self.levels.append(replace(levels[0], average_bytes=average))
+            averages = [each.average_bytes for each in levels if each.average_bytes is not None]
+            self.levels.append(replace(levels[0], average_bytes=median(averages) if averages else None))
             yield
         for number, round_ in enumerate(turns(self._ways, repetitions)):
             for way in round_:

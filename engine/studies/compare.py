@@ -243,9 +243,8 @@ class _Comparing:
         for plan in self._plans:
             if plan is not None:
                 with self._world.run(self._leaves):
-                    _run(
-                        self._make_loss, plan
-                    )  # the first forward under a plan keeps all saved tensors, to verify the plan
+                    # The first forward under a plan keeps all saved tensors, to verify the plan.
+                    _run(self._make_loss, plan)
         return found, predicted
 
     def memory(self, name: str, row: _Chosen, engine: Engine) -> _ByDevice:
@@ -266,9 +265,11 @@ class _Comparing:
             )
         run = as_asked(run, row.policy)
         _assert_same_graph(self._signature, run.graph, name)
-        bare = replace(run.graph, nodes=())
+        node_free = replace(run.graph, nodes=())
         return {
-            device: _Measured(replace(timeline, graph=bare), replace(run.footprints_by_device[device], graph=bare), row)
+            device: _Measured(
+                replace(timeline, graph=node_free), replace(run.footprints_by_device[device], graph=node_free), row
+            )
             for device, timeline in run.timelines.items()
         }
 

@@ -88,7 +88,7 @@ class Row:
 
     @property
     def predicted_levels(self) -> Sequence[int]:
-        """The highest level while each task runs, predicted, in bytes, by place; empty where nothing is."""
+        """The predicted highest level while each task runs, in bytes, by position; empty without a prediction."""
         return self.planned_levels if self.predicted is None else self.predicted.task_peaks
 
 
@@ -226,10 +226,8 @@ class Comparison(ShownAsTable):
         """The table's content in sentences."""
         return (
             *self._of_peaks(),
-            *self._of_elsewhere(),
-            *self._of_forward(),
-            *self._of_predicted(),
-            *self._of_dry_run(),
+            *self._of_other_peaks(),
+            *self._of_predictions(),
             *self._of_recomputed(),
             *self._of_step(),
         )
@@ -240,15 +238,16 @@ class Comparison(ShownAsTable):
             return
         there, outside = self.step.beside_backward
         yield (
-            f"Of the whole step {size_text(there)} are there as the forward begins, and {size_text(outside)} at most "
-            "outside of forward and backward."
+            f"When the forward begins, the step has {size_text(there)} allocated. Outside of forward and backward its "
+            f"peak is {size_text(outside)}."
         )
         measured = self.step.peak_bytes
         row = next((row.policy for row in self.rows if row.policy == "heap"), None)
         if row is not None and self.step_bytes(row) != measured:
             yield (
-                f"It is an estimate: the step was measured with {size_text(measured)}, and is "
-                f"{size_text(self.step_bytes(row))} by the backward here, whose gradients or batch are others."
+                f"The peaks of the whole step are estimates: the step was measured with {size_text(measured)}, and "
+                f"calculated with {size_text(self.step_bytes(row))} from the backward here, whose gradients or batch "
+                "differ."
             )
 
     def _of_peaks(self) -> tuple[str, ...]:
@@ -267,16 +266,13 @@ class Comparison(ShownAsTable):
             *([parted.sentence] if parted else []),
         )
 
-    def _of_elsewhere(self) -> Iterator[str]:
-        """Yield sentences about the peaks on other devices."""
+    def _of_other_peaks(self) -> Iterator[str]:
+        """Yield sentences about the peaks on other devices, and about forwards that need more than the backward."""
         if self.elsewhere:
             yield f"That is on {self.device}."
         for each in self.elsewhere:
             peaks = each._of_peaks() or (f"The peak is {size_text(each.highest.peak_bytes)}.",)
             yield f"On {each.device}: {peaks[0]}"
-
-    def _of_forward(self) -> Iterator[str]:
-        """Yield a sentence for each forward whose peak is higher than that of the backward; a plan changes both."""
         for plan in dict.fromkeys(row.plan for row in self.rows):
             rows = [row for row in self.rows if row.plan is plan]
             forward = max(row.timeline.forward_peak_bytes or 0 for row in rows)
@@ -287,14 +283,12 @@ class Comparison(ShownAsTable):
                     "and no order changes it."
                 )
 
-    def _of_predicted(self) -> Iterator[str]:
-        """Yield a sentence if a prediction from another run is an estimate."""
+    def _of_predictions(self) -> Iterator[str]:
+        """Yield a sentence if a prediction from another run is an estimate, or the dry run is off."""
         rows = [row for row in self.rows if row.predicted is not None and row.predicted.estimates]
         reasons = (reason for row in rows if row.predicted is not None for reason in row.predicted.estimates)
-        if estimate := estimate_sentence(reasons, f"What is predicted of {joined([row.policy for row in rows])}"):
+        if estimate := estimate_sentence(reasons, f"The prediction for {joined([row.policy for row in rows])}"):
             yield estimate
-
-    def _of_dry_run(self) -> Iterator[str]:
         off = [
             (abs(row.dry_run_bytes - row.peak_bytes) / row.peak_bytes, row)
             for row in self.rows
@@ -302,7 +296,14 @@ class Comparison(ShownAsTable):
         ]
         share, row = max(off, key=itemgetter(0), default=(0.0, None))
         if row is not None and share > _WORTH_A_REASON:
-            yield f"The dry run is off by {100 * share:.1f} % under {row.policy}. {_why_off(row)}"
+            why = estimate_sentence(row.dry_run_estimates)
+            if not why:
+                gap = row.peak_bytes - (row.dry_run_bytes or 0)
+                left = row.timeline.start_bytes - (row.dry_run_start_bytes or 0)
+                phase = "forward left" if left == gap else "backward allocated"
+                more = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}"
+                why = f"The {phase} {more} than the dry run predicted, for an unknown reason."
+            yield f"The dry run is off by {100 * share:.1f} % under {row.policy}. {why}"
 
     def _of_recomputed(self) -> Iterator[str]:
         for row in self.rows:
@@ -316,7 +317,10 @@ class Comparison(ShownAsTable):
                     f"backward recomputes {again}."
                 )
         if any(row.plan is not None for row in self.rows):
-            yield "Times are of the backward alone. They include recomputation, but not what it adds to the forward."
+            yield (
+                "Times are of the backward alone. They include recomputation, but not the time that recording adds to "
+                "the forward."
+            )
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per policy, for `pandas.DataFrame(comparison.records())`, other devices' peaks last."""
@@ -422,18 +426,6 @@ class Comparison(ShownAsTable):
         The page works offline, from file:// too, and follows the reader's light or dark theme.
         """
         return saved_page("comparison as a page", path, self, title)
-
-
-def _why_off(row: Row) -> str:
-    """Return what the dry run is known not to count, or where it differs from the measured run."""
-    if estimate := estimate_sentence(row.dry_run_estimates):
-        return estimate
-    assert row.dry_run_bytes is not None
-    gap = row.peak_bytes - row.dry_run_bytes
-    left = row.timeline.start_bytes - (row.dry_run_start_bytes or 0)
-    much = f"{size_text(abs(gap))} {'more' if gap > 0 else 'less'}"
-    what = "forward left" if left == gap else "backward took"
-    return f"The {what} {much} than the dry run found; why is not known."
 
 
 def _against(predicted: int, measured: int) -> str:

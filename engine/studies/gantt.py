@@ -26,8 +26,8 @@ _HARDLY = 0.01  # share of the makespan that counts as negligible
 _ALIKE = 1.005  # a smaller ratio is printed as 1.00
 
 ESTIMATED = (
-    "The times of the tasks are guesses by the bytes of their gradients. durations=run of a ts.backward(..., "
-    'trace="off") takes measured ones.'
+    "The times of the tasks are estimated from the bytes of their gradients. For measured times, pass durations=run "
+    'with the run of ts.backward(..., trace="off").'
 )
 
 
@@ -105,7 +105,7 @@ class Gantt:
 
     @staticmethod
     def of(graph: Graph, policy: str, order: Sequence[int], start_ns: Sequence[int], end_ns: Sequence[int]) -> Gantt:
-        """The measured start and end of each task, by position in `order`."""
+        """Return the schedule for measured starts and ends of the tasks, by position in `order`."""
         rows: dict[str, list[Bar]] = {name: [] for name in devices_in_order([str(each) for each in graph.devices])}
         ended: dict[int, int] = {}
         for task, start, end in zip(order, start_ns, end_ns, strict=True):
@@ -149,16 +149,17 @@ class Gantt:
     @cached_property
     def idle(self) -> dict[str, tuple[Idle, ...]]:
         """The idle intervals of each device, in order. Computing them takes O(tasks) per device."""
-        return {device: tuple(self._idle_on(device)) for device in self.rows}
-
-    def _idle_on(self, device: str) -> Iterator[Idle]:
-        at = 0
-        for bar in self.rows[device]:
-            if bar.start_ns > at:
-                yield Idle(device, at, bar.start_ns, bar.task, *self._waited(bar, at))
-            at = bar.end_ns
-        if self.makespan_ns > at:
-            yield Idle(device, at, self.makespan_ns, None, None, 0)
+        found = {}
+        for device, row in self.rows.items():
+            intervals, at = [], 0
+            for bar in row:
+                if bar.start_ns > at:
+                    intervals.append(Idle(device, at, bar.start_ns, bar.task, *self._waited(bar, at)))
+                at = bar.end_ns
+            if self.makespan_ns > at:
+                intervals.append(Idle(device, at, self.makespan_ns, None, None, 0))
+            found[device] = tuple(intervals)
+        return found
 
     def _waited(self, bar: Bar, since_ns: int) -> tuple[int | None, int]:
         """Return the task before this one that waited longest since then, and its waiting time."""
@@ -183,7 +184,7 @@ class Gantt:
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """The ids of the tasks on the longest way through the graph: no number of devices makes it shorter."""
+        """The ids of the tasks on the longest path through the graph; more devices cannot shorten it."""
         ends = [head + elapsed for head, elapsed in zip(self._heads, self._times, strict=True)]
         path: list[int] = []
         before = list(range(len(ends)))
@@ -194,8 +195,11 @@ class Gantt:
 
     @cached_property
     def lower_bound_ns(self) -> int:
-        """What no order goes below on these devices: the critical path, and of each device its work, with the least
-        that has to run before any of its tasks starts, and after all of them have ended."""
+        """A lower bound of the makespan on these devices for any order.
+
+        It is the length of the critical path, or, for the busiest device, its work plus the shortest paths before its
+        first task and after its last one.
+        """
         heads, times = self._heads, self._times
         after = [[edge.next_task for edge in edges] for edges in self.graph.out_edges]
         tails = longest_ways(reversed(self.order), after, times)
@@ -219,25 +223,24 @@ class Gantt:
 
     @property
     def starved(self) -> Idle | None:
-        """The time in which a device stood still longest because of a queue's order; None if that is hardly any."""
+        """The longest idle time of a device that a queue's order caused; None below 1 % of the makespan."""
         idle = max((idle for row in self.idle.values() for idle in row), key=attrgetter("waited_ns"), default=None)
         return None if idle is None or idle.waited_ns <= _HARDLY * self.makespan_ns else idle
 
     @property
     def starved_text(self) -> str:
-        """`stands still 6.42 ms: ToCopy waits 6.22 ms behind 96 tasks of cpu`, of the device of `starved`; "" if there
-        is no such time."""
+        """Text such as `idle for 6.42 ms: ToCopy waits 6.22 ms behind 96 tasks of cpu`; "" if `starved` is None."""
         idle = self.starved
         if idle is None or idle.blocker is None:
             return ""
         blocker = self.graph.tasks[idle.blocker].short_name
         passed, queue = counted(self.passed_by(idle.blocker), "task"), self.device_of[idle.blocker]
         waits = f"{blocker} waits {time_text(idle.waited_ns)} behind {passed} of {queue}"
-        return f"stands still {time_text(idle.elapsed_ns)}: {waits}"
+        return f"idle for {time_text(idle.elapsed_ns)}: {waits}"
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, and why, in words."""
+        """The reason for the longest idle time, in sentences."""
         return (*self._why(), *((ESTIMATED,) if self.estimated else ()))
 
     def _why(self) -> Iterator[str]:
@@ -248,7 +251,7 @@ class Gantt:
         waits = "which" if idle.before == idle.blocker else f"to which {describe(idle.blocker)} leads. That one"
         passed = counted(self.passed_by(idle.blocker), "other task")
         yield (
-            f"Under {self.policy}, {idle.device} stands still for {time_text(idle.elapsed_ns)} of {self._span} before "
+            f"Under {self.policy}, {idle.device} is idle for {time_text(idle.elapsed_ns)} of {self._span} before "
             f"{describe(idle.before)}, {waits} waits {time_text(idle.waited_ns)} in the queue of {queue}, which "
             f"runs {passed} first."
         )
@@ -276,7 +279,7 @@ class Gantt:
         return text_of("findings as HTML", self.cells, [f"{self.policy}: {self._span}", *self.sentences], _RIGHT)
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """A bar for each task, a row for each device, over time. Needs plotly."""
+        """Draw the tasks as bars over time, with a row for each device. Needs plotly."""
         return drawn("devices over time as a figure", [self], theme)
 
     def deck(self) -> Any:
@@ -300,7 +303,7 @@ class MakespanReport(ShownAsFindings):
     """The schedules of one backward on several devices under several policies, displayed as a table in a notebook.
 
     Attributes:
-        rows: one for each policy, in the order in which they were given.
+        rows: the schedules, in the order in which the policies were passed.
     """
 
     rows: tuple[Gantt, ...]
@@ -309,7 +312,7 @@ class MakespanReport(ShownAsFindings):
         """Return the schedule of a policy.
 
         Raises:
-            ValueError: it is not compared here.
+            ValueError: if the policy is not in the report.
         """
         return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
 
@@ -339,7 +342,7 @@ class MakespanReport(ShownAsFindings):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the table says, and why, in words."""
+        """The table's content in sentences, with the reason for the longest idle time."""
         return (*self._of_makespans(), *((ESTIMATED,) if self.best.estimated else ()))
 
     def _of_makespans(self) -> Iterator[str]:
@@ -359,7 +362,7 @@ class MakespanReport(ShownAsFindings):
         yield from worst._why()
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per policy, for `pandas.DataFrame(report.records())`."""
+        """Return one flat dict per policy, for `pandas.DataFrame(report.records())`."""
         return [
             {
                 "policy": row.policy,
@@ -394,7 +397,7 @@ class MakespanReport(ShownAsFindings):
         return self.cells[0][1:]
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The policies below each other, over one axis of time. Needs plotly."""
+        """Draw the schedules below each other, over one time axis. Needs plotly."""
         return drawn("devices over time as a figure", self.rows, theme, self.lower_bound_ns)
 
     def deck(self) -> Any:

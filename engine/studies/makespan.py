@@ -106,10 +106,10 @@ def makespan(
     chosen = [find_policy(each) for each in ([policy] if policies is None else policies)]
     names = [policy_name(each) for each in chosen]
     if not chosen:
-        raise ValueError('there is no policy to compare: ts.makespan(loss, policies=("bfs", "dfs", "heap"))')
+        raise ValueError('policies must not be empty, as in ts.makespan(loss, policies=("bfs", "dfs", "heap"))')
     for place, name in enumerate(names):
         if name in names[:place]:
-            raise ValueError(f"policy {name} is there twice")
+            raise ValueError(f"policy {name} is repeated")
     times = _times(graph, durations)
     devices = _devices(graph, device_of)
     problem = Problem(graph, durations=times)
@@ -180,11 +180,11 @@ def _times(graph: Graph, durations: Durations) -> list[int]:
 
 
 def _devices(graph: Graph, device_of: DeviceOf) -> list[str]:
-    """The device of each task, by id."""
+    """Return the device of each task, by id."""
     if callable(device_of):
         found = [device_of(task) for task in graph.tasks]
         for device in found:
-            expect(device, str | int | torch.device, "what device_of returned", "the name of a device")
+            expect(device, str | int | torch.device, "the result of device_of", "the name of a device")
         return list(map(str, found))
     devices = [str(task.device) for task in graph.tasks]
     for where, device in (device_of or {}).items():
@@ -197,7 +197,9 @@ def _simulated(
     problem: Problem, policy: Policy | Choice, times: Sequence[int], devices: Sequence[str], estimated: bool
 ) -> Gantt:
     if is_dynamic(policy):
-        raise ValueError(f"policy {policy_name(policy)} decides while the backward runs: its order can't be simulated")
+        raise ValueError(
+            f"policy {policy_name(policy)} decides while the backward runs, so its order cannot be simulated"
+        )
     policy = bound(policy, problem)
     graph = problem.graph
     order: list[int] = []

@@ -90,9 +90,9 @@ def order_study(
     refused: dict[str, str] = {}
     interrupted = False
     for number, each in enumerate(chosen):
-        told = None if progress is None else _prefixed(progress, f"{each.name} ({number + 1} of {len(chosen)})")
+        say = None if progress is None else _prefixed(progress, f"{each.name} ({number + 1} of {len(chosen)})")
         try:
-            rows.append(_studied(each, orders, size, place, repetitions, told))
+            rows.append(_studied(each, orders, size, place, repetitions, say))
         except (NotImplementedError, ValueError, torch.OutOfMemoryError) as error:
             refused[each.name] = str(error)
         except KeyboardInterrupt:
@@ -136,12 +136,12 @@ def _studied(
     return StudiedWorkload(each, sized, comparison, makespans)
 
 
-def _where(rows: Sequence[StudiedWorkload], asked: torch.device) -> torch.device:
+def _where(rows: Sequence[StudiedWorkload], requested: torch.device) -> torch.device:
     """Return the measured device. A user's program runs on its own device, regardless of `device`."""
-    if asked.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
-        return asked
+    if requested.type != "cpu" or not all(isinstance(row.workload, OwnProgram) for row in rows):
+        return requested
     found = (device for row in rows for device in row.comparison.graph.devices if device.type != "cpu")
-    return next(found, asked)
+    return next(found, requested)
 
 
 def _second_accelerator(first: torch.device) -> torch.device | None:
@@ -166,17 +166,17 @@ def _prefixed(progress: Callable[[str], object], prefix: str) -> Callable[[str],
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """The device, if tensors with values can be made there.
+    """Return the device if tensors with data can be created on it.
 
     Raises:
-        ValueError: they can't.
+        ValueError: if they cannot.
     """
     try:
         found = torch.device(device)
         if found.type == "meta":
-            raise ValueError("there is nothing to measure on the device meta: it has shapes and no values")
+            raise ValueError("tensors on the device meta have no data to measure")
         torch.zeros(1, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(f"the device {str(device)!r} can't be used here: {why}") from error
+        raise ValueError(f"device {str(device)!r} cannot be used here: {why}") from error
     return found

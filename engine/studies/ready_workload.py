@@ -158,7 +158,11 @@ class Workload:
     def _parts(
         self, size: str, seed: int, device: torch.device, dtype: torch.dtype | None, knobs: Mapping[str, int]
     ) -> Parts:
-        parts = self._make(self._arguments(size, knobs), seed, torch.device("meta" if device.type == "meta" else "cpu"))
+        arguments = self._arguments(size, knobs)
+        # torch.manual_seed would also seed the generators of all GPUs, which the fork does not restore.
+        with torch.random.fork_rng(devices=[]), torch.device("meta" if device.type == "meta" else "cpu"):
+            torch.default_generator.manual_seed(seed)
+            parts = self.make(**arguments)
         if device.type == "cpu" and dtype is None:
             return parts  # modules under FakeTensorMode cannot be moved, even to the meta device
         model = parts.model.to(device, dtype)
@@ -178,12 +182,6 @@ class Workload:
             if knob not in self.full:
                 raise ValueError(f"workload {self.name} has no knob {knob!r}; expected one of {', '.join(self.full)}")
         return {**(self.small if size == "small" else self.full), **knobs}
-
-    def _make(self, arguments: Mapping[str, int], seed: int, device: torch.device) -> Parts:
-        # torch.manual_seed would also seed the generators of all GPUs, which the fork does not restore.
-        with torch.random.fork_rng(devices=[]), device:
-            torch.default_generator.manual_seed(seed)
-            return self.make(**arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +212,7 @@ class OwnProgram(Workload):
             raise ValueError(f"{self.name} is your own function, which has no knob {knob!r}")
 
 
-def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> OwnProgram:
+def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> Workload:
     """Return a user's function as a workload.
 
     Args:
@@ -245,4 +243,4 @@ def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = 
 
 
 def _has_no_parts() -> Parts:
-    raise ValueError("a function of yours is no model with its data: it can only be called")
+    raise ValueError("your own function can only be called; it has no separate model and data")

@@ -112,6 +112,7 @@ class StudiedWay:
 
     @property
     def predicted_bytes(self) -> int | None:
+        """The predicted peak of the backward; None for ways without a plan."""
         return None if self.plan is None else self.plan.peak_bytes
 
     @property
@@ -206,17 +207,9 @@ class RecomputeStudy(ShownAsTable):
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences below the table."""
+        left_out = (f"{name} was left out: {why}" for name, why in self.refused.items())
         cut = ("The study was interrupted: ways or rounds are missing.",) if self.interrupted else ()
-        return (*self._compared(), *self._of_plans(), *self._of_noise(), *self._of_refused(), *cut)
-
-    def _of_noise(self) -> Iterator[str]:
-        said = [
-            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
-            for row in self.rows[1:]
-            if len(row.times_ns) > 1
-        ]
-        if said:
-            yield f"Time of a step relative to an unchanged one: {'; '.join(said)}. ± is half the interquartile range."
+        return (*self._compared(), *self._of_plans_and_times(), *left_out, *cut)
 
     def _compared(self) -> Iterator[str]:
         if BELOW not in self or BLOCKS not in self:
@@ -230,7 +223,7 @@ class RecomputeStudy(ShownAsTable):
             more = f"{percent_text(abs(less))} {'less' if less > 0 else 'more'} memory than checkpoints per block"
             yield f"ts.recompute needs {more}; it takes {times}."
 
-    def _of_plans(self) -> Iterator[str]:
+    def _of_plans_and_times(self) -> Iterator[str]:
         for row in self.rows:
             if row.plan is not None and row.plan.left_alone is not None:
                 yield f"{row.name}: {row.plan.left_alone}"
@@ -239,10 +232,13 @@ class RecomputeStudy(ShownAsTable):
                 yield f"{row.name}: the peak is in the forward, which no plan lowers; the backward's is {backward}."
         if not self[NOTHING].same_gradients:
             yield "The gradients of this model differ from run to run even without changes."
-
-    def _of_refused(self) -> Iterator[str]:
-        for name, why in self.refused.items():
-            yield f"{name} was left out: {why}"
+        times = [
+            f"{row.name} {row.ratio_text}{', within noise' if row.time_ratio.spans(1.0) else ''}"
+            for row in self.rows[1:]
+            if len(row.times_ns) > 1
+        ]
+        if times:
+            yield f"Time of a step relative to an unchanged one: {'; '.join(times)}. ± is half the interquartile range."
 
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per row, for `pandas.DataFrame(study.records())`."""
@@ -397,8 +393,8 @@ def _ways_measured(
         except Exception as error:
             if way.plan is not None or way.name == NOTHING:
                 raise
-            told = str(error).strip().splitlines() or ["no message"]
-            refused[way.name] = f"{type(error).__name__}: {told[0].rstrip('.')}."
+            lines = str(error).strip().splitlines() or ["no message"]
+            refused[way.name] = f"{type(error).__name__}: {lines[0].rstrip('.')}."
         else:
             yield way
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _REFERENCE = "heap"
 _MORE, _LESS = "needs more memory than", "needs less memory than"
-_RISE = "rise: what of the peak the backward adds to what the forward left."
+_RISE = "rise: the peak minus the level at the start of the backward."
 _BESIDE = 4  # policies side by side in the table
 TIMED_RUNS = 5  # runs that measure the times of tasks
 _ENOUGH = 6  # rounds needed for a meaningful middle half
@@ -55,6 +55,7 @@ class StudiedWorkload:
 
     @property
     def name(self) -> str:
+        """The workload's name."""
         return self.workload.name
 
     @property
@@ -241,17 +242,18 @@ class OrderStudy(ShownAsTable):
         against = f" Ratios are against {self.reference}." if self.others else ""
         each = "1 backward" if self.repetitions == 1 else f"the median of {self.repetitions:,} backwards"
         half = "" if self.repetitions == 1 else "; ± is half the width of their middle half"
-        rounds = " Those of times are the medians of each round's own" if self.others and self.repetitions > 1 else ""
-        noise = "; where their middle half has 1 in it, the times are within noise." if rounds else ""
+        rounds = ""
+        if self.others and self.repetitions > 1:
+            rounds = " A ratio of times is the median over the rounds; if their middle half contains 1, it is noise."
         return (
-            f"time: {each} alone, after a fresh forward each, the policies in turns{half}.{against}{rounds}{noise}",
-            "peak: the highest level in the backward of all bytes asked for since just before the forward and not yet "
-            "freed, measured once. Parameters, inputs and .grad of before are not in it.",
+            f"time: {each} alone, each after a new forward, with the policies alternating{half}.{against}{rounds}",
+            "peak: the highest level in the backward of memory allocated since the start of the forward, measured "
+            "once. Parameters, inputs and earlier .grad are not counted.",
             _RISE,
-            "longest queue: the most tasks that were ready at one moment.",
+            "longest queue: the largest number of tasks ready at once.",
             *(
-                f"makespan: of {row.name} on {row.devices}, each of which works through a queue of its own; simulated, "
-                f"with the times of its tasks in {TIMED_RUNS} backwards."
+                f"makespan: the time of {row.name} on {row.devices} if each has its own queue, simulated with the "
+                f"times of the tasks in {TIMED_RUNS} backwards."
                 for row in self.rows
                 if row.makespans is not None
             ),
@@ -266,10 +268,10 @@ class OrderStudy(ShownAsTable):
 
     @property
     def blocks(self) -> tuple[list[str], list[Block]]:
-        """The table: the headings of its columns, and per workload its lines.
+        """The table: the headings of its columns, and the lines of each workload.
 
-        A column for each policy, which has a time, a peak and so on below each other; of many policies, which would
-        not fit beside each other, a line for each.
+        Up to four policies have a column each, with time, peak and so on below each other. More would not fit side by
+        side, so each has a line.
         """
         lines = [dict(self.lines(row)) for row in self.rows]
         if len(self.policies) <= _BESIDE:
@@ -286,7 +288,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table as text, its headings first; several lines for each workload."""
+        """The table as text, headings first; several lines for each workload."""
         headings, blocks = self.blocks
         found = [["workload", "", *headings]]
         for row, block in zip(self.rows, blocks, strict=True):
@@ -297,7 +299,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def table(self) -> Table:
-        """The rows as a table of rich."""
+        """The table, as a rich Table."""
         return self._table(named_beside=True)
 
     @property
@@ -356,7 +358,7 @@ class OrderStudy(ShownAsTable):
 
     @property
     def markdown(self) -> str:
-        """The table as GitHub shows it: a row per workload, and for each policy its time and its peak."""
+        """The table as Markdown: a row per workload, with time and peak of each policy."""
         headings = ["workload"]
         for policy in self.policies:
             headings += [f"{policy}, time", "peak"]
@@ -387,7 +389,7 @@ class OrderStudy(ShownAsTable):
         return f". Makespan on {row.devices}: {', '.join(spans)}"
 
     def records(self) -> list[dict[str, Any]]:
-        """One flat dict per workload and policy, for `pandas.DataFrame(study.records())`."""
+        """Return one flat dict per workload and policy, for `pandas.DataFrame(study.records())`."""
         return [record for row in self.rows for record in row.records(self.reference)]
 
     def content(self) -> dict[str, Any]:
@@ -416,11 +418,11 @@ class OrderStudy(ShownAsTable):
         }
 
     def save_json(self, path: str | Path) -> Path:
-        """Writes all that was measured, each single time, too."""
+        """Write all measurements, including every single time, as JSON and return the path."""
         return write_file(path, json.dumps(self.content(), indent=1, ensure_ascii=False) + "\n")
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """Peak and time of each order against the reference, per workload. Needs plotly."""
+        """Draw peak and time of each order relative to the reference, per workload. Needs plotly."""
         return drawn("orders as a figure", self, theme)
 
     def save_html(self, path: str | Path, title: str = "Orders of the backward") -> Path:
@@ -433,14 +435,14 @@ Block: TypeAlias = "list[tuple[str, list[Cell]]]"
 
 
 class Cell(NamedTuple):
-    """A number of the table, and what it is against the reference's.
+    """A number of the table, and its ratio to the reference's.
 
     Attributes:
-        value: `12.3 ms ± 3 %`.
-        ratio: `1.04×`; empty where there is none.
-        sign: 1 where it is worse by 5 % or more, -1 where it is better by as much, else 0. Of times this has to hold
-            for the whole middle half of the rounds: on a busy machine medians alone differ by that. Of a few rounds
-            nothing is said.
+        value: the number, such as `12.3 ms ± 3 %`.
+        ratio: the ratio, such as `1.04×`; empty if there is none.
+        sign: 1 if it is worse by at least 5 %, -1 if it is better by as much, else 0. For times, the middle half of the
+            rounds must be worse or better, because on a busy machine medians alone differ by 5 %. With fewer than 6
+            rounds it is 0.
     """
 
     value: str
@@ -467,14 +469,6 @@ def _peak(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
     return Cell(said, ratio_text(ratio), _sign(ratio, ratio))
 
 
-def _rise(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
-    return Cell(size_text(row.rise_bytes(policy)))
-
-
-def _longest_queue(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
-    return Cell(f"{row.comparison[policy].longest_queue:,}")
-
-
 def _sign(low: float, high: float) -> int:
     return 1 if low >= 1.05 else -1 if high <= 0.95 else 0
 
@@ -491,26 +485,20 @@ def _makespan(study: OrderStudy, row: StudiedWorkload, policy: str) -> Cell:
 _LINES: Mapping[str, Callable[[OrderStudy, StudiedWorkload, str], Cell]] = {
     "time": _time,
     "peak": _peak,
-    "rise": _rise,
-    "longest queue": _longest_queue,
+    "rise": lambda study, row, policy: Cell(size_text(row.rise_bytes(policy))),
+    "longest queue": lambda study, row, policy: Cell(f"{row.comparison[policy].longest_queue:,}"),
     "makespan": _makespan,
 }
 
 
 def ratio_text(ratio: float) -> str:
-    """`1.04×`, `17.0×`: three digits."""
+    """Format a ratio with three digits: `1.04×`, `17.0×`."""
     return f"{ratio:.{2 if ratio < 9.995 else 1 if ratio < 99.95 else 0}f}×"
 
 
 def _listed(ratios: Mapping[str, float] | Mapping[str, Spread]) -> str:
-    """`linear50 (17.0×), seq2seq (1.20× ± 3 %)`: the largest difference first. Of times with their noise."""
+    """Return `linear50 (17.0×), seq2seq (1.20× ± 3 %)`, the largest difference first; times have their noise."""
     middles = {name: ratio.middle if isinstance(ratio, Spread) else ratio for name, ratio in ratios.items()}
     ordered = sorted(middles, key=lambda name: max(middles[name], 1 / middles[name]), reverse=True)
-    return ", ".join(f"{name} ({_noisy_text(ratios[name])})" for name in ordered)
-
-
-def _noisy_text(ratio: float | Spread) -> str:
-    """`1.20× ± 3 %`, and `17.0×` of what has no noise."""
-    if not isinstance(ratio, Spread):
-        return ratio_text(ratio)
-    return f"{ratio_text(ratio.middle)} ± {100 * ratio.half_width:.0f} %"
+    noise = {name: f" ± {100 * ratio.half_width:.0f} %" for name, ratio in ratios.items() if isinstance(ratio, Spread)}
+    return ", ".join(f"{name} ({ratio_text(middles[name])}{noise.get(name, '')})" for name in ordered)

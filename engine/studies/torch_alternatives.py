@@ -23,13 +23,13 @@ _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 @dataclass(frozen=True, slots=True)
 class OwnModules:
-    """Of one program.
+    """The modules of a user's program.
 
     Attributes:
-        model: the module that its forward calls; where it calls several, these in a list of their own.
-        is_one: whether it is one.
-        leaves: what its graph has a gradient for, beside the model's parameters.
-        device: where the loss is.
+        model: the module that its forward calls; if it calls several, an `nn.ModuleList` of them.
+        is_one: whether it calls a single module.
+        leaves: the leaves of its graph that are not parameters of the model.
+        device: the device of the loss.
     """
 
     model: nn.Module
@@ -39,10 +39,10 @@ class OwnModules:
 
     @staticmethod
     def of(world: AsFound) -> OwnModules:
-        """Runs forward and backward once, watched.
+        """Run forward and backward once and find the modules that the forward calls.
 
         Raises:
-            TypeError, ValueError: the program makes no loss.
+            TypeError, ValueError: if the program does not return a loss.
         """
         world.watch()
         with world.run():
@@ -59,7 +59,7 @@ class OwnModules:
 
     @property
     def blocks(self) -> tuple[type[nn.Module], ...]:
-        """The classes that a user would put under torch.utils.checkpoint: modules of modules, several in one list."""
+        """The classes a user would checkpoint: modules with children, of which a list or Sequential has several."""
         found: list[type[nn.Module]] = []
         for holder in self.model.modules():
             if isinstance(holder, _HOLDERS):
@@ -81,20 +81,25 @@ PRODUCTS = tuple(
 _COMPILED_BUDGET = 0.5
 
 
-def selective() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-    first, again = create_selective_checkpoint_contexts(list(PRODUCTS))  # type: ignore[no-untyped-call]
-    return first, again
-
-
 _Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
+
+selective: _Contexts = partial(create_selective_checkpoint_contexts, list(PRODUCTS))
+"""Creates the two context managers of a selective checkpoint that saves the results of `PRODUCTS`."""
 
 
 @contextmanager
 def checkpointed(
     model: nn.Module, blocks: tuple[type[nn.Module], ...], contexts: _Contexts | None = None
 ) -> Iterator[None]:
-    """Meanwhile each call of a block, the outermost of nested ones, is under torch.utils.checkpoint."""
-    found = list(_outermost(model, blocks))
+    """Run each call of a block under torch.utils.checkpoint; of nested blocks, the outermost."""
+    found: list[nn.Module] = []
+    ahead = [model]
+    while ahead:
+        module = ahead.pop()
+        if isinstance(module, blocks):
+            found.append(module)
+        else:
+            ahead.extend(module.children())
     how: dict[str, Any] = {"use_reentrant": False} | ({} if contexts is None else {"context_fn": contexts})
     for block in found:
         block.forward = partial(checkpoint, block.forward, **how)
@@ -105,18 +110,9 @@ def checkpointed(
             del block.__dict__["forward"]
 
 
-def _outermost(model: nn.Module, blocks: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        if isinstance(module, blocks):
-            yield module
-        else:
-            waiting.extend(module.children())
-
-
 @contextmanager
 def compiled(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the model's forward by a compiled one, which keeps half of the saved tensors' bytes."""
     with activation_memory_budget(_COMPILED_BUDGET):
         model.forward = forward
         try:

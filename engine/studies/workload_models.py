@@ -247,7 +247,7 @@ class UNet(nn.Module):
 
 
 class PerceptronStack(nn.Sequential):
-    """Linear layers of the given widths with ReLU between them (and after the last one, if asked)."""
+    """Linear layers of the given widths with ReLU between them (and after the last one, with `last_relu`)."""
 
     def __init__(self, widths: Sequence[int], *, last_relu: bool = False) -> None:
         layers: list[nn.Module] = []
@@ -279,9 +279,9 @@ class DLRM(nn.Module):
 
 
 class DeepInterestNetwork(nn.Module):
-    """What a user clicked, weighted by what is offered: three embedding tables, of which two serve history and offer.
+    """A user's clicked items, weighted by the candidate item: three embedding tables, two of them used for both.
 
-    Takes users (batch), the goods and categories offered (batch) and those of the history (batch, length); gives one
+    Takes users (batch), the candidate's item and category (batch) and those of the history (batch, length); gives one
     logit per row of the batch. The weights of the history are not normalized, as in the paper.
     """
 
@@ -311,8 +311,8 @@ class DeepInterestNetwork(nn.Module):
 class Ensemble(nn.Module):
     """Networks of one shape, called one after the other.
 
-    Takes (batch, features), which all of them get, or (members, batch, features), of which each gets its own; gives
-    (members, batch, outputs).
+    Takes (batch, features) for all members, or (members, batch, features), one input for each; gives (members, batch,
+    outputs).
     """
 
     def __init__(self, members: int, widths: Sequence[int]) -> None:
@@ -327,7 +327,7 @@ class Ensemble(nn.Module):
 class Experts(nn.Module):
     """Two-layer networks of one shape, each for its own rows, called one after the other.
 
-    Takes rows (rows, width) sorted by expert, and how many each gets.
+    Takes rows (rows, width) sorted by expert, and the number of rows for each expert.
     """
 
     def __init__(self, experts: int, width: int, hidden: int) -> None:
@@ -340,9 +340,9 @@ class Experts(nn.Module):
 
 
 class GroupedExperts(nn.Module):
-    """The same networks with their weights in one tensor a layer: two grouped products, whatever the numbers of rows.
+    """The same networks with the weights of each layer in one tensor, run as two grouped products.
 
-    Needs `torch.nn.functional.grouped_mm`, so no float64, and rows of a multiple of 16 bytes.
+    Needs `torch.nn.functional.grouped_mm`, which supports no float64 and needs rows of a multiple of 16 bytes.
     """
 
     def __init__(self, experts: Experts) -> None:
@@ -362,10 +362,10 @@ class GroupedExperts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router sends each token to the few experts that it rates highest, and weighs what they make of it.
+    """A router that sends each token to the experts it rates highest, and sums their weighted outputs.
 
-    So the experts get different numbers of rows. Takes and gives (tokens, width). On "meta", where the router decides
-    nothing, all get the same.
+    The experts get different numbers of rows. Takes and gives (tokens, width). On "meta", where the ratings have no
+    values, all get the same number.
     """
 
     def __init__(self, width: int, hidden: int, experts: int, per_token: int, grouped: bool) -> None:
@@ -393,7 +393,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class ReusedLinear(nn.Module):
-    """One Linear applied to the same input again and again, no use depending on another."""
+    """One Linear applied to the same input several times; no use depends on another."""
 
     def __init__(self, width: int, uses: int) -> None:
         super().__init__()
@@ -405,7 +405,7 @@ class ReusedLinear(nn.Module):
 
 
 class NormedPerceptron(nn.Sequential):
-    """A deep chain of Linear, ReLU and LayerNorm: eight tasks a layer, each of them short."""
+    """A deep chain of Linear, ReLU and LayerNorm, with eight short tasks per layer."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__(

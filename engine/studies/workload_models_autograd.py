@@ -17,7 +17,7 @@ Step = Callable[[], object]
 class VanillaRNN(nn.Module):
     """One tanh layer, unrolled. Takes the first state (batch, width), gives one logit per row (batch, 1).
 
-    All that enters is small, as in the original: so no state saturates.
+    All inputs are small, as in the original, so that no state saturates.
     """
 
     def __init__(self, width: int, steps: int) -> None:
@@ -36,7 +36,7 @@ class VanillaRNN(nn.Module):
 
 
 def logistic_loss(logit: Tensor, label: Tensor) -> Tensor:
-    """Of logits and labels 0 or 1, both (batch, 1), summed; written out as in the original."""
+    """Return the summed logistic loss of logits and labels 0 or 1, both (batch, 1), written as in the original."""
     return -(label * logit - (logit + torch.log(1 + torch.exp(-logit)))).sum()
 
 
@@ -136,7 +136,7 @@ def elementwise_by_hand(model: Elementwise, z: Tensor, *, fused: bool, step: Ste
 
 
 class NeedlessAdditions(nn.Module):
-    """Adds 1 again and again to a matrix of zeros: nodes of which the backward needs no value. Takes nothing."""
+    """Additions of 1 to a matrix of zeros; their backward needs no saved values. Takes nothing."""
 
     def __init__(self, width: int, additions: int) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def needless_by_hand(model: NeedlessAdditions, *, fused: bool, step: Step) -> By
 
 
 def add_product(found: dict[str, Tensor], name: str, left: Tensor, right: Tensor, fused: bool) -> None:
-    """Adds `left @ right` to the gradient of this name, in place; the first one is that gradient."""
+    """Add `left @ right` in place to the gradient of this name; the first product becomes the gradient."""
     if name not in found:
         found[name] = left @ right
     elif fused:

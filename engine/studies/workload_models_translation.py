@@ -1,6 +1,6 @@
-"""The models on which PyTorch's PR #4746 compared orders, but for those in `workload_models`: translation of sentences
-and of pictures, digits, a tagger, a multiplicative LSTM, and the graph over two devices. As a user would write them:
-torch.nn alone, no dropout, no data."""
+"""The other models on which PyTorch's PR #4746 compared orders: translation of sentences and of pictures, digits, a
+tagger, a multiplicative LSTM, and a graph on two devices. They are written as a user would write them, with torch.nn
+alone, without dropout and data."""
 
 from __future__ import annotations
 
@@ -185,11 +185,10 @@ class DigitNetwork(nn.Module):
 
 
 class SequenceLabeler(nn.Module):
-    """Labels words from left to right: what a bidirectional GRU gives, the state and the label before make the next
-    state. Takes sentences (words, sentences), gives costs (words, sentences, labels), of which the least is the label.
+    """A tagger of words from left to right, whose state depends on a bidirectional GRU's output and the last label.
 
-    The benchmark's widths; sentences are labelled one after the other, as there.
-    """
+    Takes sentences (words, sentences), gives costs (words, sentences, labels); the lowest cost is the label. It has the
+    benchmark's widths and labels one sentence after the other, as the benchmark does."""
 
     def __init__(self, vocabulary: int, labels: int) -> None:
         super().__init__()
@@ -202,23 +201,23 @@ class SequenceLabeler(nn.Module):
         self.first_label = nn.Parameter(torch.zeros(1, 5))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        heard, _ = self.gru(self.words(tokens))
-        return torch.stack([self._labelled(sentence) for sentence in heard.unbind(1)], dim=1)
-
-    def _labelled(self, sentence: Tensor) -> Tensor:
-        state: Tensor = self.first_state
-        label: Tensor = self.first_label
-        costs = []
-        for word in sentence.unsqueeze(1):
-            state = torch.relu(self.combine(torch.cat([label, state, word], dim=1)))
-            costs.append(self.costs(state))
-            label = self.labels(costs[-1].argmin(dim=1))
-        return torch.cat(costs)
+        encoded, _ = self.gru(self.words(tokens))
+        found = []
+        for sentence in encoded.unbind(1):
+            state: Tensor = self.first_state
+            label: Tensor = self.first_label
+            costs: list[Tensor] = []
+            for word in sentence.unsqueeze(1):
+                state = torch.relu(self.combine(torch.cat([label, state, word], dim=1)))
+                costs.append(self.costs(state))
+                label = self.labels(costs[-1].argmin(dim=1))
+            found.append(torch.cat(costs))
+        return torch.stack(found, dim=1)
 
 
 class MultiplicativeLSTMCell(nn.Module):
-    """An LSTM whose gates see the product of input and state. Takes an input (batch, inputs) and a state, two tensors
-    (batch, width); gives the next one. The output gate is applied before the tangent, as in the paper."""
+    """An LSTM cell whose gates depend on the product of input and state. The output gate is applied before the tanh, as
+    in the paper. Takes an input (batch, inputs) and a state, two tensors (batch, width); gives the next state."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -237,7 +236,7 @@ class MultiplicativeLSTMCell(nn.Module):
 
 class MultiplicativeLSTM(nn.Module):
     """The cell, unrolled. Takes a sequence (steps, batch, inputs), gives the last state (batch, width). The first state
-    is learnt: of zeros the products of the first step would be zero."""
+    is a parameter, because with zeros all products of the first step would be zero."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -254,8 +253,8 @@ class MultiplicativeLSTM(nn.Module):
 class TwoDevices(nn.Module):
     """Two chains that do not depend on each other, each where its parameters are: `near` on the CPU, `far` on the GPU.
 
-    `far` is made first, and what it gives is copied to `near`'s device, where the two are added. So in the backward the
-    copy, which alone lets `far`'s device start, waits in a queue with `near`'s tasks, all of which were created later.
+    `far` runs first, and its output is copied to `near`'s device, where the two are added. In the backward this copy
+    must run before `far`'s device can start, but it waits in a queue with `near`'s tasks, which were created later.
     """
 
     def __init__(self, width: int, far_layers: int, near_layers: int) -> None:
@@ -265,6 +264,6 @@ class TwoDevices(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         far_device, near_device = (next(chain.parameters()).device for chain in (self.far, self.near))
-        # A copy also where both are one device: so that graph, too, has the task that the far chain waits for.
+        # copy=True, so that on a single device the graph also has the task that the far chain waits for.
         copied = self.far(x.to(far_device)).to(near_device, copy=True)
         return copied + self.near(x.to(near_device))

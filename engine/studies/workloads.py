@@ -61,29 +61,21 @@ from .workload_models_translation import (
 
 
 def workload(name: str) -> Workload:
-    """The ready model or program of this name, to be built in a size.
+    """Return the ready model or program of this name.
 
     Raises:
-        ValueError: there is none; lists those that there are.
-        TypeError: it is no name.
+        ValueError: if no workload has this name; the message lists the names.
+        TypeError: if `name` is not a string.
     """
-    expect(name, str, "name", "that of a workload, such as resnet50")
+    expect(name, str, "name", "the name of a workload, such as resnet50")
     if name not in WORKLOADS:
         raise ValueError(f"unknown workload {name!r}{did_you_mean(name, WORKLOADS)} known: {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 
 def _classification(logits: Tensor, classes: Tensor) -> Tensor:
-    """Cross entropy of logits (..., classes) and class numbers (...)."""
+    """Return the cross entropy of logits (..., classes) and class numbers (...)."""
     return functional.cross_entropy(logits.flatten(0, -2), classes.flatten())
-
-
-def _resnet50(batch: int, pixels: int) -> Parts:
-    return _of_images(ResNet50(classes=1000), batch, pixels)
-
-
-def _resnet152(batch: int, pixels: int) -> Parts:
-    return _of_images(ResNet152(classes=1000), batch, pixels)
 
 
 def _of_images(model: nn.Module, batch: int, pixels: int) -> Parts:
@@ -92,7 +84,7 @@ def _of_images(model: nn.Module, batch: int, pixels: int) -> Parts:
 
 
 def _gpt2(vocabulary: int, context: int, width: int, batch: int, heads: int, layers: int, dropout: int) -> Parts:
-    """`dropout` in percent."""
+    """Return GPT-2 with its data; `dropout` is in percent."""
     tokens = torch.randint(vocabulary, (batch, context + 1))
     model = GPT2(vocabulary, context, width, heads, layers, dropout / 100)
     return Parts(model, (tokens[:, :-1],), _classification, (tokens[:, 1:],))
@@ -114,22 +106,14 @@ def _seq2seq(vocabulary: int, width: int, steps: int, batch: int, layers: int) -
     return Parts(Seq2Seq(vocabulary, width, layers), (source, target[:-1]), _classification, (target[1:],))
 
 
-def _mnist(batch: int) -> Parts:
-    return Parts(DigitNetwork(), (torch.randn(batch, 1, 28, 28),), functional.nll_loss, (torch.randint(10, (batch,)),))
-
-
 def _sequence_labeler(vocabulary: int, labels: int, sentences: int, words: int) -> Parts:
     tokens, truth = torch.randint(vocabulary, (words, sentences)), torch.randint(labels, (words, sentences))
     costs = 1 - functional.one_hot(truth, labels).to(torch.get_default_dtype())
     return Parts(SequenceLabeler(vocabulary, labels), (tokens,), _error_where_made, (costs,))
 
 
-def _mlstm(steps: int, batch: int, inputs: int, width: int) -> Parts:
-    return Parts(MultiplicativeLSTM(inputs, width), (torch.randn(steps, batch, inputs),), torch.sum)
-
-
 def _generators_loss(made: Translated, a: Tensor, b: Tensor) -> Tensor:
-    """What CycleGAN's generators minimize: deceive, come back to where they began, leave alone what is right."""
+    """Return the loss of CycleGAN's generators: the adversarial, the cycle-consistency and the identity losses."""
     judged = [functional.mse_loss(each, torch.ones_like(each)) for each in (made.judged_b, made.judged_a)]
     cycles = functional.l1_loss(made.again_a, a) + functional.l1_loss(made.again_b, b)
     identities = functional.l1_loss(made.same_a, a) + functional.l1_loss(made.same_b, b)
@@ -172,32 +156,29 @@ def _ensemble(members: int, layers: int, batch: int, width: int, separate_inputs
 def _mixture_of_experts(experts: int, per_token: int, tokens: int, width: int, hidden: int, grouped: int) -> Parts:
     if grouped and (why := _why_not_grouped(width, hidden)):
         raise ValueError(f"mixture_of_experts with grouped={grouped}: {why}; grouped=0 calls one expert after another")
-    x = torch.randn(tokens, width) + torch.randn(width)  # tokens have something in common: some experts get more
+    # The second term is common to all tokens, so some experts get more of them than others.
+    x = torch.randn(tokens, width) + torch.randn(width)
     model = MixtureOfExperts(width, hidden, experts, per_token, grouped=bool(grouped))
     return Parts(model, (x,), _error_where_made, (torch.randn(tokens, width),))
 
 
 def _why_not_grouped(width: int, hidden: int) -> str | None:
-    """Why torch.nn.functional.grouped_mm can't take the experts."""
+    """Return why torch.nn.functional.grouped_mm cannot multiply these experts; None if it can."""
     if not hasattr(functional, "grouped_mm"):
         return f"torch {torch.__version__} has no torch.nn.functional.grouped_mm"
     dtype = torch.get_default_dtype()
     if dtype is torch.float64:
-        return "grouped_mm takes float32, bfloat16 and float16, no float64"
+        return "grouped_mm supports float32, bfloat16 and float16, not float64"
     if torch.empty(0).is_meta and dtype is not torch.bfloat16:
-        return f'on "meta" grouped_mm takes bfloat16 alone, no {dtype_name(dtype)}'
+        return f'on "meta" grouped_mm supports only bfloat16, not {dtype_name(dtype)}'
     for name, size in (("width", width), ("hidden", hidden)):
         if size * dtype.itemsize % 16:
-            return f"grouped_mm takes rows of a multiple of 16 bytes, and {name}={size} gives {size * dtype.itemsize}"
+            return f"grouped_mm needs rows of a multiple of 16 bytes; {name}={size} gives {size * dtype.itemsize}"
     return None
 
 
-def _linear50(uses: int, width: int, batch: int) -> Parts:
-    return Parts(ReusedLinear(width, uses), (torch.randn(batch, width),), torch.sum)
-
-
 def _mlp_norm(layers: int, width: int, batch: int) -> Parts:
-    # A sum would give no gradient: what LayerNorm puts out sums to zero.
+    # Not a sum as the loss: the outputs of LayerNorm sum to zero, so its gradient would be zero.
     target = torch.randn(batch, width)
     return Parts(NormedPerceptron(width, layers), (torch.randn(batch, width),), functional.mse_loss, (target,))
 
@@ -205,18 +186,6 @@ def _mlp_norm(layers: int, width: int, batch: int) -> Parts:
 def _rnn(batch: int, width: int, steps: int) -> Parts:
     x, label = 0.01 * torch.randn(batch, width), (torch.rand(batch, 1) > 0.5).to(torch.get_default_dtype())
     return Parts(VanillaRNN(width, steps), (x,), logistic_loss, (label,))
-
-
-def _fan_out(width: int, uses: int) -> Parts:
-    return Parts(FanOut(width, uses), (torch.randn(width, width),), torch.sum)
-
-
-def _elementwise(width: int, uses: int) -> Parts:
-    return Parts(Elementwise(width, uses), (torch.randn(width, width),), torch.sum)
-
-
-def _needless(width: int, additions: int) -> Parts:
-    return Parts(NeedlessAdditions(width, additions), (), torch.sum)
 
 
 def _two_devices(width: int, batch: int, far_layers: int, near_layers: int) -> Parts:
@@ -236,7 +205,7 @@ WORKLOADS: dict[str, Workload] = {
             "resnet50",
             "ResNet-50, ImageNet",
             "He et al., Deep Residual Learning for Image Recognition, 2015",
-            _resnet50,
+            lambda batch, pixels: _of_images(ResNet50(classes=1000), batch, pixels),
             small={"batch": 4, "pixels": 64},
             full={"batch": 32, "pixels": 224},
             blocks=(Bottleneck,),
@@ -245,7 +214,7 @@ WORKLOADS: dict[str, Workload] = {
             "resnet152",
             "ResNet-152, ImageNet",
             "He et al., Deep Residual Learning for Image Recognition, 2015",
-            _resnet152,
+            lambda batch, pixels: _of_images(ResNet152(classes=1000), batch, pixels),
             small={"batch": 2, "pixels": 64},
             full={"batch": 32, "pixels": 224},
             blocks=(Bottleneck,),
@@ -308,7 +277,9 @@ WORKLOADS: dict[str, Workload] = {
             "mnist",
             "Two convolutions and two Linear on MNIST",
             "pytorch/examples, mnist, 2017",
-            _mnist,
+            lambda batch: Parts(
+                DigitNetwork(), (torch.randn(batch, 1, 28, 28),), functional.nll_loss, (torch.randint(10, (batch,)),)
+            ),
             small={"batch": 8},
             full={"batch": 64},
         ),
@@ -325,7 +296,9 @@ WORKLOADS: dict[str, Workload] = {
             "Multiplicative LSTM, unrolled",
             "Krause et al., Multiplicative LSTM for sequence modelling, 2016; pytorch/benchmark, "
             "rnns/benchmarks/mlstm.py, 2018",
-            _mlstm,
+            lambda steps, batch, inputs, width: Parts(
+                MultiplicativeLSTM(inputs, width), (torch.randn(steps, batch, inputs),), torch.sum
+            ),
             small={"steps": 20, "batch": 1, "inputs": 32, "width": 64},
             full={"steps": 20, "batch": 1, "inputs": 205, "width": 1900},
             blocks=(MultiplicativeLSTMCell,),
@@ -376,7 +349,7 @@ WORKLOADS: dict[str, Workload] = {
             "linear50",
             "One Linear used 50 times independently",
             "pytorch PR #4746, 2018",
-            _linear50,
+            lambda uses, width, batch: Parts(ReusedLinear(width, uses), (torch.randn(batch, width),), torch.sum),
             small={"uses": 50, "width": 512, "batch": 8},
             full={"uses": 50, "width": 2048, "batch": 8},
         ),
@@ -394,7 +367,7 @@ WORKLOADS: dict[str, Workload] = {
             "fan_out",
             "One matrix, used 100 times in a row",
             "HIPS/autograd issue #219, 2017 (scaled, so that its powers do not overflow)",
-            _fan_out,
+            lambda width, uses: Parts(FanOut(width, uses), (torch.randn(width, width),), torch.sum),
             small={"width": 64, "uses": 100},
             full={"width": 1000, "uses": 100},
             gradient=fan_out_by_hand,
@@ -404,7 +377,7 @@ WORKLOADS: dict[str, Workload] = {
             "elementwise",
             "One matrix, multiplied element by element 100 times in a row",
             "HIPS/autograd issue #219, 2017: its second program",
-            _elementwise,
+            lambda width, uses: Parts(Elementwise(width, uses), (torch.randn(width, width),), torch.sum),
             small={"width": 64, "uses": 100},
             full={"width": 1000, "uses": 100},
             gradient=elementwise_by_hand,
@@ -414,7 +387,7 @@ WORKLOADS: dict[str, Workload] = {
             "needless",
             "100 additions whose values no gradient needs",
             "HIPS/autograd, benchmarks/bench_mem.py, 2017",
-            _needless,
+            lambda width, additions: Parts(NeedlessAdditions(width, additions), (), torch.sum),
             small={"width": 64, "additions": 100},
             full={"width": 1000, "additions": 100},
             gradient=needless_by_hand,

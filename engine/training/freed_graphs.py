@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
 from ...inspector.capture.inplace_writes import WritesSeen, watching_unnoticed_writes
-from ...inspector.graph.freed_nodes import is_over
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
@@ -104,7 +104,7 @@ class SecondBackward:
 
     def _youngest_freed(self, given: BackwardGiven) -> int | None:
         youngest = youngest_first(roots_of(given[0]))
-        return next((number for number, node in youngest if number < self._before and is_over(node)), None)
+        return next((number for number, node in youngest if number < self._before and is_freed(node)), None)
 
     def _maker(self) -> Callable[[Node], str | None]:
         names = {module: path for path, module in self._training.watched.modules()}

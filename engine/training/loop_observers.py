@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import is_library
-from ...inspector.torch_private.allocators import not_the_programs
+from ...inspector.torch_private.allocators import left_out_of_recording
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
 from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
@@ -145,6 +145,7 @@ class TrainingWatch(LoopFollower):
         self._has_stepped = False  # an optimizer, which may be gone by now
         self._training = training
         self._parts, self._all_parts = list(parts), list(parts)
+        self._overriding: dict[str, tuple[LoopPart, ...]] = {}  # by the name of a method
         self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
@@ -171,6 +172,7 @@ class TrainingWatch(LoopFollower):
                 self._tell_one(part, "ends")
         self._all_parts.clear()
         self._parts.clear()
+        self._overriding.clear()
         self._told_of_modules.clear()
 
     def end(self, error: BaseException | None) -> None:
@@ -198,13 +200,23 @@ class TrainingWatch(LoopFollower):
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:
-        with unobserved(), not_the_programs():
-            for part in tuple(self._parts):
+        with unobserved(), left_out_of_recording():
+            for part in self._told_of(what):
                 if not self._tell_one(part, what, *told):
                     self._tell_no_more(part)
 
+    def _told_of(self, what: str) -> tuple[LoopPart, ...]:
+        """Return the observers that have a method of this name of their own."""
+        found = self._overriding.get(what)
+        if found is None:
+            base = getattr(LoopPart, what)
+            found = tuple([part for part in self._parts if getattr(type(part), what) is not base])
+            self._overriding[what] = found
+        return found
+
     def _tell_no_more(self, part: LoopPart) -> None:
         self._parts.remove(part)
+        self._overriding.clear()
         if part in self._told_of_modules:
             self._told_of_modules.remove(part)
 

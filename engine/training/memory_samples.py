@@ -21,7 +21,8 @@ from ..memory.census import Place, StorageCensus, optimizers_of, state_tensors, 
 from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .follow_loop import BackwardGiven
-from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
+from .leaks.held_graphs import alike
+from .leaks.held_tensors import HeldTensors, OldTensors, held_tensors
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -35,6 +35,8 @@ _LASTS = 20  # steps for which a module has to be without its usual share
 _VANISHES = 1e-4  # of its usual share of the whole norm
 _JUMPS = 3.0  # times the largest rate of all steps before
 _AFTER = 5  # steps in which a jump does its harm
+_SPIKES = 1e3  # times the usual norm, in one step
+_RECOVERS = 20  # steps in which a loss usually comes back after one
 
 
 class OptimizerScalars(NamedTuple):
@@ -60,6 +62,18 @@ class _Jump:
     after: int = 0
 
 
+@dataclass(slots=True)
+class _Spike:
+    """A single step with a huge norm, with the losses before it by optimizer, and those of the last steps."""
+
+    step: int
+    norm: float
+    usual: float
+    before: dict[int, list[float]]
+    after: dict[int, deque[float]] = field(default_factory=dict)
+    steps: int = 0
+
+
 class NormJudge:
     """Checks each step when its numbers arrive."""
 
@@ -73,6 +87,7 @@ class NormJudge:
         self._losses: dict[int, deque[float]] = {}
         self._rates: dict[int, tuple[float, int]] = {}  # the largest one, and how many steps
         self._jumps: list[_Jump] = []
+        self._spike: _Spike | None = None
         self._vanished: set[int] = set()
         self._seen = 0
         self._bad: Finding | None = None
@@ -100,6 +115,7 @@ class NormJudge:
             self._say_non_finite(step, row, lost)
         for jump in tuple(self._jumps):
             self._follow(jump, scalars)
+        self._look_for_spike(step, total, scalars)
         for place, loss, rate, _ in scalars:
             self._look_for_jump(step, place, rate)
             if loss != NO_SCALAR:
@@ -124,8 +140,8 @@ class NormJudge:
         self._bad = Finding(
             "non-finite",
             step,
-            f"The gradient of {module_name(first)} is {kind}, the first in the backward; {spread}, and {begins}. "
-            f"ts.find_nan(make_loss) names the operation{self._advice}.",
+            f"The gradient of {module_name(first)} is {kind} in step {step}, the first in the backward; {spread}, and "
+            f"{begins}. ts.find_nan(make_loss) names the operation{self._advice}.",
             module=first,
         )
         self._add(self._bad)
@@ -213,6 +229,47 @@ class NormJudge:
         )
         of = f"{self._norms.optimizers[jump.place]}.param_groups[0]['lr']"
         self._add(Finding("learning rate", jump.step, sentence, tensor=of))
+
+    def _look_for_spike(self, step: int, total: float | None, scalars: Sequence[OptimizerScalars]) -> None:
+        """Look for one step with a huge norm after which the loss does not come back."""
+        spike = self._spike
+        if spike is None:
+            if total is None or len(self._totals) < 2 or total <= _ABOVE_ALL * self._totals[-2][1]:
+                return
+            earlier = [each for _, each in list(self._totals)[:-1]]
+            usual = median(earlier) if len(earlier) >= _FEWEST else 0.0
+            largest = max([self._largest, *earlier])
+            if usual > 0 and total > max(_SPIKES * usual, _ABOVE_ALL * largest):
+                before = {place: list(losses) for place, losses in self._losses.items()}
+                self._spike = _Spike(step, total, usual, before)
+            return
+        spike.steps += 1
+        for place, loss, _, skipped in scalars:
+            if loss != NO_SCALAR and not skipped:
+                spike.after.setdefault(place, deque(maxlen=_AFTER)).append(loss)
+        if spike.steps >= _RECOVERS:
+            self._say_if_lost(spike, step)
+
+    def end(self, step: int) -> None:
+        """Judge a huge norm shortly before the end of the loop."""
+        if self._spike is not None and self._spike.steps >= 2 * _AFTER:
+            self._say_if_lost(self._spike, step)
+
+    def _say_if_lost(self, spike: _Spike, step: int) -> None:
+        self._spike = None
+        for place, losses in spike.after.items():
+            known = spike.before.get(place, [])
+            if len(losses) == _AFTER and known and _has_risen(known, losses):
+                worst = median(losses) if all(map(math.isfinite, losses)) else math.nan
+                sentence = (
+                    f"The norm of all gradients was {_number(spike.norm)} in step {spike.step}, "
+                    f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and {spike.steps} steps "
+                    f"later the loss has not come back: it is {_number(worst)} instead of {_number(median(known))}. "
+                    "Clip such a step (torch.nn.utils.clip_grad_norm_), and look at its batch"
+                    f"{self._advice.replace('such a step', 'it')}."
+                )
+                self._add(Finding("norm", spike.step, sentence, last_step=step))
+                return
 
     def _updates_after(self, jump: _Jump) -> str:
         """Return the effect of the jump on updates, if they were sampled before and during it."""

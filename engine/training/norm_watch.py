@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,11 +52,11 @@ class _Step:
     updates: list[ColumnNorms] = field(default_factory=list)
     optimizers: list[_OptimizerStep] = field(default_factory=list)
 
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         found = (*(each for each, _ in self.gradients), *self.weights, *self.updates)
         norms = (each.norms for each in found)
-        return all(each.has_come() for each in norms) and all(
-            each.has_come() for one in self.optimizers for each in one.losses
+        return all(each.is_ready() for each in norms) and all(
+            each.is_ready() for one in self.optimizers for each in one.losses
         )
 
 
@@ -76,7 +76,7 @@ class NormWatch(LoopPart):
         self._losses: list[LateTensor] = []
         self._scale: Tensor | None = None  # of the backward that comes
         self._rates: dict[int, float] = {}
-        self._before: tuple[list[Tensor], list[Tensor], list[int]] | None = None
+        self._before: tuple[list[Tensor], list[Tensor], list[int], list[int]] | None = None
         self._is_ordered = False
         self._next_column: dict[int, int] = {}  # by an optimizer's place the first whose update is still to come
         self._told_unread = False
@@ -122,7 +122,9 @@ class NormWatch(LoopPart):
         self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
         self._measured = set(columns)
         self._say_unread()
-        self._training.taken_norms = TakenNorms(frozenset(number for number, _, _ in found), self._latest)
+        numbers = [number for number, _, _ in found]
+        squares = [each._replace(tensors=[numbers[at] for at in each.tensors]) for each in self._sums.squares]
+        self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest, squares)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)
@@ -139,7 +141,9 @@ class NormWatch(LoopPart):
         if place in self._next_column:
             self._before = self._copied(place, parameters)
 
-    def _copied(self, place: int, parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]] | None:
+    def _copied(
+        self, place: int, parameters: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[int], list[int]] | None:
         """Copy the next modules, not too much at once; later steps copy the rest."""
         floating = [each for each in parameters if each.is_floating_point() or each.is_complex()]
         columns = self._columns.of(floating)
@@ -161,23 +165,30 @@ class NormWatch(LoopPart):
             return None
         copies: list[Tensor] = []
         columns_of_parts: list[int] = []
+        numbers: list[int] = []
         for each, column in found:  # a subclass may have neither clone() nor what subtracts lists
             parts, unread = plain_elements(each)
             if unread:
                 self._sums.unread[column] = unread
             copies += [part.clone() for part in parts]
             columns_of_parts += [column] * len(parts)
-        return [each for each, _ in found], copies, columns_of_parts
+            numbers += [id(each)] * len(parts)
+        return [each for each, _ in found], copies, columns_of_parts, numbers
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._training.taken_updates = []
         if self._before is None:
             return
-        (parameters, before, columns), self._before = self._before, None
+        (parameters, before, columns, numbers), self._before = self._before, None
         self._step.weights += self._sums.take(before, columns)
         after = [part for each in parameters for part in plain_elements(each).parts]
         if before and [each.shape for each in before] == [each.shape for each in after]:  # a sparse one may store more
             torch._foreach_sub_(before, after)  # in place: no third copy is made
             self._step.updates += self._sums.take(before, columns)
+            squares = self._sums.squares
+            self._training.taken_updates = [
+                each._replace(tensors=[numbers[at] for at in each.tensors]) for each in squares
+            ]
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._take_gradients(optimizer, parameters_of(optimizer))
@@ -192,8 +203,10 @@ class NormWatch(LoopPart):
     def ends(self) -> None:
         self._stack.close()
         self._read(0, wait=True)
+        self._judge.end(self._step.number)
         self._norms.name(self._columns.names, self._columns.in_backward_order, self._titles)
         self._before = self._training.taken_norms = None
+        self._training.taken_updates = []
         self._latest.clear()
 
     def _take_gradients(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
@@ -246,7 +259,7 @@ class NormWatch(LoopPart):
     def _read(self, but: int, wait: bool = False) -> None:
         """Puts down steps whose numbers have come, all but the last ones."""
         come: list[_Step] = []
-        while len(self._coming) > but and (wait or self._coming[0].has_come()):
+        while len(self._coming) > but and (wait or self._coming[0].is_ready()):
             come.append(self._coming.popleft())
         if not come:
             return
@@ -282,13 +295,16 @@ class NormWatch(LoopPart):
 
 def _rate(optimizer: Optimizer) -> float | None:
     """The largest of its groups, unless it would have to be fetched from a device."""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    known = [
-        float(each)
-        for each in rates
-        if isinstance(each, int | float) or (isinstance(each, Tensor) and each.device.type == "cpu")
-    ]
-    return max(known, default=None)
+    rates = map(rate_of, optimizer.param_groups)
+    return max((each for each in rates if each is not None), default=None)
+
+
+def rate_of(group: dict[str, Any]) -> float | None:
+    """Return a group's learning rate, unless it would have to be fetched from a device."""
+    rate = group.get("lr")
+    if isinstance(rate, int | float) or (isinstance(rate, Tensor) and rate.device.type == "cpu"):
+        return float(rate)
+    return None
 
 
 def _scalars(step: _OptimizerStep) -> OptimizerScalars:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,16 +31,39 @@ class ColumnNorms(NamedTuple):
     norms: LateTensor
 
 
+class TensorSquares(NamedTuple):
+    """The squared norm of each tensor on one device.
+
+    Attributes:
+        tensors: the places of the tensors in the list that was given, or the ids of their parameters.
+        squares: one number per place. 0 can be an underflow.
+    """
+
+    tensors: list[int]
+    squares: LateTensor
+
+
+def squares_by_tensor(found: Iterable[TensorSquares]) -> dict[int, float]:
+    """Return the squared norms, which have come; a tensor may be stored in several parts."""
+    by_tensor: dict[int, float] = {}
+    for tensors, squares in found:
+        for key, square in zip(tensors, squares.read().tolist(), strict=True):
+            by_tensor[key] = by_tensor.get(key, 0.0) + square
+    return by_tensor
+
+
 class TakenNorms(NamedTuple):
     """The norms of the gradients after a backward.
 
     Attributes:
         parameters: the ids of their parameters.
         norms: the norms by column.
+        squares: the squared norms by the id of the parameter.
     """
 
     parameters: frozenset[int]
     norms: list[ColumnNorms]
+    squares: list[TensorSquares]
 
 
 class NormSums:
@@ -48,10 +71,12 @@ class NormSums:
 
     Attributes:
         unread: for each column with a tensor that could not be read, the reason.
+        squares: the squared norm of each tensor of the last call of `take`.
     """
 
     def __init__(self) -> None:
         self.unread: dict[int, str] = {}
+        self.squares: list[TensorSquares] = []
         self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     def take(self, tensors: Sequence[Tensor], columns: Sequence[int], scale: Tensor | None = None) -> list[ColumnNorms]:
@@ -62,8 +87,8 @@ class NormSums:
             columns: the column of each tensor.
             scale: the factor by which the tensors were multiplied.
         """
-        groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int]]] = {}  # by device and dtype
-        for tensor, column in zip(tensors, columns, strict=True):
+        groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}  # by device and dtype
+        for number, (tensor, column) in enumerate(zip(tensors, columns, strict=True)):
             parts: Sequence[Tensor] = (tensor,)
             is_strided = tensor.layout is torch.strided and not tensor.is_meta
             if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or not is_strided:
@@ -74,20 +99,23 @@ class NormSums:
                 key = (plain.get_device(), plain.dtype)
                 group = groups.get(key)
                 if group is None:
-                    group = groups[key] = ([], [])
+                    group = groups[key] = ([], [], [])
                 group[0].append(plain)
                 group[1].append(column)
-        by_device: dict[int, tuple[list[Tensor], list[int]]] = {}
-        for (device, dtype), (found, places) in groups.items():
-            norms, columns_there = by_device.setdefault(device, ([], []))
+                group[2].append(number)
+        by_device: dict[int, tuple[list[Tensor], list[int], list[int]]] = {}
+        for (device, dtype), (found, places, numbers) in groups.items():
+            norms, columns_there, numbers_there = by_device.setdefault(device, ([], [], []))
             norms.append(_norms_of(found, dtype))
             columns_there += places
+            numbers_there += numbers
+        self.squares = []
         return [
-            self._summed(torch.cat(norms) if len(norms) > 1 else norms[0], places, scale)
-            for norms, places in by_device.values()
+            self._summed(torch.cat(norms) if len(norms) > 1 else norms[0], places, numbers, scale)
+            for norms, places, numbers in by_device.values()
         ]
 
-    def _summed(self, norms: Tensor, columns: list[int], scale: Tensor | None) -> ColumnNorms:
+    def _summed(self, norms: Tensor, columns: list[int], tensors: list[int], scale: Tensor | None) -> ColumnNorms:
         key = (tuple(columns), norms.device)
         known = self._places.get(key)
         if known is None:
@@ -97,6 +125,7 @@ class NormSums:
             known = self._places[key] = numbers, index.to(norms.device)
         numbers, index = known
         squares = norms.square_()
+        self.squares.append(TensorSquares(tensors, LateTensor(squares)))
         sums = torch.zeros(numbers.numel(), dtype=norms.dtype, device=norms.device).index_add_(0, index, squares)
         sums.sqrt_()
         if scale is not None:
@@ -125,7 +154,7 @@ def plain_elements(tensor: Tensor) -> Elements:
 ABSENT = -1.0
 """The value for a step without a number. A norm is never negative, and NaN and Inf are ordinary values."""
 
-_FIRST_ROWS = 256
+_FIRST_ROWS = 16
 _FEWEST_ROWS = 64
 
 

@@ -1,4 +1,4 @@
-"""A whole training step on tensors without bytes: two are run, since an optimizer makes its state in the first."""
+"""Simulation of a training step on fake tensors. It runs two, since the first one allocates the optimizer's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
-from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, not_for_fakes
+from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_private.operators import Operator, leaves_of
 from ...inspector.torch_private.random_states import watching_states_taken
@@ -49,8 +49,8 @@ _GRAIN = {"cuda": 512}
 _MOST_BYTES = 2**30
 _MOST_BYTES_WHERE_SLOW = 2**26
 _SLOW = "conv", "mkldnn", "slow_conv", "scaled_dot_product", "grid_sampler", "mm", "addmm", "bmm", "baddbmm"
-"""What an operator that is run alone may come to, and one that does much with each byte: larger ones are told from
-smaller batches."""
+"""The largest total of arguments and results with which an operator is run alone, in bytes, and the same for operators
+that compute much with each byte. Workspaces of larger ones are extrapolated from smaller batches."""
 
 _TAKE_NOTHING = frozenset(
     (
@@ -60,9 +60,9 @@ _TAKE_NOTHING = frozenset(
         *("eye", "linspace", "one_hot", "multinomial", "isnan", "isinf", "nonzero_static", "trunc_normal_"),
     )
 )
-"""Operators whose kernels allocate what they return and nothing else, and which are not run alone: they draw numbers,
-or are none."""
-_MANY_AT_ONCE = ("_foreach_", "_fused_")  # an optimizer's, on lists of tensors: one kernel after the other, in place
+"""Operators that are not run alone, because they draw random numbers or have no kernel. They allocate only their
+results."""
+_MANY_AT_ONCE = ("_foreach_", "_fused_")  # optimizers' operators on lists of tensors, which work in place
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 _READ_BY_BLAS = (torch.float32, torch.float64)
@@ -74,8 +74,8 @@ class Workspaces:
     """The workspace of each kernel in two steps, by its position among the calls; None if unknown.
 
     Attributes:
-        size: of the batch.
-        nbytes: by call.
+        size: the batch size.
+        nbytes: the bytes of each call.
     """
 
     size: int
@@ -86,14 +86,14 @@ _NUMBERS = int, float, complex
 
 
 class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
-    """Fake operations under which a program trains. Storages of all devices are noted.
+    """Fake operations for a whole training step. Storages of all devices are recorded.
 
     Args:
-        learned: of two smaller batches what kernels took; larger ones are on a line with these.
-        size: of the batch; None: not known.
+        learned: the workspaces of two smaller batches, from which those of large kernels are extrapolated.
+        size: the batch size; None if it is not known.
 
     Attributes:
-        workspaces: what each kernel takes, as in `Workspaces`.
+        workspaces: the workspace of each kernel, as in `Workspaces`.
         names: by storage, the operation that allocated it, with its module: `mm in layers.0`.
         modules: the path of each module, by its id.
     """
@@ -127,23 +127,23 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
 
     def module_begins(self, module: nn.Module, given: object) -> None:
         """Enter a module, whose operations are named after it. Refuse wrappers."""
+        self._calls.append(self.modules.get(id(module), ""))  # `module_ends` is called even if this raises
         refuse_wrapper(module)
-        self._calls.append(self.modules.get(id(module), ""))
 
     def module_ends(self, module: nn.Module, given: object, result: object) -> None:
         self._calls.pop()
 
     def note_state(self, state: Tensor) -> None:
-        """Notes a state of a random generator, which a checkpoint keeps: no fake is made of it."""
+        """Record the state of a random generator that a checkpoint saves; it is a real tensor."""
         self._note(state)
         self._name_new("state of a random generator")
         self._on_cpu.add(self.number(state))
 
     def note_saved_numbers(self, loss: Tensor) -> None:
-        """Note the Python numbers that nodes of this forward saved as tensors: `x * 2` saves 8 bytes.
+        """Record the Python numbers that nodes of this forward saved as tensors: `x * 2` saves 8 bytes.
 
-        Modes see the number, not its tensor, which is real. It is allocated before its operation runs, whose workspace
-        has it until then.
+        A mode sees only the number; its tensor is a real one. It counts from the end of its operation on, as the
+        operation's workspace includes it.
         """
         roots = [] if loss.grad_fn is None else [loss.grad_fn]
         for number, node in youngest_first(roots) if self._after_numbers else ():
@@ -223,10 +223,10 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
 
 
 def expect_built(device: torch.device) -> None:
-    """Refuses fakes of an accelerator that this build of torch is not for: their first backward ends the process.
+    """Refuse fake tensors on a device that this torch was not built for: their first backward ends the process.
 
     Raises:
-        NotImplementedError: it is none that it was built for.
+        NotImplementedError: torch was not built for the device.
     """
     if device.type == "cuda" and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise NotImplementedError(_ELSEWHERE.format(device))
@@ -241,14 +241,14 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class FakeStep:
-    """Simulate two steps and return the second, in which the optimizer already has its state.
+    """The second of two simulated steps, in which the optimizer already has its state.
 
     Attributes:
-        timeline: its memory.
-        device: whose memory.
-        too_large: whether kernels were too large to be run alone, and nothing told of them.
-        estimates: why the figures are estimates; empty if nothing is known to be missing.
-        workspaces: what kernels took.
+        timeline: the memory over the step.
+        device: the device of that memory.
+        too_large: whether the workspace of a kernel is unknown because it was too large to be run alone.
+        estimates: the reasons why the figures are estimates; empty if nothing is known to be missing.
+        workspaces: the workspace of each kernel.
         flops: additions and multiplications of both steps; 0 unless they were counted.
     """
 
@@ -278,22 +278,22 @@ def fake_step(
     change: Change | None = None,
     count: bool = False,
 ) -> FakeStep:
-    """Runs two steps on fake tensors; nothing of the model is allocated.
+    """Run two steps on fake tensors and return the second; nothing of the model is allocated.
 
     Args:
-        recipe: what to train with.
+        recipe: model, batch, optimizer and loss.
         learned: see `FakeTraining`.
-        micro_batches: how many forwards and backwards a step has.
-        change: is given model and optimizer before the first step, and may change them.
-        count: counts the arithmetic of products, convolutions and attention (torch.utils.flop_counter), which keeps
-            some tensors for longer: then `flops` alone is right.
+        micro_batches: the number of forwards and backwards in a step.
+        change: a function that may change model and optimizer before the first step.
+        count: count the arithmetic of products, convolutions and attention (torch.utils.flop_counter). This keeps some
+            tensors alive for longer, so that only `flops` is right.
 
     Raises:
         NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it runs what torch
             can't run on fake tensors; it trains on a device that this torch was not built for, with an optimizer that
             wants a closure, or with tensors that compute by themselves (DTensor).
-        TypeError, ValueError: what the functions of the recipe give is none of what they are to give.
-        Exception: what the program raises.
+        TypeError, ValueError: a function of the recipe returns something unexpected.
+        Exception: errors of the program.
     """
     fakes = FakeTraining(learned, recipe.size)
     counter = FlopCounterMode(display=False) if count else None
@@ -308,7 +308,7 @@ def fake_step(
         except (RuntimeError, AssertionError) as error:
             if _NOT_BUILT in str(error):
                 raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
-            if (operation := not_for_fakes(error)) is None:
+            if (operation := unsupported_on_fakes(error)) is None:
                 raise
             raise NotImplementedError(_unfakeable(error, operation)) from error
     try:
@@ -326,7 +326,7 @@ def as_found(recipe: Recipe) -> Iterator[None]:
 
 
 def _place_of(recipe: Recipe, change: Change | None) -> str:
-    """Return the forward's place of the task in which the backward ended: runs two steps again, under a capture."""
+    """Return the forward operation in whose backward the step failed, as text. Run the steps again, under a capture."""
     fakes = FakeTraining((), recipe.size)
     with as_found(recipe), fakes, suppress(*NEEDS_NUMBERS), capture(every_call=True):
         _Trained(recipe, fakes, change).steps(1)
@@ -339,7 +339,7 @@ def _place_of(recipe: Recipe, change: Change | None) -> str:
 
 
 class _Trained:
-    """A model and its optimizer on fakes, while these are open."""
+    """A model and its optimizer on fake tensors. Use it inside the mode of these."""
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
         model = model_on_fakes(recipe, fakes)
@@ -383,9 +383,12 @@ class _Trained:
         self._name(BATCH, (("batch", each) for each in tree_leaves(batches)))
         self._name(BUFFERS, self._model.named_buffers())
         self._name(PARAMETERS, self._model.named_parameters())
-        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         for parameter, state in self._optimizer.state.items():
-            of, parts = names.get(parameter, "other parameters"), state.items() if isinstance(state, Mapping) else ()
+            of, parts = (
+                names.get(id(parameter), "other parameters"),
+                state.items() if isinstance(state, Mapping) else (),
+            )
             self._name(STATE, (("state", each) for each in tree_leaves(state)))
             self._name(STATE, ((f"{key} of {of}", each) for key, part in parts for each in tree_leaves(part)))
         device = next((each.device for each in self._model.parameters()), _CPU)
@@ -401,7 +404,7 @@ class _Trained:
         for batch in batches:
             self._enter(FORWARD)
             first = len(fakes.nbytes)
-            self._loss = self._recipe.loss_of(self._model, batch)  # as in a loop, the one before is alive until then
+            self._loss = self._recipe.loss_of(self._model, batch)  # as in a loop, the previous loss is alive until then
             _expect_loss(self._loss)
             fakes.note_saved_numbers(self._loss)
             self._kinds.update((each, ACTIVATIONS) for each in fakes.alive() if each >= first)

@@ -15,13 +15,18 @@ from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect, expect_number, expect_truth
 from .black_box.black_box import USUAL, BlackBox, kinds_of
 from .freed_graphs import SpoiledBackwards
-from .leaks import Leaks
+from .leaks.graph_leaks import Leaks
+from .leaks.retained_graphs import RetainedGraphs
+from .ledger.clearing import Clearing
+from .ledger.clipping import Clipping
+from .ledger.held_parameters import HeldParameters
+from .ledger.movement import Movement
+from .ledger.zero_gradients import ZeroGradients
 from .logger import Logger, expect_depth, numbers_of
 from .loop_observers import LoopPart, TrainingWatch
 from .memory_samples import HeldMemory
 from .norm_watch import NormWatch
-from .optimizer_checks import HeldParameters, SkippedSteps, StaleCasts
-from .retained_graphs import RetainedGraphs
+from .optimizer_checks import SkippedSteps, StaleCasts
 from .training_result import Training
 
 
@@ -72,7 +77,11 @@ PARTS: list[Callable[[], LoopPart]] = [
     HeldMemory,
     SkippedSteps,
     SpoiledBackwards,
+    Clearing,
     HeldParameters,
+    Movement,
+    ZeroGradients,
+    Clipping,
     StaleCasts,
     BlackBox,
 ]

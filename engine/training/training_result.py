@@ -23,7 +23,7 @@ from ..memory.census import Place
 from .findings import Finding, TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
-from .norms import Norms, StepTable, TakenNorms
+from .norms import Norms, StepTable, TakenNorms, TensorSquares
 from .step import TrainingStep
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
@@ -65,8 +65,8 @@ _MOST_MEMORY = 50_000  # numbers, five a step that is looked at
 _NOT_FOR_USERS = frozenset(
     (
         *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
-        *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms", "update"),
-        *("watch_by", "watched", "writes"),
+        *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
+        *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
 _started: list[Training] = []  # which watch until they are stopped, also where nobody else keeps them
@@ -110,6 +110,7 @@ class Training(ShownAsFindings):
         earlier_bytes, earlier_storages: bytes and places of storages that graphs of earlier steps keep, as far as
             searched.
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
+        taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
     """
 
@@ -139,6 +140,7 @@ class Training(ShownAsFindings):
         self.earlier_bytes = 0
         self.earlier_storages: frozenset[Place] = frozenset()
         self.taken_norms: TakenNorms | None = None
+        self.taken_updates: list[TensorSquares] = []
         self.autocast: Autocast = {}
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..garbage_collector import collector_paused
 from ..graph.capture_records import CallRecord, Facts, Operation
-from ..graph.graph import Graph, ModuleCall, Outputs, ParameterNames, Root, TensorMeta
+from ..graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
 from ..graph.kinds import Kind, kind_of
 from ..graph.live_nodes import LiveNodes
 from ..graph.node_metadata import creation_times, operations_of
@@ -21,7 +21,7 @@ from ..torch_private.nodes import InputMetadata, input_metadata_of_each, leaf_of
 from ..torch_private.sequence_numbers import number_of, numbers_of
 from ..torch_private.thread_state import functorch_is_active, without_torch_function
 from ..validation import a_kind, expect, expect_model, expect_outputs
-from .graph_cache import EdgeDraft, Found, TaskDraft, as_edges, as_tasks, sight_of
+from .graph_cache import EdgeDraft, Found, TaskDraft, as_records, cache_key
 
 _WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"
@@ -116,12 +116,12 @@ def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None)
     roots = root_edges(given)
     with collector_paused():
         found = _walk([node for node, _ in roots])
-        sight = sight_of(found, roots) if names is None else None
-        graph = None if sight is None else sight.known()
+        key = cache_key(found, roots) if names is None else None
+        graph = None if key is None else key.cached_graph()
         if graph is None:
-            graph = _build(found, roots, names, None if sight is None else sight.metas)
-            if sight is not None:
-                sight.keep(graph)
+            graph = _build(found, roots, names, None if key is None else key.metas)
+            if key is not None:
+                key.keep(graph)
         if len(graph) >= DEEP:
             for root in dict.fromkeys(node for node, _ in roots):
                 below = [node for node in _walk([root]) if node is not root]
@@ -207,18 +207,6 @@ def _walk(starts: Iterable[Node]) -> Found:
     return found
 
 
-def _kinds(names: Mapping[Node, str]) -> dict[Node, Kind]:
-    by_name: dict[tuple[type, str], Kind] = {}
-    kinds = {}
-    for node, name in names.items():
-        key = type(node), name
-        kind = by_name.get(key)
-        if kind is None:
-            kind = by_name[key] = kind_of(node)
-        kinds[node] = kind
-    return kinds
-
-
 def _number(found: Found, kinds: Mapping[Node, Kind], numbers: Mapping[Node, int]) -> dict[Node, int]:
     """Return each node's task id, in ascending order."""
     created = [node for node in found if kinds[node] is not Kind.ACCUMULATE_GRAD]
@@ -274,7 +262,14 @@ def _build(
 ) -> Graph:
     """Build the graph. `takes` is the input metadata of the nodes in `found`, if it has been read already."""
     names_of = {node: node.name() for node in found}
-    kinds, numbers = _kinds(names_of), numbers_of(found)
+    numbers = numbers_of(found)
+    kind_by_name: dict[tuple[type, str], Kind] = {}
+    kinds = {}
+    for node, name in names_of.items():
+        key = type(node), name
+        if key not in kind_by_name:
+            kind_by_name[key] = kind_of(node)
+        kinds[node] = kind_by_name[key]
     ids = _number(found, kinds, numbers)
     operations = operations_of(found, ids) if Facts.alive() else {}
     created_ns = creation_times(operations, numbers)
@@ -300,8 +295,8 @@ def _build(
             if child is not None:
                 edges.append(EdgeDraft(task_id, output, ids[child], number))
     return Graph(
-        tasks=as_tasks(tasks),
-        edges=as_edges(edges),
+        tasks=as_records(tasks, Task),
+        edges=as_records(edges, Edge),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
         nodes=LiveNodes(ids),
@@ -348,16 +343,14 @@ class _Calls:
         if known is not None:
             return known
         parent = self.id_of(record.parent)  # recursion as deep as modules are nested
-        call = ModuleCall(len(self.found), self._path_of(record), record.module_class.__name__, parent, record.index)
+        path = record.full_path
+        if self._names:
+            key = record.facts, record.root
+            if key not in self._places:
+                self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
+            if (place := self._places[key]) is not None:
+                path = ".".join(filter(None, (place, record.path)))
+        call = ModuleCall(len(self.found), path, record.module_class.__name__, parent, record.index)
         self.found.append(call)
         self._ids[record] = call.id
         return call.id
-
-    def _path_of(self, record: CallRecord) -> str:
-        if not self._names:
-            return record.full_path
-        key = record.facts, record.root
-        if key not in self._places:
-            self._places[key] = record.facts.place_below(record.root, self._names, self._classes)
-        place = self._places[key]
-        return record.full_path if place is None else ".".join(filter(None, (place, record.path)))

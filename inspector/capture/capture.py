@@ -46,11 +46,6 @@ class Tape:
     def __repr__(self) -> str:
         return f"<Tape, ended by {type(self.error).__name__}>" if self.error else "<Tape>"
 
-    def restart(self, facts: Facts) -> None:
-        """Start over with a new record of the capture."""
-        self.started_ns = time.perf_counter_ns()
-        self._facts = facts
-
     def graph(self) -> Graph:
         """Return the graph that a forward had built before it raised.
 
@@ -68,10 +63,10 @@ class Tape:
         raised = f"{type(self.error).__name__}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
         return replace(graph_of_nodes(self._frontier), raised=raised)
 
-    def note_error(
+    def keep_failed_forward(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Keep the tensors in an exception's frames, so that their graph can be drawn. An exit callback."""
+        """Keep the nodes of the tensors in an exception's frames, for `graph`. Called when the capture's block ends."""
         self.error = error
         nodes: dict[Node, None] = {}
         while frames is not None:
@@ -119,7 +114,7 @@ class capture:
         every_call: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module | None):
-            raise TypeError(f"ts.capture() takes the model to name things after, not {a_kind(model)}")
+            raise TypeError(f"model is {a_kind(model)}; expected the module that names parameters and modules, or None")
         self._model = model
         self._observer = observer
         if observer is not None:
@@ -169,7 +164,8 @@ class capture:
             raise RuntimeError("this capture is not open, so there is nothing to renew")
         record, tape = self._recording
         if not record.calls:
-            tape.restart(record.renew())
+            tape._facts = record.renew()
+            tape.started_ns = time.perf_counter_ns()
 
 
 def _put_in_place(
@@ -179,4 +175,4 @@ def _put_in_place(
         watch_nodes(stack, record, modules=not every_call)
     if every_call or not TELLS_OF_NEW_NODES:
         watch_calls(stack, record, observer, keep)
-    stack.push(tape.note_error)
+    stack.push(tape.keep_failed_forward)

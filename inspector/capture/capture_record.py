@@ -98,7 +98,11 @@ class CaptureRecord:
             if "forward" in module.__dict__:
                 forward, is_torchs = None, False
             if above is None:
-                root, call, place = self._root_of(module), None, None
+                root = next((known for known in self._roots if module in known[1]), None)
+                if root is None:
+                    root = self.facts.add_root(module)
+                    self._roots.append(root)
+                call, place = None, None
             else:
                 call, root = above[CALL], above[_ROOT]
                 place = above[PLACE] if above[IS_TORCHS] else None  # torch's own forward calls its submodules
@@ -117,10 +121,6 @@ class CaptureRecord:
         self._counts.clear()
         self._add_named_root()
         return self.facts
-
-    def note_result(self, result: object) -> None:
-        """Note the result of the newest operation, by a weak reference."""
-        self.last_result = ref(result) if isinstance(result, Tensor) else None
 
     def note_stream(self, operation: Operation, result: object) -> None:
         """Note the stream current at an operation's end, on which its nodes' backward runs (node.h)."""
@@ -162,10 +162,3 @@ class CaptureRecord:
                 operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
                 self.note_stream(operation, result)
                 mark(nodes, operation)
-
-    def _root_of(self, module: nn.Module) -> tuple[int, Paths]:
-        for known in self._roots:
-            if module in known[1]:
-                return known
-        self._roots.append(self.facts.add_root(module))
-        return self._roots[-1]

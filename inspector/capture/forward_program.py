@@ -188,11 +188,13 @@ def obstacles(
             if reading.storage in operation.writes or operation.number in stale:
                 continue
             if reading.storage in changed:
-                stale[operation.number] = f"{operation.name} reads what was there before and the forward writes into"
+                stale[operation.number] = (
+                    f"{operation.name} reads a tensor from before the forward, which the forward writes to"
+                )
             elif _is_overwritten(program, reading):
-                stale[operation.number] = f"{operation.name} reads what is overwritten later"
+                stale[operation.number] = f"{operation.name} reads a tensor that is overwritten later"
             elif read.made_by is not None and read.program[-1] > operation.number:
-                stale[operation.number] = f"{operation.name} reads a part of what is not complete yet"
+                stale[operation.number] = f"{operation.name} reads a storage that is not complete yet"
     found: list[str | None] = []
     for storage in storages:
         reason = None
@@ -204,7 +206,7 @@ def obstacles(
             reason = next((stale[number] for number in storage.program if number in stale), None)
             for number in storage.program:
                 if any(each != storage.number for each in operations[number].writes):
-                    reason = reason or f"{operations[number].name} writes into another tensor, too"
+                    reason = reason or f"{operations[number].name} also writes to another tensor"
             if any(_is_overwritten(program, pack) for pack in packs.get(storage.number, ())):
                 reason = reason or "it is overwritten after it was saved"
         found.append(reason)

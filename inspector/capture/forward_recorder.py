@@ -44,14 +44,8 @@ from .capture import capture
 from .forward_program import WHOLE, ForwardOperation, ForwardProgram, ForwardStorage, StorageRead, obstacles
 from .interrupt_safe_stack import hooks_opened
 from .operator_traits import (
-    is_inexact,
-    is_opaque,
-    is_random,
-    leaves_empty,
-    may_write,
-    moves_storage,
-    reads_nothing,
     replayed_arguments,
+    traits_of,
     written_by,
 )
 
@@ -67,7 +61,7 @@ class _Packed:
 
 
 _PURPOSE = "ts.plan_recompute and ts.record_forward follow what a forward saves"
-_READ_EARLY = "a backward inside of the forward reads it, after which it would be there again"
+_READ_EARLY = "a backward inside the forward reads it"
 
 
 class _Storage:
@@ -150,11 +144,12 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = len(self.operators)
         self.operators.append(operator)
-        given = [] if reads_nothing(operator) else list(tensors_of((replayed_arguments(operator, args), kwargs)))
-        written = written_by(operator, args, kwargs) if may_write(operator) else []
+        traits = traits_of(operator)
+        given = [] if traits.reads_nothing else list(tensors_of((replayed_arguments(operator, args), kwargs)))
+        written = written_by(operator, args, kwargs) if traits.may_write else []
         if (fault := _fault(operator, [*given, *written])) is not None:
             self._faults[number] = f"{operator} {fault}"
-            if torch.is_grad_enabled() and is_opaque(operator):
+            if torch.is_grad_enabled() and traits.is_opaque:
                 self._fused.add(number)
         reads, writes = [], []
         for tensor in given:
@@ -170,7 +165,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                     writes.append(storage)
                 if number not in storage.written_by:
                     storage.written_by.append(number)
-        if leaves_empty(operator):
+        if traits.leaves_empty:
             self._empty.add(number)
         self._called.append(self._names.operation(operator))
         makes: list[tuple[int, int]] = []
@@ -182,7 +177,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):
                 found = storage_of(tensor)
                 if found is None or is_wrapped(tensor) or not has_view(tensor):
-                    self._faults.setdefault(number, f"{operator} gives a tensor that is not dense")
+                    self._faults.setdefault(number, f"{operator} returns a tensor that is not dense")
                     self._sparse[id(tensor)] = weakref.ref(tensor)
                 elif found.address not in self._known:
                     if found.address in self._inside(given):
@@ -198,7 +193,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
                     tuple(reads),
                     tuple(makes),
                     tuple(dict.fromkeys(each.number for each in writes)),
-                    is_random(operator),
+                    traits.is_random,
                     torch.is_grad_enabled(),
                     seconds,
                     None,
@@ -214,7 +209,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
             return None
         if not has_view(tensor):
             if (known := self._known.get(found.address)) is not None and known.made_by is not None:
-                self._faults.setdefault(known.made_by, "what it gives is also seen through a tensor that is not dense")
+                self._faults.setdefault(known.made_by, "its result is also used through a tensor that is not dense")
             return None
         return self._known.get(found.address) or self._add(tensor, None, WHOLE)
 
@@ -283,7 +278,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         faults = dict(self._faults)
         for storage in self._storages:
             if storage.made_by is not None and storage.made_by in self._empty and not storage.written_by:
-                faults[storage.made_by] = "no operation is seen to write into it"
+                faults[storage.made_by] = "no operation was seen to write to it"
         reasons = obstacles(program, faults, packs)
         early = {packed.reading.storage for packed in self._alive() if packed.is_read_early and packed.reading}
         known = tuple(
@@ -338,13 +333,13 @@ def _numbered(result: object) -> list[tuple[int, Tensor]]:
 def _fault(operator: Operator, tensors: Sequence[Tensor]) -> str | None:
     """Return why this call must not be replayed, as far as the call alone shows it; None if it may be."""
     if not torch.is_grad_enabled():
-        return "ran where gradients are off, in a custom Function or under no_grad"
-    if is_opaque(operator):
-        return "runs a fused kernel with a state of its own"
-    if moves_storage(operator):
+        return "ran with gradients disabled, in a custom Function or under no_grad"
+    if traits_of(operator).is_opaque:
+        return "runs a fused kernel with hidden state"
+    if traits_of(operator).moves_storage:
         return "changes a tensor's shape or storage in place"
     if any(is_wrapped(each) or storage_of(each) is None or not has_view(each) for each in tensors):
         return "takes a tensor that is not dense"
-    if is_inexact(operator) and any(each.device.type != "cpu" for each in tensors):
-        return "may give different bits on each run on this device"
+    if traits_of(operator).is_inexact and any(each.device.type != "cpu" for each in tensors):
+        return "may return different bits in each run on this device"
     return None

@@ -160,16 +160,15 @@ class Dataflow:
                 found.append((written, taken.node is not None))
         if not found and tensor._base is not None and (step := self._made.get(tensor._base)) is not None:
             found.append((step, taken.requires_grad))  # vmap returns this view of its result, for out_dims
-        if not found and taken.node is not None and (below := self._below(taken.node)):
-            self._made[tensor] = len(self.steps)
-            found.append((len(self.steps), True))
-            self.steps.append(Step(None, [(parameter, None) for parameter in below]))
+        if not found and taken.node is not None:
+            # The parameters in the graph of a tensor from before the capture, or from code that it cannot see.
+            _, leaves = _reached(taken.node, 0, 0)
+            below = [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
+            if below:
+                self._made[tensor] = len(self.steps)
+                found.append((len(self.steps), True))
+                self.steps.append(Step(None, [(number, None) for number in below]))
         return found
-
-    def _below(self, node: Node) -> list[int]:
-        """Return the parameters in the graph of a tensor from before the capture, or from code that it cannot see."""
-        _, leaves = _reached(node, 0, 0)
-        return [number for leaf in leaves if (number := self._numbers.get(leaf)) is not None]
 
     def add(self, step: Step, result: Tensor | None = None, writes: bool = False) -> None:
         """Add a step with its result or the tensor it modified in place."""
@@ -259,10 +258,10 @@ class _Follower(TorchFunctionMode):
 
     def around_apply(
         self, function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[object], None]:
+    ) -> Callable[[object], None] | None:
         """Record a custom Function, which the function mode does not see."""
         if get_ident() != self._thread or is_dynamo_compiling() or in_function_forward():
-            return _ignore
+            return None
         with without_torch_function():
             given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=4)]
             start = sequence_nr()
@@ -400,10 +399,6 @@ def _reached(node: Node, output: int, start: int) -> tuple[set[tuple[Node, int]]
             seen.add(below)
             stack += below.next_functions
     return edges, leaves
-
-
-def _ignore(result: object) -> None:
-    pass
 
 
 _AUGMENTED = re.compile("__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.autograd.graph import Node
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ..graph.capture_records import Operation, StoredOperation
     from ..graph.graph import TensorMeta
     from ..graph.kinds import Kind
+
+
+Record = TypeVar("Record", Task, Edge)
 
 
 class TaskDraft:
@@ -63,18 +66,11 @@ class EdgeDraft:
         self.input = input
 
 
-def as_tasks(drafts: list[TaskDraft]) -> tuple[Task, ...]:
-    """Turn the drafts into tasks."""
+def as_records(drafts: Sequence[TaskDraft | EdgeDraft], kind: type[Record]) -> tuple[Record, ...]:
+    """Turn the drafts into tasks or edges."""
     # Assigning the class is several times faster than calling the constructor of a frozen dataclass.
     for draft in drafts:
-        draft.__class__ = Task  # type: ignore[assignment]
-    return tuple(drafts)  # type: ignore[arg-type]
-
-
-def as_edges(drafts: list[EdgeDraft]) -> tuple[Edge, ...]:
-    """Turn the drafts into edges."""
-    for draft in drafts:
-        draft.__class__ = Edge  # type: ignore[assignment]
+        draft.__class__ = kind  # type: ignore[assignment]
     return tuple(drafts)  # type: ignore[arg-type]
 
 
@@ -83,7 +79,7 @@ Found = dict[Node, tuple[tuple[Node | None, int], ...]]
 
 _MOST_NODES = 100_000  # in all cached graphs; a node needs about 500 bytes
 _MOST_GRAPHS = 64
-_NAMED_APART = "CppFunction"  # the type of all C++ nodes of extensions
+_EXTENSION_NODE = "CppFunction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +98,8 @@ class _Known:
 _known: Latest[_Known] = Latest(_MOST_NODES, lambda known: max(len(known.graph), _MOST_NODES // _MOST_GRAPHS))
 
 
-class Sight:
-    """The cache key of a graph that has not been read yet.
+class CacheKey:
+    """The cache key of a graph, computed from its nodes before the graph is built.
 
     Attributes:
         metas: for each node, the metadata of its inputs.
@@ -117,8 +113,11 @@ class Sight:
         places[None] = -1
         ends: list[Any] = list(chain.from_iterable(chain.from_iterable(found.values())))  # a node, a number, a node...
         first = next((number for number in numbers if number < UNNUMBERED), 0)
-        self._looks = LongKey(
-            _kinds(nodes),
+        # All C++ nodes of extensions have one type, so their names are part of the key.
+        named = {kind for kind in set(map(type, nodes)) if kind.__name__ == _EXTENSION_NODE}
+        names = tuple([node.name() for node in nodes if type(node) in named]) if named else ()
+        self._key = LongKey(
+            (types_of(nodes), names),
             tuple([number - first if number < UNNUMBERED else -1 for number in numbers]),
             tuple(self.metas),
             tuple(map(len, found.values())),
@@ -127,9 +126,9 @@ class Sight:
             tuple([(places[node], number) for node, number in roots]),
         )
 
-    def known(self) -> Graph | None:
-        """Return the cached graph of equal structure, if there is one."""
-        known = _known.get(self._looks)
+    def cached_graph(self) -> Graph | None:
+        """Return a graph of these nodes made from the cached one of equal structure, if there is one."""
+        known = _known.get(self._key)
         if known is None:
             return None
         like, nodes, numbers = known.graph, self._nodes, self._numbers
@@ -138,7 +137,7 @@ class Sight:
             for task, place in zip(like.tasks, known.places, strict=True)
         ]
         graph = Graph(
-            as_tasks(tasks), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
+            as_records(tasks, Task), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
         )
         vars(graph).update(_like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
         return graph
@@ -147,14 +146,15 @@ class Sight:
         """Cache the graph that was read for this key."""
         places = {node: place for place, node in enumerate(self._nodes)}
         vars(graph)["_like"] = like = replace(graph, nodes=())
-        _known.put(self._looks, _Known(like, [places[node] for node in graph.nodes]))
+        _known.put(self._key, _Known(like, [places[node] for node in graph.nodes]))
 
 
-def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
+def cache_key(found: Found, roots: Sequence[tuple[Node, int]]) -> CacheKey | None:
     """Return the cache key of the graph of these nodes; None if the graph must not be cached.
 
     A graph is not cached if a capture may have records of it, if shards give it names, if its shapes have symbols,
-    which have no hash, or if it is too large."""
+    which have no hash, or if it is too large.
+    """
     if len(found) > _MOST_NODES or Facts.alive() or sharded_parameters():
         return None
     if has_flat_parameters():
@@ -162,7 +162,7 @@ def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
         if any(flat_names(leaf_of(node)) for node in leaves):
             return None
     try:
-        return Sight(found, roots)
+        return CacheKey(found, roots)
     except TypeError:  # torch.SymInt has no hash
         return None
 
@@ -170,8 +170,3 @@ def sight_of(found: Found, roots: Sequence[tuple[Node, int]]) -> Sight | None:
 def forget_graphs() -> None:
     """Clear the cache."""
     _known.clear()
-
-
-def _kinds(nodes: Sequence[Node]) -> tuple[object, ...]:
-    apart = {kind for kind in set(map(type, nodes)) if kind.__name__ == _NAMED_APART}
-    return types_of(nodes), tuple([node.name() for node in nodes if type(node) in apart]) if apart else ()

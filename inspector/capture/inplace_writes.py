@@ -6,19 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.autograd.function import Function
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from ..graph.node_metadata import tensors_of
-from ..graph.operation_inputs import argument_names, marks_dirty, writes_first_argument
+from ..graph.operation_inputs import argument_names, writes_first_argument
 from ..graph.source_lines import Place, source_at, users_place
 from ..torch_private.operators import writes_arguments
 from ..torch_private.tensors import FollowedStorage, base_of, local_of, version_of
@@ -184,7 +183,7 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
     """Log the writes of a call that has returned."""
     if not versions:
         if function == _DATA and isinstance(result, Tensor):
-            _aliases[id(result)] = ref(result, _forget(id(result)))
+            _aliases[id(result)] = ref(result, partial(_forget, id(result)))
         elif result is not None and function in _ARRAYS:
             for watcher in _watchers:
                 watcher.is_shared(result)
@@ -205,29 +204,18 @@ def note_writes(versions: Versions, function: Callable[..., Any], result: object
                     watcher.ends(name, place, tensor)
 
 
-def versions_before_apply(function: type[Function], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Versions:
-    """Return the same as `versions_before` for a custom Function, which no mode sees."""
-    if not marks_dirty(function):
-        return ()
-    with without_torch_function():
-        return [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
-
-
-def _forget(number: int) -> Callable[[ref[Tensor]], None]:
-    def forget(dead: ref[Tensor]) -> None:
-        if _aliases.get(number) is dead:
-            del _aliases[number]
-
-    return forget
+def _forget(number: int, dead: ref[Tensor]) -> None:
+    if _aliases.get(number) is dead:  # otherwise another tensor has that id by now
+        del _aliases[number]
 
 
 def _is_alias(tensor: Tensor) -> bool:
     if not _aliases:
         return False
     base = base_of(tensor)
-    whole = tensor if base is None else base
-    found = _aliases.get(id(whole))
-    return found is not None and found() is whole
+    base_or_self = tensor if base is None else base
+    found = _aliases.get(id(base_or_self))
+    return found is not None and found() is base_or_self
 
 
 class WritesSeen(TorchFunctionMode):

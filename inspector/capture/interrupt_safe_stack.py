@@ -29,7 +29,8 @@ class Opened:
 
     def __init__(self, owner: object, enter: Callable[[ExitStack], None]) -> None:
         self._stack = ExitStack()
-        self._forgotten = finalize(owner, _abandon, self._stack)
+        # With GeneratorExit, as Python closes the contexts of a generator that is never resumed.
+        self._forgotten = finalize(owner, self._stack.__exit__, GeneratorExit, GeneratorExit(), None)
         self._forgotten.atexit = False
         try:
             with _interrupts_wait():
@@ -85,12 +86,6 @@ def refuse_disabled_hooks(purpose: str) -> None:
             f"{purpose} by saved_tensors_hooks, which are disabled here ({why.rstrip('.')}): call it outside of "
             "torch.autograd.graph.disable_saved_tensors_hooks"
         )
-
-
-def _abandon(stack: ExitStack) -> None:
-    """Close the contexts as Python closes those of a generator that is never resumed: with GeneratorExit."""
-    abandoned = GeneratorExit()
-    stack.__exit__(GeneratorExit, abandoned, None)
 
 
 @contextmanager

@@ -48,11 +48,6 @@ def written_by(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any
     return []
 
 
-def may_write(operator: Operator) -> bool:
-    """Return whether some call of the operator writes to an argument."""
-    return bool(any(schema_writes(operator)) or operator in _BATCH_NORMS)
-
-
 def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return its arguments for a replay: a batch norm in training gives the same result without running statistics."""
     if operator in _BATCH_NORMS and args[_TRAINING]:
@@ -60,29 +55,11 @@ def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, 
     return args
 
 
-@cache
-def reads_nothing(operator: Operator) -> bool:
-    """Return whether the result depends on no argument's content (`zeros_like`); `filled_like` makes an equal one."""
-    return operator.namespace == "aten" and _name(operator) in _LIKE
-
-
 def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
     """Return an equal result of an operator that reads no content, given one result."""
     made = torch.empty_strided(view.shape, view.strides, dtype=view.dtype, device=device)
-    value = _LIKE[_name(operator)]
+    value = _LIKE[schema_name(operator).removeprefix("aten::")]
     return made if value is None else made.fill_(value)
-
-
-@cache
-def is_random(operator: Operator) -> bool:
-    """Return whether the operator may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in operator.tags
-
-
-@cache
-def leaves_empty(operator: Operator) -> bool:
-    """Return whether its result is uninitialized."""
-    return operator.namespace == "aten" and _name(operator) in _EMPTY
 
 
 def allocates_only(name: str) -> bool:
@@ -90,46 +67,46 @@ def allocates_only(name: str) -> bool:
     return name.startswith("aten.") and name.split(".")[1] in _EMPTY
 
 
-@cache
-def is_opaque(operator: Operator) -> bool:
-    """Return whether the operator is known not to support a replay (the fused layers of an LSTM)."""
-    return operator.namespace == "aten" and _name(operator) in _OPAQUE
-
-
 class Traits(NamedTuple):
-    """The traits of an operator that each call needs; see the functions of the same names.
+    """The traits of an operator.
 
     Attributes:
+        may_write: some calls write to an argument.
         writes_first: it writes to its first argument only.
+        reads_nothing: the result does not depend on any argument's content (`zeros_like`); `filled_like` makes an equal
+            one.
+        leaves_empty: the result is uninitialized (`empty_like`).
+        moves_storage: it changes a tensor's storage or shape in place: `set_`, `resize_`, `t_`.
+        is_random: it may draw random numbers.
+        is_opaque: it is known not to support a replay (the fused layers of an LSTM).
+        is_inexact: its result on an accelerator may differ between runs (`index_add`).
+        is_batch_norm: it is one of the batch norms, which write their running statistics.
     """
 
     may_write: bool
     writes_first: bool
     reads_nothing: bool
+    leaves_empty: bool
+    moves_storage: bool
     is_random: bool
+    is_opaque: bool
+    is_inexact: bool
     is_batch_norm: bool
 
 
 @cache
 def traits_of(operator: Operator) -> Traits:
     """Return the traits of an operator."""
-    writes_first = schema_writes(operator) == ((0,), ()) and takes_tensor_first(operator)
+    is_batch_norm = operator in _BATCH_NORMS
+    name = schema_name(operator).removeprefix("aten::") if operator.namespace == "aten" else ""
     return Traits(
-        may_write(operator), writes_first, reads_nothing(operator), is_random(operator), operator in _BATCH_NORMS
+        may_write=bool(any(schema_writes(operator)) or is_batch_norm),
+        writes_first=schema_writes(operator) == ((0,), ()) and takes_tensor_first(operator),
+        reads_nothing=name in _LIKE,
+        leaves_empty=name in _EMPTY,
+        moves_storage=torch.Tag.inplace_view in operator.tags,
+        is_random=torch.Tag.nondeterministic_seeded in operator.tags,
+        is_opaque=name in _OPAQUE,
+        is_inexact=torch.Tag.nondeterministic_bitwise in operator.tags,
+        is_batch_norm=is_batch_norm,
     )
-
-
-def _name(operator: Operator) -> str:
-    return schema_name(operator).removeprefix("aten::")
-
-
-@cache
-def moves_storage(operator: Operator) -> bool:
-    """Return whether it changes a tensor's storage or shape in place: `set_`, `resize_`, `t_`."""
-    return torch.Tag.inplace_view in operator.tags
-
-
-@cache
-def is_inexact(operator: Operator) -> bool:
-    """Return whether its result on an accelerator may differ between runs (`index_add`)."""
-    return torch.Tag.nondeterministic_bitwise in operator.tags

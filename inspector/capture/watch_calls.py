@@ -29,15 +29,15 @@ from ..graph.node_metadata import (
     operation_of,
     tensors_of,
 )
-from ..graph.operation_inputs import KeptInputs, keep_inputs
+from ..graph.operation_inputs import KeptInputs, keep_inputs, marks_dirty
 from ..graph.source_lines import users_place
 from ..torch_private.call_watchers import AroundApply, around_function_apply, is_generated, watching_modules
 from ..torch_private.compiled import watching_functions
 from ..torch_private.sequence_numbers import sequence_nr
-from ..torch_private.tensors import FollowedStorage, address_below, base_of, is_leaf
+from ..torch_private.tensors import FollowedStorage, address_below, base_of, is_leaf, version_of
 from ..torch_private.thread_state import without_torch_function
 from .capture_record import CaptureRecord, Observer
-from .inplace_writes import Versions, note_writes, versions_before, versions_before_apply
+from .inplace_writes import Versions, note_writes, versions_before
 
 
 def note_allocations(
@@ -67,8 +67,8 @@ def note_allocations(
 
 def _made_here(facts: Facts, owner: Tensor) -> bool:
     """Return whether an operation of this capture allocated the tensor's bytes, with a node and out of place."""
-    whole = base_of(owner)
-    node = (owner if whole is None else whole).grad_fn
+    base = base_of(owner)
+    node = (owner if base is None else base).grad_fn
     operation = None if node is None else operation_of(node)
     return isinstance(operation, Operation) and operation.facts is facts and not operation.writes_in_place
 
@@ -168,10 +168,15 @@ class _OperationWatcher(TorchFunctionMode):
 def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) -> AroundApply:
     """Mark the nodes of custom Functions, which the function mode does not see; it does see those of torch.library."""
 
-    def before(function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[object], None]:
+    def before(
+        function: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[object], None] | None:
         if get_ident() != record.facts.thread or is_generated(function):
-            return _ignore
-        versions = versions_before_apply(function, args, kwargs)
+            return None
+        versions: Versions = ()
+        if marks_dirty(function):
+            with without_torch_function():
+                versions = [(tensor, version_of(tensor)) for tensor in tensors_of((args, kwargs))]
         kept = keep_inputs(function, args, kwargs) if keep else None
         return partial(after, function, versions, sequence_nr(), perf_counter_ns(), kept)
 
@@ -196,12 +201,8 @@ def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) 
                 else:
                     mark_result(result, operation)
                 record.note_stream(operation, result)
-                record.note_result(result)
+                record.last_result = ref(result) if isinstance(result, Tensor) else None
             if observer is not None:
                 observer(operation, result, ())
 
     return before
-
-
-def _ignore(result: object) -> None:
-    pass

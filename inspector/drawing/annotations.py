@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 HUES = 6
@@ -118,17 +118,14 @@ class Signs:
         kinds = {kind for sign in found for kind in sign.kinds}
         if len(found) == 1:
             return [kind for kind in SIGN_TITLES if kind in kinds], found[0].title
-        words = _titles({kind: sum(kind in sign.kinds for sign in found) for kind in SIGN_TITLES})
-        return [kind for kind in SIGN_TITLES if kind in kinds], "\n".join(words)
+        counts = {kind: sum(kind in sign.kinds for sign in found) for kind in SIGN_TITLES if kind in kinds}
+        lines = [
+            f"{SIGN_TITLES[kind]}: {count:,} {'task' if count == 1 else 'tasks'}" for kind, count in counts.items()
+        ]
+        return list(counts), "\n".join(lines)
 
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of sign in the picture, in the order of the legend."""
         there = {kind for signs in self._of.values() for sign in signs for kind in sign.kinds}
         return [kind for kind in SIGN_TITLES if kind in there]
-
-
-def _titles(counts: Mapping[str, int]) -> Iterator[str]:
-    for kind, count in counts.items():
-        if count:
-            yield f"{SIGN_TITLES[kind]}: {count:,} {'task' if count == 1 else 'tasks'}"

@@ -181,9 +181,6 @@ class TaskCell:
         self.sides = sides
         self.extent = _extent_beside(self.width, sides)
 
-    def port(self, task: int | None) -> float:
-        return 0
-
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)
         canvas.tasks.append(PlacedTask(self.task, rect, self.label, self.caption))
@@ -221,21 +218,17 @@ def _place_sides(task: int, sides: Sequence[Side], beside: Rect, canvas: Canvas)
         x = edge + BESIDE
         for side in line:
             rect = Rect(x, center - PILL_HEIGHT / 2, side.width, PILL_HEIGHT)
-            _place_side(task, side, rect, (*before, (x, center)), canvas)
+            if side.kind == "pill":
+                canvas.pills.append(Pill(side.tasks, task, rect, side.label))
+            else:
+                canvas.stubs.append(Stub(side.kind, task, side.tasks, rect, side.label))
+            source, target, points = task, side.tasks[0], (*before, (x, center))
+            if side.kind == "from":
+                source, target, points = target, source, points[::-1]
+            kind = "parameter" if side.kind in ("pill", "parameter") else "gradient"
+            canvas.wires.append(PlacedWire(kind, side.edges, source, target, points))
             before = ((rect.right, center),)
             x = rect.right + BESIDE
-
-
-def _place_side(task: int, side: Side, rect: Rect, points: tuple[Point, ...], canvas: Canvas) -> None:
-    if side.kind == "pill":
-        canvas.pills.append(Pill(side.tasks, task, rect, side.label))
-    else:
-        canvas.stubs.append(Stub(side.kind, task, side.tasks, rect, side.label))
-    source, target = (side.tasks[0], task) if side.kind == "from" else (task, side.tasks[0])
-    if side.kind == "from":
-        points = points[::-1]
-    kind = "parameter" if side.kind in ("pill", "parameter") else "gradient"
-    canvas.wires.append(PlacedWire(kind, side.edges, source, target, points))
 
 
 class RowCell:
@@ -292,9 +285,7 @@ class RowCell:
                 canvas.pills.append(Pill(side.tasks, task, dot, side.label, dot=True))
                 points = _to_dot(left + chip, top + chip / 2, dot) if position < 2 else ()
                 canvas.wires.append(PlacedWire("parameter", side.edges, task, side.tasks[0], points))
-        self._place_shared(edge, y + self.chips_height, canvas)
-
-    def _place_shared(self, edge: float, y: float, canvas: Canvas) -> None:
+        y += self.chips_height  # the wires of shared parameters are below the chips
         for line, (side, users) in enumerate(self.shared):
             rail = y + 13 + 22 * line
             pill = edge + self.chips_width + 16
@@ -339,9 +330,6 @@ class FoldedCell:
         self.extent = Extent(
             beside.left, max(beside.right, self.width - SPINE + behind), beside.height + behind, TASK_HEIGHT
         )
-
-    def port(self, task: int | None) -> float:
-        return 0
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)

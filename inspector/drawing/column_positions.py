@@ -23,19 +23,12 @@ def pack(net: Net) -> None:
         # The spine continues the heaviest wire from the column before, so that the main path stays straight in each.
         if start is None or net.rank[start] != first:
             start = max(layers[0], key=lambda node: (node in entered, net.weight[node]))
-        spine = _spine(net, start)
+        spine = [start]  # the heaviest path from there to the end of the column
+        while net.down[spine[-1]]:
+            spine.append(net.main(spine[-1])[0])
         if len(spine) < len(layers) or max(map(len, layers)) > 1:
             _Column(net, layers, spine).place()
         start = after_jump.get(spine[-1])
-
-
-def _spine(net: Net, node: int) -> list[int]:
-    """Return the heaviest path from a node down to the end of its column."""
-    spine = [node]
-    while net.down[node]:
-        node, _ = net.main(node)
-        spine.append(node)
-    return spine
 
 
 class _Column:

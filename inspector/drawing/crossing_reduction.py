@@ -45,43 +45,33 @@ class Net:
 
     def thread(self, links: Sequence[Link], entries: Sequence[Port], exits: Sequence[Port]) -> None:
         """Reserve a place for each wire in every rank it passes."""
-        for port in entries:
-            self._thread_entry(port)
+        for item, wire, shift, weight, _ in entries:
+            self.weight[item] = max(self.weight[item], weight)
+            rank = self.rank[item]
+            nodes = [*self._passes(range(self.cuts[self.column[rank]], rank), weight), item]
+            self.entries.append(self._piece(wire, nodes, 0, shift))
         leaving: list[Link | Port] = [*links, *exits]
         leaving.sort(key=lambda each: each.output)
         for each in leaving:
             if isinstance(each, Port):
-                self._thread_exit(each)
+                item, wire, shift, weight, _ = each
+                self.weight[item] = max(self.weight[item], weight)
+                rank = self.rank[item]
+                nodes = [item, *self._passes(range(rank + 1, self.cuts[self.column[rank] + 1]), weight)]
+                self.exits.append(self._piece(wire, nodes, shift, 0))
             else:
-                self._thread_link(each)
-
-    def _thread_entry(self, port: Port) -> None:
-        item, wire, shift, weight, _ = port
-        self.weight[item] = max(self.weight[item], weight)
-        rank = self.rank[item]
-        nodes = [*self._passes(range(self.cuts[self.column[rank]], rank), weight), item]
-        self.entries.append(self._piece(wire, nodes, 0, shift))
-
-    def _thread_exit(self, port: Port) -> None:
-        item, wire, shift, weight, _ = port
-        self.weight[item] = max(self.weight[item], weight)
-        rank = self.rank[item]
-        nodes = [item, *self._passes(range(rank + 1, self.cuts[self.column[rank] + 1]), weight)]
-        self.exits.append(self._piece(wire, nodes, shift, 0))
-
-    def _thread_link(self, link: Link) -> None:
-        source, target, wire, leaves, arrives, weight, _ = link
-        self.weight[source] = max(self.weight[source], weight)
-        self.weight[target] = max(self.weight[target], weight)
-        first, last = self.rank[source], self.rank[target]
-        here, there = self.column[first], self.column[last]
-        if here == there:
-            nodes = [source, *self._passes(range(first + 1, last), weight), target]
-            self.links.append(self._piece(wire, nodes, leaves, arrives))
-        else:
-            nodes = [source, *self._passes(range(first + 1, self.cuts[here + 1]), weight)]
-            rest = [*self._passes(range(self.cuts[there], last), weight), target]
-            self.jumps.append((self._piece(wire, nodes, leaves, 0), self._piece(wire, rest, 0, arrives)))
+                source, target, wire, leaves, arrives, weight, _ = each
+                self.weight[source] = max(self.weight[source], weight)
+                self.weight[target] = max(self.weight[target], weight)
+                first, last = self.rank[source], self.rank[target]
+                here, there = self.column[first], self.column[last]
+                if here == there:
+                    nodes = [source, *self._passes(range(first + 1, last), weight), target]
+                    self.links.append(self._piece(wire, nodes, leaves, arrives))
+                else:
+                    nodes = [source, *self._passes(range(first + 1, self.cuts[here + 1]), weight)]
+                    rest = [*self._passes(range(self.cuts[there], last), weight), target]
+                    self.jumps.append((self._piece(wire, nodes, leaves, 0), self._piece(wire, rest, 0, arrives)))
 
     def _passes(self, ranks: range, weight: float) -> range:
         if not ranks:
@@ -148,23 +138,19 @@ class Net:
 
     def _sweep(self, upwards: bool) -> None:
         """Order each rank by the mean place of its neighbours in the rank before."""
-        neighbours = self.down if upwards else self.up
+        place_of, neighbours, tilt = self.place_of, self.down if upwards else self.up, -0.001 if upwards else 0.001
         for layer in reversed(self.layers) if upwards else self.layers:
             if len(layer) > 1:
-                self._sort_layer(layer, neighbours, -0.001 if upwards else 0.001)
-
-    def _sort_layer(self, layer: list[int], neighbours: list[list[tuple[int, float]]], tilt: float) -> None:
-        place_of = self.place_of
-        keys = {}
-        for node in layer:
-            near = neighbours[node]
-            if near:  # `tilt` breaks ties: of wires to one box, the one further left comes first
-                keys[node] = sum(place_of[other] + shift * tilt for other, shift in near) / len(near)
-            else:
-                keys[node] = place_of[node]
-        layer.sort(key=keys.__getitem__)
-        for place, node in enumerate(layer):
-            place_of[node] = place
+                keys = {}
+                for node in layer:
+                    near = neighbours[node]
+                    if near:  # `tilt` breaks ties: of wires to one box, the one further left comes first
+                        keys[node] = sum(place_of[other] + shift * tilt for other, shift in near) / len(near)
+                    else:
+                        keys[node] = place_of[node]
+                layer.sort(key=keys.__getitem__)
+                for place, node in enumerate(layer):
+                    place_of[node] = place
 
     def _note_places(self) -> None:
         for layer in self.layers:

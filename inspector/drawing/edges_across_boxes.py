@@ -59,11 +59,12 @@ class Wiring:
     Attributes:
         boxes: the boxes; number 0 is the whole picture.
         wires: the wires by number.
+        ends: for each wire, the items at both ends: tasks or closed boxes.
         anchor: for each task, the item that shows it: a task or a closed box. For an AccumulateGrad, its own id.
         caption: for each task that is the only one of a module without parameters, that module.
         rows: the tasks of each row of chips.
         uses: the parameters of each drawn task, by output.
-        apart: numbers of the wires that are not drawn but marked with stubs at both ends.
+        stubbed: numbers of the wires that are not drawn but marked with stubs at both ends.
     """
 
     def __init__(self, graph: Graph, folded: Folded) -> None:
@@ -74,14 +75,14 @@ class Wiring:
         self.caption: dict[int, FoldedCalls] = {}
         self.rows: list[list[int]] = []
         self.uses: dict[int, list[Use]] = {}
-        self.apart: list[int] = []
+        self.stubbed: list[int] = []
         self._holder = [0] * len(graph.tasks)
-        self._ends: list[tuple[int, int]] = []  # the items at which each wire ends
+        self.ends: list[tuple[int, int]] = []
         self._place_tasks(folded)
         self._join(folded)
         crossings = [self._crossing(number) for number in range(len(self.wires))]
         self._rank(crossings)
-        self._set_apart(crossings)
+        self._choose_stubbed(crossings)
         self._lift(crossings)
         self._lead_round(folded)
         self._form_rows()
@@ -96,10 +97,6 @@ class Wiring:
         """Return the number of the box that directly contains an item."""
         tasks = len(self.graph.tasks)
         return self._holder[item] if item < tasks else self.boxes[item - tasks].around
-
-    def ends_of(self, wire: int) -> tuple[int, int]:
-        """Return the items at both ends of a wire: tasks or closed boxes."""
-        return self._ends[wire]
 
     def _place_tasks(self, folded: Folded) -> None:
         drawn = Contents(None, -1, 0)
@@ -157,13 +154,13 @@ class Wiring:
             if wire is None:
                 numbers[source, target] = len(self.wires)
                 self.wires.append(Wire(stands_in[edge.task], stands_in[edge.next_task], [number]))
-                self._ends.append((source, target))
+                self.ends.append((source, target))
             else:
                 self.wires[wire].edges.append(number)
 
     def _crossing(self, wire: int) -> tuple[int, int, int]:
         """Return the innermost box around both ends of a wire, and the two items of that box that it connects."""
-        source, target = self._ends[wire]
+        source, target = self.ends[wire]
         here, there = self.box_of(source), self.box_of(target)
         boxes, tasks = self.boxes, len(self.graph.tasks)
         while here != there:
@@ -182,9 +179,16 @@ class Wiring:
             index = {item: number for number, item in enumerate(contents.items)}
             pairs = {(index[source], index[target]) for source, target in found}
             contents.ranks, _ = ranks_of(len(index), pairs)
-            _lower_sources(contents.ranks, pairs)
+            # Move each item without predecessors to the rank directly above its first successor.
+            lowest: dict[int, int] = {}
+            for source, target in pairs:
+                lowest[source] = min(lowest.get(source, contents.ranks[target]), contents.ranks[target])
+            entered = {target for _, target in pairs}
+            for source, rank in lowest.items():
+                if source not in entered:
+                    contents.ranks[source] = rank - 1
 
-    def _set_apart(self, crossings: list[tuple[int, int, int]]) -> None:
+    def _choose_stubbed(self, crossings: list[tuple[int, int, int]]) -> None:
         """Find the wires that would fill the picture: large fans of long wires, and wires that exceed a box's room."""
         rank = {
             item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
@@ -195,27 +199,27 @@ class Wiring:
             span = rank[target] - rank[source]
             spans.append(span)
             if span > LONG:
-                fans["from", self._ends[wire][0]].append(wire)
-                fans["to", self._ends[wire][1]].append(wire)
-        apart = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
+                fans["from", self.ends[wire][0]].append(wire)
+                fans["to", self.ends[wire][1]].append(wire)
+        stubbed = {wire for fan in fans.values() if len(fan) > LARGE_FAN for wire in fan}
         # A wire needs a place in each rank it passes. The shortest are drawn first, until a box has no places left.
         room = [12 * len(contents.items) + 500 for contents in self.boxes]
         for wire in sorted(range(len(spans)), key=spans.__getitem__):
-            if wire not in apart:
+            if wire not in stubbed:
                 room[crossings[wire][0]] -= spans[wire] - 1
                 if room[crossings[wire][0]] < 0:
-                    apart.add(wire)
-        self.apart = sorted(apart)
+                    stubbed.add(wire)
+        self.stubbed = sorted(stubbed)
 
     def _lift(self, crossings: list[tuple[int, int, int]]) -> None:
         """Add each wire to every box whose edge it crosses, and to the innermost box around it."""
-        apart = set(self.apart)
+        stubbed = set(self.stubbed)
         for wire, (box, source, target) in enumerate(crossings):
-            if wire not in apart:
+            if wire not in stubbed:
                 self.boxes[box].links.append((source, target, wire))
-                for item, crossed in self._ways_out(self._ends[wire][0], box):
+                for item, crossed in self._ways_out(self.ends[wire][0], box):
                     crossed.exits.append((item, wire))
-                for item, crossed in self._ways_out(self._ends[wire][1], box):
+                for item, crossed in self._ways_out(self.ends[wire][1], box):
                     crossed.entries.append((item, wire))
 
     def _ways_out(self, item: int, outside: int) -> Iterator[tuple[int, Contents]]:
@@ -244,14 +248,14 @@ class Wiring:
                 around = self.boxes[frame].around
                 ways = list(self._ways_out(item, around))
                 side = ways[-1][1].exits if out else ways[-1][1].entries
-                if any(self._ends[wire][0 if out else 1] == item for _, wire in side):
+                if any(self.ends[wire][0 if out else 1] == item for _, wire in side):
                     continue  # a wire from outside the run is already drawn here
                 wire = len(self.wires)
                 task = folded.stands_in[
                     self.graph.edges[edges[0]].task if out else self.graph.edges[edges[0]].next_task
                 ]
                 self.wires.append(Wire(task, None, edges) if out else Wire(None, task, edges))
-                self._ends.append((item, item))
+                self.ends.append((item, item))
                 for way, contents in ways:
                     (contents.exits if out else contents.entries).append((way, wire))
 
@@ -275,14 +279,3 @@ class Wiring:
             ranks = {row_of.get(item, item): rank for item, rank in zip(contents.items, contents.ranks, strict=True)}
             contents.items, contents.ranks = list(ranks), list(ranks.values())
         self.row_of = row_of
-
-
-def _lower_sources(ranks: list[int], links: set[tuple[int, int]]) -> None:
-    """Move each item without predecessors to the rank directly above its first successor."""
-    lowest: dict[int, int] = {}
-    for source, target in links:
-        lowest[source] = min(lowest.get(source, ranks[target]), ranks[target])
-    entered = {target for _, target in links}
-    for source, rank in lowest.items():
-        if source not in entered:
-            ranks[source] = rank - 1

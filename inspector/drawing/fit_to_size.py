@@ -32,7 +32,25 @@ def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST
         placed = _fitted(graph, tree, opened, width, height)
         if placed is not None:
             return placed
-    return _opened(graph, tree, width, height, most_tried)
+    # Start with all modules closed, and open those that fit, the outermost and largest first. If equal layers do not
+    # fit when open, single modules of the same kind stay closed, too.
+    opened = frozenset()
+    placed = _fitted(graph, tree, opened, width, height)
+    if placed is None:
+        return lay_out(graph, tree.with_open(opened), height)
+    tried = 0
+    refused = set()
+    for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
+        box = tree.boxes[number]
+        if not tree.is_seen(box.parent, opened) or _kind(box) in refused or tried == most_tried:
+            continue
+        tried += 1
+        larger = _fitted(graph, tree, opened | {number}, width, height)
+        if larger is not None:
+            opened, placed = opened | {number}, larger
+        elif box.group.times > 1:
+            refused.add(_kind(box))
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +104,6 @@ class _Tree:
             number = self.boxes[number].parent
         return number < 0
 
-    def things(self, opened: frozenset[int]) -> int:
-        """Count the rows of the picture with these boxes open."""
-        seen = (box.group for number, box in enumerate(self.boxes) if self.is_seen(number, opened))
-        return len(self.folded.items) + sum(len(group.items) - 1 for group in seen)
-
     def with_open(self, opened: frozenset[int]) -> Folded:
         """Return the graph with these boxes open, and all others closed."""
         made: dict[int, FoldedCalls] = {}
@@ -118,7 +131,9 @@ def _is_single(group: FoldedCalls) -> bool:
 
 def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, height: float) -> Layout | None:
     """Return the layout with these boxes open, or None if it is too large."""
-    if tree.things(opened) * LEAST_AREA > width * height:
+    seen = (box.group for number, box in enumerate(tree.boxes) if tree.is_seen(number, opened))
+    rows = len(tree.folded.items) + sum(len(group.items) - 1 for group in seen)
+    if rows * LEAST_AREA > width * height:
         return None
     folded = tree.with_open(opened)
     for share in TALL:
@@ -126,30 +141,6 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
         if placed.width <= width and placed.height <= height:
             return placed
     return None
-
-
-def _opened(graph: Graph, tree: _Tree, width: float, height: float, most_tried: int) -> Layout:
-    """Start with all modules closed, and open those that fit, the outermost and largest first.
-
-    If equal layers do not fit when open, single modules of the same kind stay closed, too.
-    """
-    opened: frozenset[int] = frozenset()
-    placed = _fitted(graph, tree, opened, width, height)
-    if placed is None:
-        return lay_out(graph, tree.with_open(opened), height)
-    tried = 0
-    refused = set()
-    for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
-        box = tree.boxes[number]
-        if not tree.is_seen(box.parent, opened) or _kind(box) in refused or tried == most_tried:
-            continue
-        tried += 1
-        larger = _fitted(graph, tree, opened | {number}, width, height)
-        if larger is not None:
-            opened, placed = opened | {number}, larger
-        elif box.group.times > 1:
-            refused.add(_kind(box))
-    return placed
 
 
 def _kind(box: _Box) -> tuple[int, str, str]:

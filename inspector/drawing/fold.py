@@ -35,7 +35,7 @@ def fold_views(
         following = None if place is None or not is_view[place] else after.get(place)
         return following if following is not None and is_view[following] and before[following] == place else None
 
-    gone: set[int] = set()
+    replaced: set[int] = set()
     folded: list[RepeatedPart | int] = []
     for place in range(len(children)):
         following = next_view(place)
@@ -47,13 +47,13 @@ def fold_views(
             following = next_view(following)
         if len(chain) == len(children):
             return list(children)  # the box itself is the chain
-        gone.update(chain)
+        replaced.update(chain)
         part = RepeatedPart("", "", 0)
         part.is_views = True
         part.tasks = sorted(child for each in chain if isinstance(child := children[each], int))
         part.children = list(part.tasks)
         folded.append(part)
-    kept = [child for place, child in enumerate(children) if place not in gone]
+    kept = [child for place, child in enumerate(children) if place not in replaced]
     return sorted([*kept, *folded], key=first_task)
 
 
@@ -129,7 +129,19 @@ def fold_graph(graph: Graph, fold: Fold = "repeats") -> Folded:
     Raises:
         ValueError: `fold` is an unknown string, a negative depth, or contains a path that is not in the graph.
     """
-    _check(graph, fold)
+    if isinstance(fold, str):
+        if fold not in ("fit", "repeats", "none"):
+            raise ValueError(
+                f'unknown fold {fold!r}; expected "fit", "repeats", "none", a depth, '
+                f"or a collection of module paths such as [{fold!r}]"
+            )
+    elif isinstance(fold, int):
+        if fold < 0:
+            raise ValueError(f"fold must be a depth of at least 0 (the outermost modules), got {fold}")
+    elif unknown := sorted(set(fold) - {call.path for call in graph.calls}):
+        raise ValueError(
+            f"unknown module path in fold: {', '.join(map(repr, unknown))}; expected paths of modules of this graph"
+        )
     return _Folding(graph, fold).run()
 
 
@@ -158,22 +170,6 @@ def is_pill(graph: Graph, task: int) -> bool:
     return graph.tasks[task].kind is Kind.ACCUMULATE_GRAD and bool(graph.in_edges[task])
 
 
-def _check(graph: Graph, fold: Fold) -> None:
-    if isinstance(fold, str):
-        if fold not in ("fit", "repeats", "none"):
-            raise ValueError(
-                f'unknown fold {fold!r}; expected "fit", "repeats", "none", a depth, '
-                f"or a collection of module paths such as [{fold!r}]"
-            )
-    elif isinstance(fold, int):
-        if fold < 0:
-            raise ValueError(f"fold must be a depth of at least 0 (the outermost modules), got {fold}")
-    elif unknown := sorted(set(fold) - {call.path for call in graph.calls}):
-        raise ValueError(
-            f"unknown module path in fold: {', '.join(map(repr, unknown))}; expected paths of modules of this graph"
-        )
-
-
 class _Folding:
     """State of one `fold_graph` call, which works from the outermost box inwards, through open boxes."""
 
@@ -191,12 +187,32 @@ class _Folding:
         self._shapes: list[int] = []  # for each task
 
     def run(self) -> Folded:
-        self._split_off_parameters()
+        pills = self._pills
+        for task in self._graph.tasks:
+            pills[task.id] = is_pill(self._graph, task.id)
+        for number, edge in enumerate(self._graph.edges):
+            if pills[edge.next_task]:
+                self._uses[edge.task].append((edge.output, edge.next_task))
+            else:
+                self._edges.append((edge.task, edge.next_task, number))
         parts = _parts(self._graph, self._pills)
         if self._folds_repeats:
             self._shapes = find_shapes(self._graph, parts, self._edges, self._uses)
         top = RepeatedPart("", "", -1)
-        top.children = _top_children(self._graph, self._pills, parts)
+        # The model's call is not drawn as a box if it is the only outermost one.
+        roots = [
+            part for call, part in zip(self._graph.calls, parts, strict=True) if call.parent is None and part.tasks
+        ]
+        children: list[RepeatedPart | int] = [
+            task.id for task in self._graph.tasks if task.call is None and not self._pills[task.id]
+        ]
+        if len(roots) == 1 and roots[0].path == "":
+            children += roots[0].children
+            for part in parts:
+                part.depth -= 1
+        else:
+            children += roots
+        top.children = sorted(children, key=first_task)
         boxes = [(top, self._edges)]
         for box, edges in boxes:  # the loop appends to `boxes`
             if not box.closed:
@@ -208,16 +224,6 @@ class _Folding:
             groups[id(box)] = self._group(box, groups)
         return Folded(groups[id(top)].items, tuple(self._stands_in), self._between)
 
-    def _split_off_parameters(self) -> None:
-        pills = self._pills
-        for task in self._graph.tasks:
-            pills[task.id] = is_pill(self._graph, task.id)
-        for number, edge in enumerate(self._graph.edges):
-            if pills[edge.next_task]:
-                self._uses[edge.task].append((edge.output, edge.next_task))
-            else:
-                self._edges.append((edge.task, edge.next_task, number))
-
     def _settle(self, box: RepeatedPart, edges: Edges) -> list[tuple[RepeatedPart, Edges]]:
         """Decide what is drawn in one box. Return its parts, each with the edges inside it (none if closed)."""
         children, ranks = self._without_circles(box.children, edges)
@@ -225,7 +231,14 @@ class _Folding:
             merged = _merge_parallel_calls(children, ranks)
             if len(merged) < len(children):
                 children, ranks = self._without_circles(merged, edges)
-        many = self._count_things(children, ranks) > MOST_LOOSE
+        # A line of chips counts as one item.
+        tasks = self._graph.tasks
+        alike = Counter(
+            (rank, tasks[child].name) for child, rank in zip(children, ranks, strict=True) if isinstance(child, int)
+        )
+        items = len(children) - alike.total()
+        items += sum(count if count < ROW_LENGTH else ceil(count / ROW_LINE) for count in alike.values())
+        many = items > MOST_LOOSE
         if self._folds_repeats and (many or any(isinstance(child, RepeatedPart) for child in children)):
             shapes = [self._shape(child, place) for place, child in enumerate(children)]
             folded = fold_runs(
@@ -235,7 +248,12 @@ class _Folding:
                 children, _ = self._without_circles(folded, edges)
         children = [_unwrapped(child) for child in children]
         if self._fold == "fit" and not box.is_views:
-            children = self._with_views_folded(children, edges)
+            place = self._place
+            links = [(place[task], place[child]) for task, child, _ in edges if place[task] != place[child]]
+            folded = fold_views(self._graph, children, links)
+            if len(folded) < len(children):
+                folded, _ = self._without_circles(folded, edges)
+            children = folded
         box.children = children
         inner = self._inner_edges(children, edges)
         opened = []
@@ -249,15 +267,6 @@ class _Folding:
             child.closed = self._is_closed(child)
             opened.append((child, [] if child.closed else inner[index]))
         return opened
-
-    def _count_things(self, children: list[RepeatedPart | int], ranks: list[int]) -> int:
-        """Count the items of a box; a line of chips counts as one."""
-        tasks = self._graph.tasks
-        alike = Counter(
-            (rank, tasks[child].name) for child, rank in zip(children, ranks, strict=True) if isinstance(child, int)
-        )
-        parts = len(children) - alike.total()
-        return parts + sum(count if count < ROW_LENGTH else ceil(count / ROW_LINE) for count in alike.values())
 
     def _source_of(self, task: int) -> Source | None:
         return self._graph.tasks[task].source
@@ -300,14 +309,6 @@ class _Folding:
                 ),
                 key=first_task,
             )
-
-    def _with_views_folded(self, children: list[RepeatedPart | int], edges: Edges) -> list[RepeatedPart | int]:
-        place = self._place
-        links = [(place[task], place[child]) for task, child, _ in edges if place[task] != place[child]]
-        folded = fold_views(self._graph, children, links)
-        if len(folded) < len(children):
-            folded, _ = self._without_circles(folded, edges)
-        return folded
 
     def _inner_edges(self, children: Sequence[RepeatedPart | int], edges: Edges) -> dict[int, Edges]:
         inner: dict[int, Edges] = defaultdict(list)
@@ -451,19 +452,6 @@ def _parts(graph: Graph, pills: bytearray) -> list[RepeatedPart]:
     return parts
 
 
-def _top_children(graph: Graph, pills: bytearray, parts: list[RepeatedPart]) -> list[RepeatedPart | int]:
-    """Return the outermost parts and tasks. The model's call is left out if it is the only outermost one."""
-    roots = [part for call, part in zip(graph.calls, parts, strict=True) if call.parent is None and part.tasks]
-    children: list[RepeatedPart | int] = [task.id for task in graph.tasks if task.call is None and not pills[task.id]]
-    if len(roots) == 1 and roots[0].path == "":
-        children += roots[0].children
-        for part in parts:
-            part.depth -= 1
-    else:
-        children += roots
-    return sorted(children, key=first_task)
-
-
 def _pieces(child: RepeatedPart | int) -> Iterable[RepeatedPart | int]:
     """Return the pieces of a part that cannot be drawn as one box."""
     if isinstance(child, int):
@@ -490,7 +478,7 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
         if isinstance(child, RepeatedPart) and all(isinstance(task, int) for task in child.children):
             alike[child.path, rank].append(child)
     merged: list[RepeatedPart | int] = []
-    gone: set[RepeatedPart | int] = set()
+    replaced: set[RepeatedPart | int] = set()
     for parts in alike.values():
         if len(parts) >= ROW_LENGTH:
             part = RepeatedPart(parts[0].path, parts[0].class_name, parts[0].depth)
@@ -498,8 +486,8 @@ def _merge_parallel_calls(children: list[RepeatedPart | int], ranks: list[int]) 
             part.tasks = sorted(tasks_of(parts))
             part.children = list(part.tasks)
             merged.append(part)
-            gone.update(parts)
-    return sorted([*(child for child in children if child not in gone), *merged], key=first_task)
+            replaced.update(parts)
+    return sorted([*(child for child in children if child not in replaced), *merged], key=first_task)
 
 
 def _labels(part: RepeatedPart) -> tuple[str, str]:

@@ -13,13 +13,8 @@ from .crossing_reduction import FAR, Net, Piece
 from .layout_types import GUTTER, ITEM_GAP, LANE, LAYOUT, RANK_GAP, Arrangement, Extent, Link, Point, Port
 
 
-def draw(net: Net, extents: Sequence[Extent]) -> Arrangement:
-    """Place the columns side by side and the ranks below one another, and lead each wire through its places."""
-    return _Drawing(net, extents).arrangement()
-
-
 class _Drawing:
-    """Positions of columns and ranks, and the points of each wire."""
+    """Positions of columns, side by side, and ranks, below one another, and the points of each wire."""
 
     def __init__(self, net: Net, extents: Sequence[Extent]) -> None:
         self.net = net
@@ -31,9 +26,26 @@ class _Drawing:
         self.above: float = max((LANE * len(lanes) + 4 for lanes in self.gutters.values()), default=0)
         self.tops = [0.0] * net.cuts[-1]
         self.floors: list[float] = []  # bottom of each column
-        self._stack_ranks()
+        for first, end in pairwise(net.cuts):  # stack the ranks; the gap is wider where wires run far sideways
+            y: float = self.above
+            for rank in range(first, end):
+                self.tops[rank] = y
+                y += self.heights[rank]
+                if rank + 1 < end:
+                    y += RANK_GAP + self._fan(net.layers[rank])
+            self.floors.append(y)
         self.starts: list[float] = []  # left edge of each column
-        self.width = self._set_columns_side_by_side()
+        edge = 0.0
+        for column, (first, end) in enumerate(pairwise(net.cuts)):
+            nodes = [node for layer in net.layers[first:end] for node in layer]
+            if column:
+                edge += GUTTER + LANE * len(self.gutters.get(column, ()))
+            shift = edge - min(net.x[node] - net.left[node] for node in nodes)
+            for node in nodes:
+                net.x[node] += shift
+            self.starts.append(edge)
+            edge = max(net.x[node] + net.right[node] for node in nodes)
+        self.width = edge
 
     def arrangement(self) -> Arrangement:
         net = self.net
@@ -65,18 +77,6 @@ class _Drawing:
             for column, lanes in reach.items()
         }
 
-    def _stack_ranks(self) -> None:
-        """Set the tops of the ranks. The gap between two ranks is wider if wires run far sideways there."""
-        net = self.net
-        for first, end in pairwise(net.cuts):
-            y = self.above
-            for rank in range(first, end):
-                self.tops[rank] = y
-                y += self.heights[rank]
-                if rank + 1 < end:
-                    y += RANK_GAP + self._fan(net.layers[rank])
-            self.floors.append(y)
-
     def _fan(self, layer: list[int]) -> float:
         net = self.net
         if len(layer) == 1 and len(net.down[layer[0]]) == 1:
@@ -85,20 +85,6 @@ class _Drawing:
             (abs(net.x[below] - net.x[node] - by) for node in layer for below, by in net.down[node]), default=0
         )
         return min(48.0, max(0.0, (furthest - 40) / 9))
-
-    def _set_columns_side_by_side(self) -> float:
-        net = self.net
-        edge = 0.0
-        for column, (first, end) in enumerate(pairwise(net.cuts)):
-            nodes = [node for layer in net.layers[first:end] for node in layer]
-            if column:
-                edge += GUTTER + LANE * len(self.gutters.get(column, ()))
-            shift = edge - min(net.x[node] - net.left[node] for node in nodes)
-            for node in nodes:
-                net.x[node] += shift
-            self.starts.append(edge)
-            edge = max(net.x[node] + net.right[node] for node in nodes)
-        return edge
 
     def _points(self, piece: Piece, at_source: bool, at_target: bool) -> list[Point]:
         """Return the points from the source's foot (or the column's first rank) to the target's top."""
@@ -203,7 +189,7 @@ def arrange(
     net.thread(links, entries, exits)
     net.sort()
     pack(net)
-    return draw(net, extents)
+    return _Drawing(net, extents).arrangement()
 
 
 def _without_wide_ranks(extents: Sequence[Extent], ranks: Sequence[int]) -> list[int]:
@@ -243,13 +229,9 @@ def _cuts(extents: Sequence[Extent], ranks: Sequence[int], links: Sequence[Link]
         crossing[ranks[link.target] + 1] -= 1
     typical = sorted(widths)[int(0.8 * (count - 1))] + GUTTER
     most = max(tall, sqrt(ends[-1] * typical / WIDEST_SHAPE)) + RANK_GAP
-    return _balanced_cuts(ends, list(accumulate(crossing)), most)
-
-
-def _balanced_cuts(ends: list[float], crossing: list[int], most: float) -> list[int]:
-    """Cut into the fewest columns of at most `most` pixels, of nearly equal height."""
+    crossing = list(accumulate(crossing))
     cuts = _fill(ends, crossing, most)
-    low, high = ends[-1] / (len(cuts) - 1), most
+    low, high = ends[-1] / (len(cuts) - 1), most  # find the lowest height with that many columns
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         lower = _fill(ends, crossing, middle)

@@ -77,29 +77,25 @@ def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
 def lay_out(graph: Graph, folded: Folded, tall: float = TALL) -> Layout:
     """Lay out a folded graph in columns no taller than `tall`, unless a single rank is taller."""
     with collector_paused():
-        return _lay_out(graph, folded, tall)
-
-
-def _lay_out(graph: Graph, folded: Folded, tall: float) -> Layout:
-    refuse_too_many(graph, folded)
-    wiring = Wiring(graph, folded)
-    top, cells = _Assembly(wiring, tall).lay_out()
-    canvas = Canvas()
-    canvas.pending.append(UnplacedBox(top, cells, 0, 0, 0, top.height))
-    while canvas.pending:
-        canvas.pending.pop().place(canvas)
-    wires = [*canvas.wires, *_joined(wiring, canvas)]
-    return Layout(
-        width=top.width,
-        height=top.height,
-        boxes=tuple(sorted(canvas.boxes, key=lambda box: box.depth)),
-        tasks=tuple(canvas.tasks),
-        pills=tuple(canvas.pills),
-        stubs=tuple(canvas.stubs),
-        rows=tuple(canvas.rows),
-        wires=tuple(wires),
-        shown_by=folded.stands_in,
-    )
+        refuse_too_many(graph, folded)
+        wiring = Wiring(graph, folded)
+        top, cells = _Assembly(wiring, tall).lay_out()
+        canvas = Canvas()
+        canvas.pending.append(UnplacedBox(top, cells, 0, 0, 0, top.height))
+        while canvas.pending:
+            canvas.pending.pop().place(canvas)
+        wires = [*canvas.wires, *_joined(wiring, canvas)]
+        return Layout(
+            width=top.width,
+            height=top.height,
+            boxes=tuple(sorted(canvas.boxes, key=lambda box: box.depth)),
+            tasks=tuple(canvas.tasks),
+            pills=tuple(canvas.pills),
+            stubs=tuple(canvas.stubs),
+            rows=tuple(canvas.rows),
+            wires=tuple(wires),
+            shown_by=folded.stands_in,
+        )
 
 
 def _joined(wiring: Wiring, canvas: Canvas) -> list[PlacedWire]:
@@ -147,7 +143,12 @@ class _Assembly:
     def lay_out(self) -> tuple[Arrangement, list[Cell]]:
         """Return the arrangement of the whole picture, and its cells."""
         wiring = self.wiring
-        shades = self._shades()
+        # The number of boxes that darken each box's background: itself and those around it, up to the nearest run of
+        # equal layers, whose cards are bright.
+        shades = [0]
+        for contents in wiring.boxes[1:]:
+            assert contents.group is not None
+            shades.append(1 if contents.group.times > 1 else shades[contents.around] + 1)
         # Boxes have lower numbers than those inside them, so the size of an inner box is known before it is placed.
         for number in range(len(wiring.boxes) - 1, 0, -1):
             contents = wiring.boxes[number]
@@ -163,17 +164,6 @@ class _Assembly:
                 self.cells[item] = BoxCell(contents.group, depth, cells, inside, weights, shades[number])
         return self._lay_out_box(wiring.boxes[0])
 
-    def _shades(self) -> list[int]:
-        """Count for each box the boxes that darken its background, from itself out to the nearest run of equal layers.
-
-        The cards of equal layers have a bright background.
-        """
-        shades = [0]
-        for contents in self.wiring.boxes[1:]:
-            assert contents.group is not None
-            shades.append(1 if contents.group.times > 1 else shades[contents.around] + 1)
-        return shades
-
     def _lay_out_box(self, contents: Contents) -> tuple[Arrangement, list[Cell]]:
         wires, row_of, weights = self.wiring.wires, self.wiring.row_of, self.weights
         cells = [self._cell(item) for item in contents.items]
@@ -184,8 +174,8 @@ class _Assembly:
         drawn: dict[tuple[int, int, float, float], int] = {}
         for source, target, wire in contents.links:
             a, b = index[source], index[target]
-            leaves = _leaving(cells[a], wire, wires[wire].source)
-            arrives = _arriving(cells[b], wire, wires[wire].target)
+            leaves = _distance_from_axis(cells[a], wire, wires[wire].source, leaves=True)
+            arrives = _distance_from_axis(cells[b], wire, wires[wire].target, leaves=False)
             same = drawn.setdefault((a, b, leaves, arrives), wire)
             if same == wire:
                 links.append(Link(a, b, wire, leaves, arrives, weights[wire], self._output(wire)))
@@ -193,10 +183,10 @@ class _Assembly:
                 wires[same].edges.extend(wires[wire].edges)
         entries, exits = [], []
         for item, wire in contents.entries:
-            shift = _arriving(cells[index[item]], wire, wires[wire].target)
+            shift = _distance_from_axis(cells[index[item]], wire, wires[wire].target, leaves=False)
             entries.append(Port(index[item], wire, shift, weights[wire]))
         for item, wire in contents.exits:
-            shift = _leaving(cells[index[item]], wire, wires[wire].source)
+            shift = _distance_from_axis(cells[index[item]], wire, wires[wire].source, leaves=True)
             exits.append(Port(index[item], wire, shift, weights[wire], self._output(wire)))
         extents = [cell.extent for cell in cells]
         tall = max(LEAST_TALL, self.tall - contents.depth * (HEADER + PAD))
@@ -282,8 +272,8 @@ class _Assembly:
     def _marks(self) -> dict[int, list[Side]]:
         """Return for each item the stubs of wires that are not drawn in full."""
         ends: dict[tuple[str, int], list[int]] = defaultdict(list)
-        for number in self.wiring.apart:
-            source, target = self.wiring.ends_of(number)
+        for number in self.wiring.stubbed:
+            source, target = self.wiring.ends[number]
             ends["to", source].append(number)
             ends["from", target].append(number)
         marks: dict[int, list[Side]] = defaultdict(list)
@@ -301,12 +291,11 @@ class _Assembly:
         return name if len(tasks) == 1 else f"{name} ×{len(tasks)}"
 
 
-def _arriving(cell: Cell, wire: int, task: int | None) -> float:
-    return cell.entry_x[wire] - cell.axis if isinstance(cell, BoxCell) else cell.port(task)
-
-
-def _leaving(cell: Cell, wire: int, task: int | None) -> float:
-    return cell.exit_x[wire] - cell.axis if isinstance(cell, BoxCell) else cell.port(task)
+def _distance_from_axis(cell: Cell, wire: int, task: int | None, leaves: bool) -> float:
+    """Return where a wire of a cell's `task` enters or leaves the cell, relative to the cell's axis."""
+    if isinstance(cell, BoxCell):
+        return (cell.exit_x if leaves else cell.entry_x)[wire] - cell.axis
+    return cell.port(task) if isinstance(cell, RowCell) else 0
 
 
 def _summed(sides: list[tuple[int, Side]]) -> list[tuple[int, Side]]:

@@ -78,8 +78,14 @@ class Standing:
 
         The most active state of the tasks counts.
         """
-        state = self._state(tasks)
-        return ("", "") if state is None else (f" ts-now-{state}", f' data-state="{state}"')
+        if not self._counts:
+            return "", ""
+        found = self._found(tasks)
+        if found["running"] or found["ready"]:
+            state = "running" if found["running"] else "ready"
+        else:
+            state = "done" if 0 < found["done"] == found.total() else "waiting"
+        return f" ts-now-{state}", f' data-state="{state}"'
 
     def bar(self, tasks: Sequence[int], left: float, right: float, height: float) -> str:
         """Return the progress bar of an element with several tasks, a line from `left` to `right` at its bottom."""
@@ -93,14 +99,6 @@ class Standing:
 
     def _found(self, tasks: Sequence[int]) -> Counter[State]:
         return sum((self._counts.get(each, Counter()) for each in dict.fromkeys(tasks)), Counter())
-
-    def _state(self, tasks: Sequence[int]) -> State | None:
-        if not self._counts:
-            return None
-        found = self._found(tasks)
-        if found["running"] or found["ready"]:
-            return "running" if found["running"] else "ready"
-        return "done" if 0 < found["done"] == found.total() else "waiting"
 
     def _count(self, states: Sequence[State], graph: Graph, placed: Layout, hidden: set[int]) -> None:
         drawn = {task_id for pill in placed.pills for task_id in pill.tasks} | {each.task for each in placed.tasks}

@@ -13,7 +13,7 @@ from ..text.durations import created_text
 from ..text.sizes_and_counts import counted
 from .annotations import SIGN_SHAPES, SIGN_TITLES, Around, Outline, Sign, Signs
 from .fit_to_size import first_view
-from .layout import ChipRow, Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
+from .layout import Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
 from .layout_types import Point
 from .progress_states import STATE_TITLES, Standing, State
 from .svg_boxes import box_label, box_shape
@@ -59,7 +59,12 @@ def graph_to_svg(
     """
     if theme not in get_args(GraphTheme):
         raise ValueError(f"unknown theme {theme!r}; expected one of {', '.join(map(repr, get_args(GraphTheme)))}")
-    title = _title(graph)
+    roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
+    of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
+    parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
+    counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
+    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
+    title = " · ".join([start, *counts])
     drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
@@ -118,15 +123,30 @@ def draw_layout(
     marks = Signs(signs, placed.shown_by)
     standing = Standing(states, graph, placed)
     width = max(placed.width, least_width)
-    entries = [*_state_entries(states), *_outline_entries(around), *_sign_entries(marks)]
-    entries += _legend_entries(graph, placed)
+    entries = [
+        *(
+            (f'<g class="ts-task ts-now-{state}"><rect y="2" width="14" height="12" rx="4"/></g>', 14.0, title)
+            for state, title in STATE_TITLES.items()
+            if state in states and state != "waiting"
+        ),
+        *((_tag(around, number, 0, 8), _tag_width(outline), outline.title) for number, outline in around.entries()),
+        *(
+            (f'<g class="ts-sign" transform="{moved(0, 2)}">{SIGN_SHAPES[kind]}</g>', SIGN_SIDE, SIGN_TITLES[kind])
+            for kind in marks.kinds
+        ),
+        *_legend_entries(graph, placed),
+    ]
     legend, legend_height = _legend(entries, width)
     elements = [
         *(box_shape(box, standing) for box in placed.boxes),
         *_wires(placed.wires),
         '<g class="ts-head">',
         *(box_label(box, standing) for box in placed.boxes),
-        *(_row_label(row) for row in placed.rows),
+        *(
+            f'<text class="ts-name" text-anchor="end" x="{pixels(row.rect.right)}" y="{pixels(row.rect.y + 10)}">'
+            f"{escaped(row.label)}</text>"
+            for row in placed.rows
+        ),
         "</g>",
         *_outlines(around, placed.tasks),
         *_tasks(graph, placed.tasks, standing),
@@ -141,31 +161,15 @@ def draw_layout(
     return Drawing(width, placed.height + legend_height, elements)
 
 
-def _title(graph: Graph) -> str:
-    roots = list(dict.fromkeys(graph.tasks[root.task].name for root in graph.roots))
-    of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
-    parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
-    counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
-    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
-    return " · ".join([start, *counts])
-
-
-def _row_label(row: ChipRow) -> str:
-    return (
-        f'<text class="ts-name" text-anchor="end" x="{pixels(row.rect.right)}" y="{pixels(row.rect.y + 10)}">'
-        f"{escaped(row.label)}</text>"
-    )
-
-
 def _tasks(graph: Graph, placed: Sequence[PlacedTask], standing: Standing) -> Iterator[str]:
     with_source = len(graph.tasks) <= SOURCES_UP_TO
     for each in placed:
         task = graph.tasks[standing.shown(each.task)]
         rect = each.rect
         width = pixels(rect.width)
-        state, says = standing.mark([each.task])
+        state, data = standing.mark([each.task])
         head = (
-            f'<g class="ts-task ts-{task.kind}{state}" data-task="{task.id}"{says} transform="{moved(rect.x, rect.y)}">'
+            f'<g class="ts-task ts-{task.kind}{state}" data-task="{task.id}"{data} transform="{moved(rect.x, rect.y)}">'
             f"<title>{_tooltip(graph, task.id, with_source)}</title>"
         )
         if each.chip:
@@ -233,11 +237,6 @@ def _tag_width(outline: Outline) -> float:
     return max(TAG_HEIGHT, text_width(outline.name) + 5)
 
 
-def _outline_entries(around: Around) -> Iterator[tuple[str, float, str]]:
-    for number, outline in around.entries():
-        yield _tag(around, number, 0, 8), _tag_width(outline), outline.title
-
-
 def _signs(signs: Signs, placed: Layout) -> Iterator[str]:
     """Draw the signs at the lower right corners of tasks and closed boxes."""
     for each in placed.tasks:
@@ -263,19 +262,13 @@ def _sign(kinds: Sequence[str], title: str, right: float, y: float, scale: float
     )
 
 
-def _sign_entries(signs: Signs) -> Iterator[tuple[str, float, str]]:
-    for kind in signs.kinds:
-        sample = f'<g class="ts-sign" transform="{moved(0, 2)}">{SIGN_SHAPES[kind]}</g>'
-        yield sample, SIGN_SIDE, SIGN_TITLES[kind]
-
-
 def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     rect = pill.rect
     tasks = [standing.shown(task) for task in pill.tasks]
-    state, says = standing.mark(pill.tasks)
+    state, data = standing.mark(pill.tasks)
     names = "\n".join(_tooltip(graph, task, False) for task in tasks)
     head = (
-        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{says} transform="{moved(rect.x, rect.y)}">'
+        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{data} transform="{moved(rect.x, rect.y)}">'
         f"<title>{names}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )
@@ -291,7 +284,8 @@ def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
 def _stub(graph: Graph, stub: Stub) -> str:
     rect = stub.rect
     what = {"parameter": "further use of", "to": "also goes to", "from": "also comes from"}[stub.kind]
-    others = ", ".join(_name(graph, other) for other in stub.others[:6]) + (", …" if len(stub.others) > 6 else "")
+    others = ", ".join(graph.tasks[other].parameter or graph.describe(other) for other in stub.others[:6])
+    others += ", …" if len(stub.others) > 6 else ""
     return (
         f'<g class="ts-stub" data-stub="{stub.kind}" transform="{moved(rect.x, rect.y)}">'
         f"<title>{what} {escaped(others)}</title>"
@@ -299,10 +293,6 @@ def _stub(graph: Graph, stub: Stub) -> str:
         f'<g transform="translate(11 8)">{STUB_GLYPHS[stub.kind]}</g>'
         f'<text class="ts-mid" x="{pixels((rect.width + 13) / 2)}" y="12">{escaped(stub.label)}</text></g>'
     )
-
-
-def _name(graph: Graph, task: int) -> str:
-    return graph.tasks[task].parameter or graph.describe(task)
 
 
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
@@ -384,7 +374,9 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             rounded = 8 if kind is Kind.ACCUMULATE_GRAD else 4
             shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task ts-{kind}"
             sample = f'<g class="ts-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
-            title = _leaf_title(graph) if kind is Kind.ACCUMULATE_GRAD else KIND_TITLES[kind]
+            title = KIND_TITLES[kind]
+            if kind is Kind.ACCUMULATE_GRAD:  # a tape of HIPS autograd has another name for its leaves
+                title = next(task.short_name for task in graph.tasks if task.is_leaf)
             entries.append((f'{sample}<g transform="translate(13 8)">{GLYPHS[kind]}</g></g>', 26.0, title))
     names = {"parameter": "further use of a parameter", "to": "continues elsewhere", "from": "comes from elsewhere"}
     for kind_of_stub, name in names.items():
@@ -395,11 +387,15 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
     closed = [box.group for box in placed.boxes if box.group.closed]
     if views := sum(group.is_views for group in closed):
         entries.append(
-            ('<g class="ts-head"><text class="ts-soft" y="12">⋯</text></g>', 12.0, _folded("chain", views, "of views"))
+            (
+                '<g class="ts-head"><text class="ts-soft" y="12">⋯</text></g>',
+                12.0,
+                f"{counted(views, 'chain')} of views",
+            )
         )
     if modules := len(closed) - views:
         sample = '<g class="ts-box ts-card"><rect width="26" height="16" rx="4"/></g>'
-        entries.append((sample, 26.0, _folded("module", modules, "folded")))
+        entries.append((sample, 26.0, f"{counted(modules, 'module')} folded"))
     if any(box.group.times > 1 for box in placed.boxes):
         sample = '<g class="ts-box"><rect class="ts-behind" x="3" y="3" width="23" height="13" rx="4"/>'
         sample += '<rect class="ts-front" width="23" height="13" rx="4"/></g>'
@@ -409,22 +405,6 @@ def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]
             ('<g class="ts-wires"><path class="ts-between" d="M0 8H26"/></g>', 26.0, "from one layer to the next")
         )
     return entries
-
-
-def _state_entries(states: Sequence[State]) -> Iterator[tuple[str, float, str]]:
-    for state, title in STATE_TITLES.items():
-        if state in states and state != "waiting":
-            shape = '<rect y="2" width="14" height="12" rx="4"/>'
-            yield f'<g class="ts-task ts-now-{state}">{shape}</g>', 14, title
-
-
-def _folded(noun: str, count: int, after: str) -> str:
-    return f"{counted(count, noun)} {after}"
-
-
-def _leaf_title(graph: Graph) -> str:
-    """Return the legend's title for leaf tasks: AccumulateGrad, except in a tape of HIPS autograd."""
-    return next(task.short_name for task in graph.tasks if task.is_leaf)
 
 
 def _legend(entries: Sequence[tuple[str, float, str]], width: float) -> tuple[list[str], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from ..text.sizes_and_counts import counted
@@ -40,12 +40,12 @@ def box_shape(box: PlacedBox, standing: Standing) -> str:
         behind = "".join(f'<rect class="ts-behind" x="{shift}" y="{shift}" {size}/>' for shift in shifts)
         behind += f'<rect class="ts-front" {size}/>'
     kind = "ts-box ts-quiet" if group.is_views else "ts-box ts-card" if group.closed else "ts-box"
-    state, says, bar = "", "", ""
+    state, data, bar = "", "", ""
     if group.closed:
         tasks = [*group.tasks()]
-        state, says = standing.mark(tasks)
+        state, data = standing.mark(tasks)
         bar = standing.bar(tasks, _TEXT, rect.width - 9, rect.height)
-    place = f'data-module="{escaped(_path(box, standing))}"{says} transform="{moved(rect.x, rect.y)}"'
+    place = f'data-module="{escaped(_path(box, standing))}"{data} transform="{moved(rect.x, rect.y)}"'
     return f'<g class="{kind}{state}" {place}>{behind}<rect class="ts-ground" {size}/>{bar}</g>'
 
 
@@ -97,7 +97,19 @@ def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
     states: list[LayerState] = [*reversed(shown.states)] if shown else ["waiting"] * count
     chosen = 0 if shown is None else count - 1 - shown.number
     if count > MOST_CELLS:
-        yield from _strip(states, chosen, left)
+        # Draw each run of layers in the same state as one part, at least one pixel wide.
+        size = f'y="{pixels(_MIDDLE - _CELL_HEIGHT / 2)}" height="{_CELL_HEIGHT}"'
+        yield f'<g class="ts-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
+        width = STRIP_WIDTH / len(states)
+        first = 0
+        for state, run in groupby(states):
+            last = first + sum(1 for _ in run)
+            if state != "waiting":
+                span = f'x="{pixels(left + first * width)}" width="{pixels(max(1, (last - first) * width))}"'
+                yield f'<g class="ts-layer ts-layer-{state}"><rect {span} {size}/></g>'
+            first = last
+        ring = f'x="{pixels(left + chosen * width - 1)}" width="{pixels(max(3, width + 2))}"'
+        yield f'<g class="ts-layer ts-shown"><rect class="ts-ring" {ring} {size} rx="2"/></g>'
         return
     width, pitch, height = (CELL, CELL_PITCH, _CELL_HEIGHT)
     if group.times <= MOST_BUTTONS:
@@ -113,22 +125,6 @@ def _layers(box: PlacedBox, shown: ShownLayer | None) -> Iterator[str]:
             said = escaped(_SIGNS[state] + name)
             shape += f'<text class="ts-mid" x="{pixels(x + width / 2)}" y="{_MIDDLE + 4}">{said}</text>'
         yield f'<g class="{kind}">{shape}</g>'
-
-
-def _strip(states: Sequence[LayerState], chosen: int, left: float) -> Iterator[str]:
-    """Draw each run of layers in the same state as one part, at least one pixel wide."""
-    size = f'y="{pixels(_MIDDLE - _CELL_HEIGHT / 2)}" height="{_CELL_HEIGHT}"'
-    yield f'<g class="ts-layer"><rect x="{pixels(left)}" width="{STRIP_WIDTH}" {size} rx="2"/></g>'
-    width = STRIP_WIDTH / len(states)
-    first = 0
-    for state, run in groupby(states):
-        last = first + sum(1 for _ in run)
-        if state != "waiting":
-            x = f'x="{pixels(left + first * width)}" width="{pixels(max(1, (last - first) * width))}"'
-            yield f'<g class="ts-layer ts-layer-{state}"><rect {x} {size}/></g>'
-        first = last
-    ring = f'x="{pixels(left + chosen * width - 1)}" width="{pixels(max(3, width + 2))}"'
-    yield f'<g class="ts-layer ts-shown"><rect class="ts-ring" {ring} {size} rx="2"/></g>'
 
 
 def _numbers(group: FoldedCalls) -> list[str]:

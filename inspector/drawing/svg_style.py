@@ -29,17 +29,13 @@ MOST_SHADES = 8  # nested boxes up to which labels have a background of their ow
 QUIETEST_INK = (3, 6)  # depths at which the third and the second ink fall below a contrast of 4.5
 
 
-def _add_grounds(colours: dict[str, str]) -> None:
-    """Add the background of labels for each depth of boxes, which hides wires but matches the box."""
-    bg, shade = ([int(colours[name][at : at + 2], 16) for at in (1, 3, 5)] for name in ("bg", "shade"))
-    for count in range(MOST_SHADES + 1):
-        left = (1 - BOX_OPACITY) ** count
-        mixed = (round(left * one + (1 - left) * other) for one, other in zip(bg, shade, strict=True))
-        colours[f"ground{count}"] = "#" + "".join(f"{each:02x}" for each in mixed)
-
-
+# The background of labels for each depth of boxes, which hides wires but matches the box.
 for _colours in (LIGHT, DARK):
-    _add_grounds(_colours)
+    _bg, _shade = ([int(_colours[_name][_at : _at + 2], 16) for _at in (1, 3, 5)] for _name in ("bg", "shade"))
+    for _count in range(MOST_SHADES + 1):
+        _left = (1 - BOX_OPACITY) ** _count
+        _mixed = (round(_left * one + (1 - _left) * other) for one, other in zip(_bg, _shade, strict=True))
+        _colours[f"ground{_count}"] = "#" + "".join(f"{each:02x}" for each in _mixed)
 
 _HEADERS = """
 text{font:400 11px Inter,system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:$ink}
@@ -156,13 +152,9 @@ def style_sheet(theme: GraphTheme) -> str:
     rules = "\n".join(f".ts-{theme} {rule}" for rule in _RULES.splitlines())
     if theme == "auto":
         rules = re.sub(r"\$([a-z0-9-]+)", r"var(--ts-\1)", rules)
-        return (
-            f".ts-auto{{{_variables(LIGHT)}}}\n"
-            f"@media (prefers-color-scheme:dark){{.ts-auto{{{_variables(DARK)}}}}}\n{rules}"
+        light, dark = (
+            ";".join(f"--ts-{name}:{colour}" for name, colour in colours.items()) for colours in (LIGHT, DARK)
         )
+        return f".ts-auto{{{light}}}\n@media (prefers-color-scheme:dark){{.ts-auto{{{dark}}}}}\n{rules}"
     colours = DARK if theme == "dark" else LIGHT
     return re.sub(r"\$([a-z0-9-]+)", lambda match: colours[match[1]], rules)
-
-
-def _variables(colours: dict[str, str]) -> str:
-    return ";".join(f"--ts-{name}:{colour}" for name, colour in colours.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..graph.graph import Graph, ModuleCall, Task, TensorMeta
+from ..graph.graph import Graph, Task
 from ..graph.saved_tensors import SavedTensor
 
 FORMAT = "tapescope.graph"
@@ -35,7 +35,10 @@ def graph_to_json(graph: Graph) -> str:
         "tasks": [_task(task) for task in graph.tasks],
         "edges": [[edge.task, edge.output, edge.next_task, edge.input] for edge in graph.edges],
         "roots": [[root.task, root.input] for root in graph.roots],
-        "calls": [_call(call) for call in graph.calls],
+        "calls": [
+            {"id": call.id, "path": call.path, "class": call.class_name, "parent": call.parent, "index": call.index}
+            for call in graph.calls
+        ],
         "saved": [_saved(saved) for saved in graph.known_saved],
     }
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
@@ -49,24 +52,19 @@ def _task(task: Task) -> dict[str, Any]:
         "rank": task.id,
         "sequence_nr": str(task.sequence_nr),
         "created_ns": task.created_ns,
-        "inputs": [_meta(meta) for meta in task.inputs],
+        "inputs": [
+            {
+                "shape": None if meta.shape is None else list(meta.shape),
+                "dtype": str(meta.dtype),
+                "device": str(meta.device),
+                "nbytes": meta.nbytes,
+            }
+            for meta in task.inputs
+        ],
         "parameter": task.parameter,
         "call": task.call,
         "operation": None if task.operation is None else task.operation.name,
     }
-
-
-def _meta(meta: TensorMeta) -> dict[str, Any]:
-    return {
-        "shape": None if meta.shape is None else list(meta.shape),
-        "dtype": str(meta.dtype),
-        "device": str(meta.device),
-        "nbytes": meta.nbytes,
-    }
-
-
-def _call(call: ModuleCall) -> dict[str, Any]:
-    return {"id": call.id, "path": call.path, "class": call.class_name, "parent": call.parent, "index": call.index}
 
 
 def _saved(saved: SavedTensor) -> dict[str, Any]:

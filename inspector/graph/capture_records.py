@@ -54,13 +54,13 @@ class Operation:
     Attributes:
         function: the called function; a class for a custom Function or a module; a name if only that is known.
         inputs: its arguments, if the capture kept them.
+        place: the instruction in the user's code that called it.
         began_ns, created_ns: the times of the call and of its return, by `time.perf_counter_ns`. Without a record of
             the call itself, they are the times at which torch reported its first and its last node.
         stream: the accelerator's stream on which it ran, and on which the backwards of its nodes run.
     """
 
     __slots__ = (
-        "_place",
         "_source",
         "began_ns",
         "call",
@@ -69,6 +69,7 @@ class Operation:
         "facts",
         "function",
         "inputs",
+        "place",
         "start",
         "stream",
     )
@@ -93,7 +94,7 @@ class Operation:
         self.function = function
         self.inputs = inputs
         self.stream: torch.Stream | None = None
-        self._place = place
+        self.place = place
         self._source: Source | None = None
 
     def __repr__(self) -> str:
@@ -118,14 +119,9 @@ class Operation:
     @property
     def source(self) -> Source | None:
         """The user's line that called it."""
-        if self._source is None and self._place is not None:
+        if self._source is None and self.place is not None:
             resolve_sources([self])
         return self._source
-
-    @property
-    def place(self) -> Place | None:
-        """The instruction in the user's code that called it."""
-        return self._place
 
 
 @lru_cache(maxsize=4096)
@@ -138,7 +134,7 @@ def resolve_sources(operations: Iterable[Operation]) -> None:
     """Find the lines of many operations at once, which is faster than one by one."""
     known: dict[tuple[int, int], tuple[Place, Source | None]] = {}  # by id, since code objects are compared by content
     for operation in operations:
-        if operation._source is None and (place := operation._place) is not None:
+        if operation._source is None and (place := operation.place) is not None:
             code, instruction = place
             key = id(code), instruction
             if key not in known:
@@ -272,17 +268,14 @@ class Facts:
 
     def full_path(self, root: int, path: str) -> str:
         """Return a path with the name of outermost module `root` if several have parameters, or this one has none."""
-        prefix = self._prefix(root)
-        return f"{prefix}.{path}" if prefix and path else prefix or path
-
-    def _prefix(self, root: int) -> str:
         self._read()
-        class_name, have = self._root_classes[root], self._roots_with_parameters
-        alone = len(have) == 1 or (have[root] and sum(have) == 1)
-        if alone or root == self._unnamed_root:
-            return ""
-        twins = [index for index, name in enumerate(self._root_classes) if name == class_name]
-        return class_name if len(twins) == 1 else f"{class_name}#{twins.index(root) + 1}"
+        prefix, have = "", self._roots_with_parameters
+        is_alone = len(have) == 1 or (have[root] and sum(have) == 1)
+        if not is_alone and root != self._unnamed_root:
+            prefix = self._root_classes[root]
+            twins = [index for index, name in enumerate(self._root_classes) if name == prefix]
+            prefix += f"#{twins.index(root) + 1}" if len(twins) > 1 else ""
+        return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
 class _Parameters(NamedTuple):

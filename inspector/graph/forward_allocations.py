@@ -27,13 +27,14 @@ class ForwardAllocations:
     they are made.
 
     Attributes:
-        leaves: the tasks of leaves that the forward made: a capture saw it, or only the graph holds the leaf.
+        leaves: the tasks of leaves that the forward made: a capture saw this, or only the graph holds the leaf.
         alone: the tasks of those leaves that only the graph holds.
-        unsure: the tasks of leaves that may be older: no capture saw the forward, and something else holds them.
-        addresses: the addresses of all bytes that captures saw being allocated, without the model's.
-        of_model: the addresses of the model's bytes, as far as captures and the graph's leaves tell.
-        alive: the storages at these addresses that are alive.
-        earlier: those that may be of an earlier forward: the capture had seen other nodes, and none of this graph yet.
+        unsure: the tasks of leaves that may be older: no capture saw the forward, and something else holds the leaf.
+        addresses: the addresses of the storages that captures saw being allocated, without those of the model.
+        of_model: the addresses of the model's storages that captures and the graph's leaves show.
+        alive: the storages at `addresses` that are alive.
+        earlier: the living storages that may belong to an earlier forward: when they were allocated, the capture had
+            seen other nodes, but none of this graph.
     """
 
     leaves: frozenset[int]
@@ -103,10 +104,10 @@ def _alone(nodes: Sequence[Node], leaves: list[int]) -> set[int]:
     if not addresses:
         return set()
     tensors = [leaf_of(nodes[task]) for task in leaves]
-    tensors += [slot.tensor for node in nodes for slot in saved_slots(node) if _is_at(slot.tensor, addresses)]
+    tensors += [
+        slot.tensor
+        for node in nodes
+        for slot in saved_slots(node)
+        if (storage := storage_of(slot.tensor)) is not None and storage.address in addresses
+    ]
     return {task for task, held in zip(leaves, kept_by_others(tensors), strict=False) if not held}
-
-
-def _is_at(tensor: Tensor, addresses: set[int]) -> bool:
-    storage = storage_of(tensor)
-    return storage is not None and storage.address in addresses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
@@ -54,17 +54,10 @@ def is_spent(node: Node) -> bool:
     return _any_spent and _NOTE in notes_on(node)
 
 
-def first_over(nodes: Iterable[Node]) -> Node | None:
-    """Return the first node that is known to be freed by a backward, so that another backward would raise."""
-    return next(filter(is_over, nodes), None)
-
-
-def is_over(node: Node) -> bool:
+def is_freed(node: Node) -> bool:
     """Return whether the node is known to be freed by a backward, so that another backward would raise."""
-    return is_spent(node) or _is_freed(node)
-
-
-def _is_freed(node: Node) -> bool:
+    if is_spent(node):
+        return True
     if isinstance(node, BackwardCFunction):  # a node that never reads its saved tensors may run again
         code = getattr(function_of(node).backward, "__code__", None)
         return code is not None and "saved_tensors" in code.co_names and function_is_freed(node)
@@ -102,6 +95,6 @@ def begun_by_session(graph: Graph) -> Iterator[str]:
         ran = [*session.order]
         if any(id(theirs.nodes[task_id]) in nodes for task_id in ran):
             yield (
-                f"an open session has run {len(ran):,} of {len(theirs):,} tasks there: its run() goes on, its close() "
-                "ends it, and another backward needs a fresh forward"
+                f"an open session has run {len(ran):,} of {len(theirs):,} tasks there: session.run() runs the rest, "
+                "session.close() ends it, and another backward needs a new forward"
             )

@@ -190,9 +190,9 @@ class Graph:
     sequence number is the highest there is, in the order in which the forward first used their leaf.
 
     Attributes:
-        tasks: by id.
-        edges: sorted by task and output.
-        roots: where the backward starts: one for each tensor that the graph was read from, in their order.
+        tasks: the tasks, by id.
+        edges: the edges, sorted by task and output.
+        roots: the starts of the backward: one for each tensor that the graph was read from, in their order.
         calls: the module calls of the forward, by id; empty if no capture saw it.
         nodes: torch's node for each task id, as long as the loss exists. Afterwards it is empty, so that a graph keeps
             no saved tensors alive. A graph from a file (`ts.load`) has none. See `ts.graph` for graphs of a temporary
@@ -253,7 +253,7 @@ class Graph:
     def leaves(self) -> dict[int, Tensor]:
         """The leaves by the id of their AccumulateGrad task. Empty for a graph from a file.
 
-        When the loss no longer exists, only the leaves that are still alive.
+        After the loss was freed, these are only the leaves that are still alive.
         """
         if self.nodes:
             return {task.id: leaf_of(self.nodes[task.id]) for task in self.tasks if task.is_leaf}
@@ -280,7 +280,7 @@ class Graph:
 
     @property
     def known_saved(self) -> SavedTensors:
-        """`saved`, or empty if the nodes are gone and it was not read before."""
+        """The same as `saved`; empty instead of an error if the nodes are gone and it was not read before."""
         return self.saved if self.nodes or "saved" in vars(self) else SavedTensors()
 
     @property
@@ -288,11 +288,11 @@ class Graph:
         """The reason why `nodes` is empty, as part of a sentence."""
         if isinstance(self.nodes, LiveNodes):
             return GONE
-        return "this graph has no nodes, as one from a file or of a session that is over"
+        return "this graph has no nodes, because it is from a file or its session is over"
 
     @property
     def for_result(self) -> Graph:
-        """The graph as a result may keep it: without its nodes, unless something else releases them."""
+        """The graph for a result to keep: without its nodes, unless they are released with the loss."""
         if not self.nodes or (isinstance(self.nodes, LiveNodes) and self.nodes.is_watching):
             return self
         if "_for_result" not in vars(self):
@@ -303,7 +303,7 @@ class Graph:
         return found
 
     def owned(self) -> Graph:
-        """Return this graph for a session, which has to hold the nodes itself; `for_result` returns this one."""
+        """Return a copy for a session, which holds the nodes itself. The copy's `for_result` is this graph's."""
         found = self._with_nodes(tuple(self.nodes))
         vars(found)["_for_result"] = self.for_result
         return found
@@ -416,7 +416,7 @@ class Graph:
         return text_of("graph as SVG", self, widest=_CELL_WIDTH) if len(self.tasks) <= _MOST_SHOWN else None
 
 
-def told_apart(graph: Graph, task: Task | int) -> str:
+def unique_name(graph: Graph, task: Task | int) -> str:
     """Return the task as in `describe`, preceded by its id if another task has the same name: `#9 MulBackward0`."""
     task, described = graph.task(task), graph.describe(task)
     alike = (each for each in graph.tasks if each.name == task.name and each.id != task.id)

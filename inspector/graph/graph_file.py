@@ -125,7 +125,7 @@ def read_graph(section: Section) -> Graph:
     if not roots:
         raise section.wrong("roots", "is empty")
     if len(ranks_of(len(tasks), ((edge.task, edge.next_task) for edge in edges))[1]) != len(tasks):
-        raise section.wrong("edge_next_task", "leads back to a task that came before: the edges form a circle")
+        raise section.wrong("edge_next_task", "leads back to an earlier task: the edges form a cycle")
     return Graph(tasks, edges, roots, calls, raised=section.text("raised") if "raised" in section else None)
 
 
@@ -139,9 +139,9 @@ def meta_of(section: Section, key: str, row: Any) -> TensorMeta:
     any_dtype = isinstance(row, list) and row[3:] == [_ANY_DTYPE]
     shape, dtype, device = _fields(section, key, row[:3] if any_dtype else row, 3)
     if shape is not None and not (isinstance(shape, list) and all(_is_count(size) for size in shape)):
-        raise section.wrong(key, f"has a shape that is none: {shape!r:.80}")
+        raise section.wrong(key, f"has an invalid shape: {shape!r:.80}")
     if not (isinstance(dtype, str) and dtype in _DTYPES):  # reading an attribute of torch may import a module
-        raise section.wrong(key, f"has a dtype which torch {torch.__version__} does not know: {dtype!r:.80}")
+        raise section.wrong(key, f"has a dtype that torch {torch.__version__} does not have: {dtype!r:.80}")
     sizes = None if shape is None else tuple(shape)
     return TensorMeta(sizes, _DTYPES[dtype], device_of(section, key, device), any_dtype)
 
@@ -151,7 +151,7 @@ def device_of(section: Section, key: str, device: Any) -> torch.device:
     if isinstance(device, str):  # a number would be looked up among the accelerators of this machine
         with suppress(RuntimeError):
             return torch.device(device)
-    raise section.wrong(key, f"has a device which torch {torch.__version__} does not know: {device!r:.80}")
+    raise section.wrong(key, f"has a device that torch {torch.__version__} does not have: {device!r:.80}")
 
 
 def _is_count(value: object) -> bool:
@@ -166,7 +166,7 @@ def _fields(section: Section, key: str, row: Any, count: int) -> list[Any]:
 
 def _indices(section: Section, key: str, row: Any, entries: list[TensorMeta]) -> tuple[TensorMeta, ...]:
     if not isinstance(row, list) or not all(_is_count(each) and each < len(entries) for each in row):
-        raise section.wrong(key, f"has an entry that leads nowhere: {row!r:.80}")
+        raise section.wrong(key, f"has an index that is out of range: {row!r:.80}")
     return tuple(entries[each] for each in row)
 
 
@@ -182,7 +182,7 @@ def _call(section: Section, number: int, row: Any) -> ModuleCall:
 def _root(section: Section, row: Any, tasks: tuple[Task, ...]) -> Root:
     task, number = _fields(section, "roots", row, 2)
     if not (_is_count(task) and _is_count(number) and task < len(tasks) and number < len(tasks[task].inputs)):
-        raise section.wrong("roots", f"has an entry that leads nowhere: {row!r:.80}")
+        raise section.wrong("roots", f"has an index that is out of range: {row!r:.80}")
     return Root(task, number)
 
 
@@ -206,16 +206,6 @@ def read_operations(section: Section) -> list[StoredOperation]:
     ]
 
 
-def _parameters(section: Section, tasks: int) -> dict[int, str]:
-    found = {}
-    for row in section.rows("parameters"):
-        task, name = _fields(section, "parameters", row, 2)
-        if not (_is_count(task) and task < tasks and isinstance(name, str)):
-            raise section.wrong("parameters", f"has an entry that names nothing: {row!r:.80}")
-        found[task] = name
-    return found
-
-
 def _sequence_numbers(section: Section, count: int) -> list[int]:
     if (entries := section.count("sequence_nr")) not in (-1, count):
         raise section.wrong("sequence_nr", f"has {entries} entries, not {count}")
@@ -235,13 +225,18 @@ def _tasks(section: Section, input_lists: list[tuple[TensorMeta, ...]], calls: i
     try:
         kinds = [Kind(kind) for kind in section.texts("kinds")]
     except ValueError as error:
-        raise section.wrong("kinds", f"has a kind which this version does not know: {error!s:.80}") from None
+        raise section.wrong("kinds", f"has an unknown kind: {error!s:.80}") from None
     operations = read_operations(section)
     name = section.integers("name", len(names))
     count = len(name)
     if count > _MOST_TASKS:
-        raise section.wrong("name", f"is of {count:,} tasks, where {_MOST_TASKS:,} are the most that is read")
-    parameters = _parameters(section, count)
+        raise section.wrong("name", f"has {count:,} tasks; at most {_MOST_TASKS:,} are read")
+    parameters: dict[int, str] = {}
+    for row in section.rows("parameters"):
+        task, parameter = _fields(section, "parameters", row, 2)
+        if not (_is_count(task) and task < count and isinstance(parameter, str)):
+            raise section.wrong("parameters", f"has an entry that is not a task and a name: {row!r:.80}")
+        parameters[task] = parameter
     times: Sequence[int] = [-1] * count
     if "created_ns" in section:
         times = section.integers("created_ns", 2**63, low=-1, length=count, code="q")
@@ -275,7 +270,7 @@ def _edges(section: Section, tasks: tuple[Task, ...]) -> tuple[Edge, ...]:
     from_task = section.integers("edge_task", len(tasks))
     count = len(from_task)
     if count > _MOST_EDGES:
-        raise section.wrong("edge_task", f"is of {count:,} edges, where {_MOST_EDGES:,} are the most that is read")
+        raise section.wrong("edge_task", f"has {count:,} edges; at most {_MOST_EDGES:,} are read")
     columns = (
         from_task,
         section.integers("edge_output", _MOST_OUTPUTS, length=count),
@@ -288,6 +283,6 @@ def _edges(section: Section, tasks: tuple[Task, ...]) -> tuple[Edge, ...]:
         if (edge.task, edge.output) <= last:
             raise section.wrong("edge_output", f"is not sorted by task and output at {edge}")
         if edge.input >= len(tasks[edge.next_task].inputs):
-            raise section.wrong("edge_input", f"leads to an input that is not there: {edge}")
+            raise section.wrong("edge_input", f"leads to an input that does not exist: {edge}")
         last = edge.task, edge.output
     return edges

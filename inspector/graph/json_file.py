@@ -36,68 +36,13 @@ class Span(NamedTuple):
 
 
 Entries = dict[str, "Span | Entries"]
-
-
-def entries_of(content: Content) -> Entries:
-    """Return the entries of a JSON object: nested objects as mappings, all other values as spans.
-
-    Values are not parsed; only their brackets are matched.
-
-    Raises:
-        ValueError: the text is not a JSON object, is cut off, or has more lists than a file of its size should.
-    """
-    _check_text(content)
-    try:
-        found, end = _Scan(content).object(_skip(content, 0), 1)
-    except IndexError:
-        raise ValueError("it is cut off") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is not a JSON object: {error}") from None
-    if _skip(content, end) != len(content):
-        raise ValueError(f"it goes on after its end, at character {end}")
-    return found
-
-
-def value_of(content: Content, span: Span) -> Any:
-    """Parse a value.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
-    try:
-        return json.loads(content[span.start : span.end])
-    except RecursionError:
-        raise ValueError("its lists are nested too deeply") from None
-
-
-def pieces_of(content: Content, span: Span) -> Iterator[list[Any]]:
-    """Yield the entries of a list of numbers, piece by piece, so that they need little memory.
-
-    Raises:
-        ValueError: it is not a JSON list, or a list inside of it crosses the end of a piece.
-    """
-    at, end = span.start + 1, span.end - 1
-    if content[span.start] != ord("[") or content[end] != ord("]"):
-        raise ValueError("it is not a list")
-    while at < end:
-        stop = end if end - at <= _PIECE else content.rfind(b",", at, at + _PIECE)
-        if stop < 0:
-            raise ValueError(f"it has an entry of more than {_PIECE} characters")
-        yield json.loads(b"[" + content[at:stop] + b"]")
-        at = stop + 1
+"""The entries of a JSON object: nested objects as mappings, all other values as spans."""
 
 
 def count_of(content: Content, span: Span) -> int:
     """Return the number of entries of a list of numbers."""
     empty = _skip(content, span.start + 1) == span.end - 1
     return 0 if empty else content.count(b",", span.start, span.end) + 1
-
-
-def _check_text(content: Content) -> None:
-    decoder = getincrementaldecoder("utf-8")()
-    if not content.isascii():
-        for at in range(0, len(content), _PIECE):
-            decoder.decode(content[at : at + _PIECE], final=at + _PIECE >= len(content))
 
 
 class _Scan:
@@ -148,7 +93,7 @@ class _Scan:
                 open_.append(_CLOSING[character])
                 self._lists_left -= 1
                 if self._lists_left < 0:
-                    raise ValueError("it has more lists in it than a file of its size should have")
+                    raise ValueError("it has more lists than a file of its size should have")
             elif not open_ or character != open_.pop():
                 raise _wrong("another bracket is expected", at)
             at += 1
@@ -183,6 +128,7 @@ _CHUNK = 16_384  # entries encoded at once
 _MOST_ENTRIES = 2**26  # per column
 _MOST_IN_I = 2**31  # numbers below fit the type code "i"
 _LONGEST = 2**25  # characters outside of columns of numbers; the Python objects take up to twelve times as much
+_INFINITE = {math.inf: "inf", -math.inf: "-inf"}
 _NO_NUMBER = {"inf": math.inf, "-inf": -math.inf, None: math.nan}
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -223,15 +169,11 @@ class ColumnWriter:
 
     def floats(self, key: str, entries: Iterable[float]) -> None:
         """Write a column of numbers. JSON has no NaN or infinity, so they become null, "inf" and "-inf"."""
-        self.column(key, (entry if math.isfinite(entry) else _in_words(entry) for entry in entries))
+        self.column(key, (entry if math.isfinite(entry) else _INFINITE.get(entry) for entry in entries))
 
     def _key(self, key: str) -> None:
         self._write(f"{self._separator}{_encode(key)}:")
         self._separator = ",\n"
-
-
-def _in_words(number: float) -> str | None:
-    return None if math.isnan(number) else "inf" if number > 0 else "-inf"
 
 
 class Section:
@@ -274,7 +216,7 @@ class Section:
         """Return a text that must be one of the known ones."""
         found = self.text(key)
         if found not in known:
-            raise self.wrong(key, f"is {found!r:.80}; known are {', '.join(known)}")
+            raise self.wrong(key, f"is {found!r:.80}; expected one of {', '.join(known)}")
         return found
 
     def number(self, key: str, low: int = 0, high: int = 2**63) -> int:
@@ -326,27 +268,30 @@ class Section:
         return found
 
     def _pieces(self, key: str, length: int | None, of_what: str) -> Iterator[list[Any]]:
-        """Yield the entries of a column, piece by piece."""
-        span = self._entry(key)
-        if not isinstance(span, Span) or self._content[span.start] != ord("["):
+        """Yield the entries of a column, piece by piece, so that they need little memory."""
+        content, span = self._content, self._entry(key)
+        if not isinstance(span, Span) or content[span.start] != ord("["):
             raise self.wrong(key, f"is not a list of {of_what}")
-        count = count_of(self._content, span)
+        count = count_of(content, span)
         if length is not None and count != length:
             raise self.wrong(key, f"has {count} entries, not {length}")
         if count > _MOST_ENTRIES:
-            raise self.wrong(key, f"has {count} entries, where {_MOST_ENTRIES} are the most that is read")
-        if count:
+            raise self.wrong(key, f"has {count} entries; at most {_MOST_ENTRIES} are read")
+        at, end = span.start + 1, span.end - 1
+        while count and at < end:
+            stop = end if end - at <= _PIECE else content.rfind(b",", at, at + _PIECE)
             try:
-                yield from pieces_of(self._content, span)
-            except (ValueError, RecursionError):
-                raise self.wrong(key, f"is not a list of {of_what}") from None
+                piece = json.loads(b"[" + content[at:stop] + b"]") if stop >= 0 and content[end] == ord("]") else None
+            except (ValueError, RecursionError):  # such as a list that crosses the end of a piece
+                piece = None
+            if piece is None:
+                raise self.wrong(key, f"is not a list of {of_what}")
+            yield piece
+            at = stop + 1
 
     def wrong(self, key: str, reason: str) -> ValueError:
         """Return the error for an entry that the caller found to be invalid."""
-        return ValueError(f"{self._name(key)} {reason}")
-
-    def _name(self, key: str) -> str:
-        return f'"{self._where}.{key}"' if self._where else f'"{key}"'
+        return ValueError(f'"{self._where}{"." if self._where else ""}{key}" {reason}')
 
     def _entry(self, key: str) -> Span | Entries:
         if key not in self._entries:
@@ -359,9 +304,11 @@ class Section:
             raise self.wrong(key, f"is not {called}")
         size = span.end - span.start
         if size > _LONGEST:
-            raise self.wrong(key, f"takes {size} characters, where {_LONGEST} are the most that is read")
+            raise self.wrong(key, f"has {size} characters; at most {_LONGEST} are read")
         try:
-            found = value_of(self._content, span)
+            found = json.loads(self._content[span.start : span.end])
+        except RecursionError:
+            raise self.wrong(key, "is not JSON: its lists are nested too deeply") from None
         except ValueError as error:
             raise self.wrong(key, f"is not JSON: {error!s:.80}") from None
         if not isinstance(found, kind) or (isinstance(found, bool) and kind is int):
@@ -384,9 +331,23 @@ def has_twice(numbers: array[int], low: int, high: int) -> bool:
 def read_section(content: str | Content) -> Section:
     """Read a JSON object and find the positions of its entries.
 
+    Values are not parsed; only their brackets are matched.
+
     Raises:
-        ValueError: the file is not a JSON object, or is cut off.
+        ValueError: the text is not a JSON object, is cut off, or has more lists than a file of its size should.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "surrogatepass")
-    return Section(content, entries_of(content), "")
+    if not content.isascii():
+        decoder = getincrementaldecoder("utf-8")()
+        for at in range(0, len(content), _PIECE):
+            decoder.decode(content[at : at + _PIECE], final=at + _PIECE >= len(content))
+    try:
+        entries, end = _Scan(content).object(_skip(content, 0), 1)
+    except IndexError:
+        raise ValueError("it is cut off") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not a JSON object: {error}") from None
+    if _skip(content, end) != len(content):
+        raise ValueError(f"it continues after its end, at character {end}")
+    return Section(content, entries, "")

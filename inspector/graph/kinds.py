@@ -1,4 +1,4 @@
-"""The kinds of node that a graph can hold, and how to tell them apart."""
+"""The kinds of nodes, and the kind and short name of a node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..torch_private.nodes import function_of
 
 
 class Kind(StrEnum):
-    """The kind of a task's node; the value is what exports and style sheets call it.
+    """The kind of a task's node. The values are the names in exports and style sheets.
 
     Attributes:
         CPP: generated C++ nodes: MmBackward0, ReluBackward0, ...
@@ -23,7 +23,7 @@ class Kind(StrEnum):
         CHECKPOINT: torch.utils.checkpoint(use_reentrant=True).
         MODULE_HOOK: the identity nodes of nn.Module full backward hooks.
         ERROR: nodes that raise when they run: not implemented, not differentiable.
-        PRIMITIVE: a function of HIPS autograd's, with its vjp.
+        PRIMITIVE: a function of HIPS autograd with its vjp.
     """
 
     CPP = "cpp"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 
 ARGUMENT = "Argument"
-"""The name of the leaf task in a tape of HIPS autograd, that of the differentiated argument."""
+"""The name of the leaf task in a tape of HIPS autograd, which stands for the differentiated argument."""
 
 KIND_TITLES = {
     Kind.CPP: "C++ node",

@@ -15,20 +15,21 @@ from ..torch_private.compiled import keep_compiler_out
 from ..torch_private.nodes import leaf_of
 from .source_lines import OWN_CODE
 
-GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors went with it"
+GONE = "the loss that this graph was read from no longer exists, and its nodes and saved tensors were freed with it"
 """The reason why a graph has no nodes any more."""
 
 
 class LiveNodes(list[Node]):
-    """Nodes by task id. The list becomes empty when one of the tensors dies that the graph was read from.
+    """Nodes by task id. The list becomes empty when one of the tensors that the graph was read from is freed.
 
-    A node that Python holds keeps its saved tensors alive, and torch has no weak references to nodes. So every copy of
-    a graph shares one list, and whoever keeps a run, a timeline or a plan does not keep the saved tensors.
+    A node that Python holds keeps its saved tensors alive, and torch has no weak references to nodes. So all copies of
+    a graph share one list, and a run, a timeline or a plan that is kept does not keep the saved tensors alive.
 
     Attributes:
-        is_watching: whether the list depends on tensors at all. A graph read from a `GradientEdge`, which cannot be
-            referred to weakly, or from a temporary, as in `ts.graph(make_loss())`, is itself what holds the nodes.
-        leaves: by the id of each AccumulateGrad its leaf, once the nodes are gone.
+        is_watching: whether the list becomes empty with a tensor. It is False for a graph read from a `GradientEdge`,
+            which has no weak references, or from a temporary, as in `ts.graph(make_loss())`: such a graph holds its
+            nodes.
+        leaves: the leaves by the id of their AccumulateGrad task, once the nodes are gone.
     """
 
     __slots__ = ("__weakref__", "_call", "_called", "_tensors", "is_watching", "leaves")
@@ -68,17 +69,14 @@ class LiveNodes(list[Node]):
         self._called = frozenset(own)
         self._call = None if frame is None else (frame.f_code, frame.f_lasti)
 
-    def _is_temporary(self, dying_in: FrameType) -> bool:
-        return dying_in.f_code in self._called or (dying_in.f_code, dying_in.f_lasti) == self._call
-
 
 def _forget(nodes_ref: ref[LiveNodes], tensor: object) -> None:
     nodes = nodes_ref()
     if nodes is None or not nodes.is_watching:
         return
-    frame = sys._getframe(0).f_back
-    if frame is not None and nodes._is_temporary(frame):  # no frame: the interpreter is exiting
-        nodes.is_watching = False
+    frame = sys._getframe(0).f_back  # the frame in which the tensor is freed; None while the interpreter exits
+    if frame is not None and (frame.f_code in nodes._called or (frame.f_code, frame.f_lasti) == nodes._call):
+        nodes.is_watching = False  # the tensor was a temporary
     else:
         nodes.forget()
 

@@ -156,8 +156,12 @@ def _product(task: int, node: Node, form: _Form, wanted: set[int], result: Tenso
         _kept(node, right, kept, packed, left_number in wanted),
     ]
     shapes = [shape for _, shape, _ in sides]
-    if None in shapes:
-        shapes = _completed(form.function, shapes, result.shape)
+    if None in shapes and form.function in ("bmm", "baddbmm"):  # which do not save the sizes of the other factor
+        batch, rows, columns = result.shape
+        if (known := shapes[1]) is not None:
+            shapes[0] = batch, rows, known[1]
+        elif (known := shapes[0]) is not None:
+            shapes[1] = batch, known[2], columns
     if shapes[0] is None or shapes[1] is None:
         return None
     settings = tuple((name, saved_value(node, name)) for name in _SETTINGS) if form.function == "convolution" else ()
@@ -188,17 +192,3 @@ def _kept(
     if slot in packed:
         return "packed", shape, None
     return "gone" if needed else "not saved", shape, None
-
-
-def _completed(
-    function: str, shapes: list[tuple[int, ...] | None], result: tuple[int, ...]
-) -> list[tuple[int, ...] | None]:
-    """Return both factors' shapes of a batched product that saved one; bmm does not save the other's sizes."""
-    left, right = shapes
-    if function in ("bmm", "baddbmm"):
-        batch, rows, columns = result
-        if left is None and right is not None:
-            left = batch, rows, right[1]
-        elif right is None and left is not None:
-            right = batch, left[2], columns
-    return [left, right]

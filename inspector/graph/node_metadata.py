@@ -29,7 +29,7 @@ _PLAIN = frozenset({NoneType, bool, int, float, str})
 
 
 class HookNote(NamedTuple):
-    """A hook of a tensor, as it was registered. `hook` is its name, never itself: it may lead back to the node."""
+    """A registered hook of a tensor. `hook` is its name, not the hook itself, which may lead back to the node."""
 
     hook: str
     operation: Operation
@@ -97,9 +97,10 @@ def unmarked_nodes(result: object) -> list[Node]:
 
 
 def mark_foreign(arguments: Sequence[object], start: int, newest: object = None) -> None:
-    """Marks what an operation was given, but its thread can't have made: nodes numbered like the operation's own.
+    """Mark the nodes of arguments that another thread made, whose numbers are like those of the operation's own nodes.
 
-    The thread's `newest` result it has made: looking at its number takes as long as much else of a capture.
+    An argument that is the thread's `newest` result is skipped, because reading its number would be a large part of the
+    capture's cost.
     """
     inside_transforms = functorch_is_active()
     for argument in arguments:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from inspect import Parameter, signature
 from types import MethodDescriptorType, WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -21,9 +21,6 @@ from torch.autograd.function import Function
 from ..torch_private.tensors import computes_itself, storage_of, version_of
 from ..torch_private.thread_state import functorch_is_active, unobserved, without_torch_function
 from ..validation import a_kind
-
-if TYPE_CHECKING:
-    pass
 
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(...)),
@@ -59,7 +56,7 @@ class KeptTensor:
         self._nbytes = storage.nbytes if storage else 0
 
     def close(self) -> None:
-        """The operation has run."""
+        """Note whether the operation, which has run, wrote to it."""
         if version_of(self.tensor) != self._version:
             self.written = True
             self._version = version_of(self.tensor)
@@ -85,17 +82,13 @@ class _KeptObject:
         try:
             self._reference = ref(value)
         except TypeError:
-            self._reference = _nothing
+            self._reference = lambda: None
 
     def value(self) -> object:
         value = self._reference()
         if value is None:
             raise LookupError(f"its argument {self._name}, a {self._kind}, is not kept by a capture and is gone")
         return value
-
-
-def _nothing() -> None:
-    return None
 
 
 class KeptInputs:
@@ -118,7 +111,7 @@ class KeptInputs:
             self._kwargs = {name: self._keep(value, name, written) for name, value in kwargs.items()}
 
     def close(self) -> KeptInputs:
-        """The operation has run."""
+        """Note which arguments the operation, which has run, wrote to."""
         for each in self.tensors:
             each.close()
         return self
@@ -169,9 +162,15 @@ def argument_names(function: Callable[..., Any] | type | str) -> tuple[tuple[str
     """Return the names of an operation's positional arguments, and of the variadic one (`*tensors`)."""
     if isinstance(function, str):
         return (), None
-    if isinstance(function, type):
-        return _function_names(function) if issubclass(function, Function) else ((), None)
-    return _names_of(function)
+    if not isinstance(function, type):
+        return _names_of(function)
+    if not issubclass(function, Function):
+        return (), None
+    try:  # not cached, since a custom Function's class may be created in each forward
+        names, rest = _by_place(signature(function.forward).parameters.values())
+    except (TypeError, ValueError):
+        return (), None
+    return (names if function.setup_context is not Function.setup_context else names[1:]), rest  # without `ctx`
 
 
 def names_by_place(names: tuple[tuple[str, ...], str | None], count: int) -> tuple[str, ...]:
@@ -235,25 +234,13 @@ def _names_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], str | None
         return names, None
     try:
         return _by_place(signature(function).parameters.values())
-    except (TypeError, ValueError):  # most of torch's functions are built in, and say so in their documentation alone
-        return _documented_names(function), None
-
-
-def _documented_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    found = _SIGNATURE.match(function.__doc__ or "")
-    known = found is not None and found[1] == getattr(function, "__name__", None)
-    by_place = found[2].partition("*")[0].split(",") if found is not None and known else []
-    names = tuple([name[0] for each in by_place if (name := _NAME.match(each.strip()))])
-    return ("self", *names) if isinstance(function, MethodDescriptorType | WrapperDescriptorType) else names
-
-
-def _function_names(function: type[Function]) -> tuple[tuple[str, ...], str | None]:
-    """Return the argument names of a custom Function's forward, without `ctx`. The class is not cached."""
-    try:
-        names, rest = _by_place(signature(function.forward).parameters.values())
-    except (TypeError, ValueError):
-        return (), None
-    return (names if function.setup_context is not Function.setup_context else names[1:]), rest
+    except (TypeError, ValueError):  # most of torch's functions are built in; only their docstrings have a signature
+        found = _SIGNATURE.match(function.__doc__ or "")
+        known = found is not None and found[1] == getattr(function, "__name__", None)
+        by_place = found[2].partition("*")[0].split(",") if found is not None and known else []
+        is_method = isinstance(function, MethodDescriptorType | WrapperDescriptorType)
+        documented = [name[0] for each in by_place if (name := _NAME.match(each.strip()))]
+        return (*(["self"] if is_method else []), *documented), None
 
 
 def _by_place(parameters: Any) -> tuple[tuple[str, ...], str | None]:

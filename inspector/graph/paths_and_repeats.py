@@ -95,7 +95,7 @@ class RepeatedPart:
         self.above = ""  # the path of the box around it
         self.calls = 1
         self.is_views = False  # a chain of views, in no module of their own
-        self.made_at = ""  # of a run of tasks alone: the lines that made them, or how many they are
+        self.made_at = ""  # for a run of tasks without modules: the lines that made them, or their number
         self.closed = False
         self.repeat: int | None = None
         self.shape = -1  # parts of the same shape have the same modules, tasks and inner edges
@@ -171,8 +171,8 @@ def fold_runs(
 ) -> list[RepeatedPart | int]:
     """Fold each run of equal siblings, of a period of one or more, into one part.
 
-    At least one module is in each period, unless it is said where tasks come from: then runs of tasks alone are folded,
-    too, each beginning where the forward went back to an earlier line.
+    Each period contains at least one module. With `source_of`, runs of tasks without modules are folded, too; each
+    begins where the forward went back to an earlier line.
     """
     folded: list[RepeatedPart | int] = []
     next_part = len(children)
@@ -207,8 +207,7 @@ def _longest_run(
     start: int,
     periods: range,
 ) -> tuple[int, int]:
-    """The period and the number of equal members of the longest run that begins at `start`; (1, 1) if none is worth
-    it."""
+    """Return the period and the number of members of the longest run from `start` on; (1, 1) if all are short."""
     best = (1, 1)
     shape = shapes[start]
     for period in range(periods.start, min(periods.stop, (len(children) - start) // 2 + 1)):
@@ -239,7 +238,7 @@ def _times(
 def _goes_back(
     children: list[RepeatedPart | int], start: int, period: int, source_of: Callable[[int], Source | None]
 ) -> int:
-    """After how many of a period the forward went back to an earlier line; 0 if it did not, or more than once."""
+    """Return the place in a period at which the forward went back to an earlier line; 0 if not exactly once."""
     sources = [source_of(first_task(child)) for child in children[start : start + period]]
     back = [
         place
@@ -282,15 +281,12 @@ def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:
         part.members = members
         part.tasks = tasks_of(chain.from_iterable(members))
         return part
-    path = _common_parent([part.path for part in parts]) if len(members[-1]) > 1 else parts[0].path
+    path = parts[0].path
+    if len(members[-1]) > 1:  # take the innermost module that contains all of them; "" for the model
+        parents = [each.path.split(".")[:-1] for each in parts]
+        shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+        path = ".".join(names[0] for names in shared)
     part = RepeatedPart(path, parts[0].class_name, min(each.depth for each in parts))
     part.members = members
     part.tasks = tasks_of(child for member in members for child in member)
     return part
-
-
-def _common_parent(paths: list[str]) -> str:
-    """Return the path of the innermost module that contains all of these; "" for the model."""
-    parents = [path.split(".")[:-1] for path in paths]
-    shared = takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
-    return ".".join(names[0] for names in shared)

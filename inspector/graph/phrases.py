@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from .graph import Graph, Task, module_name
 
-MOST_NAMED = 3  # of each kind; of the others only how many there are
+MOST_NAMED = 3  # of each kind; the others are only counted
 
 
 def module_title(graph: Graph, path: str | None) -> str:

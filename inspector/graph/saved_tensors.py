@@ -104,7 +104,10 @@ def saved_tensors(nodes: Sequence[Node], names: dict[int, str | None]) -> SavedT
 
 
 def _slots(nodes: Sequence[Node]) -> tuple[list[tuple[int, str, int | None, bool]], list[Tensor]]:
-    """Per slot the task, its name, `made_by` and whether the tensor was modified; and the tensors, in a list alone."""
+    """Return for each slot the task, its name, `made_by` and whether the tensor was modified; and the tensors.
+
+    After this returns, only the list of tensors refers to them, as `kept_by_others` needs.
+    """
     ids = {node: task for task, node in enumerate(nodes)}
     slots, tensors = [], []
     for task, node in enumerate(nodes):

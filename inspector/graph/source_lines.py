@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from ..torch_private.thread_state import unobserved
 
-# The engine's ready models stand for the user's code; but ts.recompute and ts.find_nan call the user's operations on
-# their way, and ts.training is called by the hooks of what the user calls.
 PACKAGE = Path(__file__).parents[2]
 """The folder in which tapescope is installed."""
 
@@ -31,6 +29,8 @@ OWN_CODE = (
 )
 """Path prefixes of tapescope's own code. A clone of the repository may have the user's scripts beside them."""
 
+# The rest of engine/ is not a library, because its ready models stand for the user's code. ts.recompute and ts.find_nan
+# call the user's operations themselves, and ts.training runs in hooks that the user's calls trigger.
 _ENGINE = PACKAGE / "engine"
 _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
@@ -56,8 +56,8 @@ class Source:
     """A line of a source file.
 
     Attributes:
-        file: its path; of a cell what IPython calls it.
-        line: counts from 1.
+        file: its path; for a notebook's cell the name that IPython gives it.
+        line: the number of the line, from 1.
         function: the name of the function in which the line is.
     """
 
@@ -67,12 +67,12 @@ class Source:
 
     @property
     def short(self) -> str:
-        """`model.py:120`, as a person would say it; `cell:3` in a notebook."""
+        """The file's name and the line: `model.py:120`; `cell:3` in a notebook."""
         in_notebook = "ipykernel_" in self.file or self.file.startswith("<ipython-input")
         return f"{'cell' if in_notebook else Path(self.file).name}:{self.line}"
 
     def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
-        """The line's text with its neighbours; empty where the file can't be read. Cells of a notebook can be."""
+        """Return the line's text with its neighbours; empty if the file cannot be read. Notebook cells can be read."""
         lines = linecache.getlines(self.file)
         return tuple(line.rstrip("\n") for line in lines[max(self.line - 1 - before, 0) : self.line + after])
 
@@ -103,7 +103,7 @@ Place = tuple[CodeType, int]
 
 
 _MOST_FILES = 10_000  # each cell of a notebook is one more
-_in_library: dict[str, bool] = {}  # by file, since to look it up is much of what a capture costs
+_in_library: dict[str, bool] = {}  # by file; without this cache the check would be a large part of a capture's cost
 
 
 def users_place() -> Place | None:
@@ -122,7 +122,9 @@ def users_place() -> Place | None:
                     return place
                 wrapper = wrapper or place
         except KeyError:
-            _note_file(code.co_filename)
+            if len(_in_library) >= _MOST_FILES:
+                _in_library.clear()
+            _in_library[code.co_filename] = is_library(code.co_filename)
             continue
         if (back := frame.f_back) is None:
             return wrapper
@@ -133,11 +135,11 @@ OVERRIDES = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Methods by which subclasses and modes call torch's functions on behalf of the user's line."""
 
 _MOST_PLACES = 10_000
-_passing: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # by id: the hash of a code object goes over all its bytes
+_passing: dict[tuple[int, int], tuple[CodeType, bool]] = {}  # by id, since hashing a code object reads all its bytes
 
 
 def passes_on(place: Place) -> bool:
-    """Return whether what runs there only calls a function with the arguments it was given itself."""
+    """Return whether the code at this place only calls another function with its own arguments."""
     code, instruction = place
     if code.co_name in OVERRIDES:
         return True
@@ -151,8 +153,10 @@ def passes_on(place: Place) -> bool:
 
 
 def _is_call_with_own_arguments(code: CodeType, instruction: int) -> bool:
-    """Return whether the instruction is `function(*args, **kwargs)`: a call with only the code's own parameters,
-    including `*args`, and without other calls among its arguments."""
+    """Return whether the instruction is `function(*args, **kwargs)`.
+
+    This is a call with only the code's own parameters, including `*args`, and without other calls in its arguments.
+    """
     steps = list(dis.get_instructions(code))
     call = next((step for step in reversed(steps) if step.offset <= instruction), None)
     if call is None or call.opname != "CALL_FUNCTION_EX":
@@ -178,20 +182,16 @@ def _is_within(inner: dis.Positions | None, outer: dis.Positions | None) -> bool
     return starts and (inner.end_lineno, inner.end_col_offset) <= (outer.end_lineno, outer.end_col_offset)
 
 
-def _note_file(filename: str) -> None:
-    if len(_in_library) >= _MOST_FILES:
-        _in_library.clear()
-    _in_library[filename] = is_library(filename)
-
-
 def variables_assigned(code: CodeType) -> dict[int, str]:
-    """Return, by instruction offset, the variable or attribute to which the result is assigned at once (`self.cache`),
-    or all of them if it is unpacked (`a, b`)."""
+    """Map instruction offsets to the variable or attribute (`self.cache`) to which the result is assigned directly.
+
+    For a result that is unpacked, this is all of the variables: `a, b`.
+    """
     found: dict[int, str] = {}
     steps = list(dis.get_instructions(code))
     for number, step in enumerate(steps):
         count, rest = 1, steps[number + 1 : number + 3 + _MOST_UNPACKED]
-        if rest and rest[0].opname == "COPY":  # of `a = b = ...`, `(a := ...)`: one of them
+        if rest and rest[0].opname == "COPY":  # `a = b = ...` or `(a := ...)`: the first variable is taken
             rest = rest[1:]
         if rest and rest[0].opname == "UNPACK_SEQUENCE":
             count, rest = rest[0].argval, rest[1:]
@@ -199,13 +199,13 @@ def variables_assigned(code: CodeType) -> dict[int, str]:
             continue
         names = [_variable_stored(*rest[place : place + 2]) for place in range(count)]
         if all(names):
-            end = steps[number + 1].offset  # what a call in Python has reached are its cache's places
+            end = steps[number + 1].offset  # while a call runs, the offset is among the caches behind its instruction
             found.update(dict.fromkeys(range(step.offset, end, 2), ", ".join(names)))
     return found
 
 
 def _variable_stored(step: dis.Instruction, following: dis.Instruction | None = None) -> str:
-    """The variable which an instruction sets, or with its next one the attribute; empty if neither."""
+    """Return the variable that an instruction sets, or the attribute that it sets with the next one; "" if neither."""
     if step.opname.startswith("STORE_FAST") and isinstance(step.argval, tuple):  # two instructions in one
         return str(step.argval[0])
     if step.opname in ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF"):
@@ -216,7 +216,7 @@ def _variable_stored(step: dis.Instruction, following: dis.Instruction | None = 
 
 
 def source_at(place: Place) -> Source | None:
-    """The line of a place; None where its code has none."""
+    """Return the line of a place; None if its code has no line."""
     code, instruction = place
     for start, end, line in code.co_lines():
         if start <= instruction < end:
@@ -225,14 +225,14 @@ def source_at(place: Place) -> Source | None:
 
 
 def warn(text: str) -> None:
-    """Warn at the user's line: the innermost one that is neither tapescope's nor in a library."""
+    """Warn at the user's line: the innermost one that belongs to neither tapescope nor a library."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and (is_library(file := frame.f_code.co_filename) or file.startswith(_OURS)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, stacklevel=level)
 
 
-_OURS = *OWN_CODE, contextlib.__file__  # through which `with` leaves a block of ours
+_OURS = *OWN_CODE, contextlib.__file__  # a `with` block leaves tapescope's contexts through contextlib
 
 
 _MOST_VALUES = 10_000
@@ -240,10 +240,11 @@ _DEPTH = 4
 
 
 def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
-    """The first such tensor among the variables of the functions that called this one, from the innermost on:
-    `hidden[0] of train()`. None where none of them has it; no code of the user's is run to find it.
+    """Return the name of the first wanted tensor in the variables of the calling functions: `hidden[0] of train()`.
 
-    Known limitations: of objects only modules are looked into; another thread's variables are not seen.
+    The innermost function is searched first. Return None if no variable has such a tensor. No user code runs.
+
+    Known limitations: modules are the only objects whose attributes are searched; other threads are not searched.
     """
     looked_at = 0
     with unobserved():
@@ -269,7 +270,7 @@ def _users_frames() -> Iterator[FrameType]:
 
 
 def _tensors(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor | None]]:
-    """The tensors in a value, each with how to write it; None for each value that is none."""
+    """Yield the tensors in a value, each with its expression; and None for each value that is not a tensor."""
     kind = type(value)
     if issubclass(kind, Tensor):
         assert isinstance(value, Tensor)

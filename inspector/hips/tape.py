@@ -126,23 +126,25 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     hips = _hips_nodes()
     if isinstance(fun, nn.Module) or not callable(fun):
         raise TypeError(
-            "ts.hips.tape takes a function written with autograd.numpy and what it is called with, "
-            f"ts.hips.tape(fun, *args), not {a_kind(fun)}; a loss of PyTorch's needs no tape: ts.graph(loss)"
+            "ts.hips.tape(fun, *args) takes a function written with autograd.numpy and its arguments, got "
+            f"{a_kind(fun)}; a PyTorch loss needs no tape: ts.graph(loss)"
         )
     name = getattr(fun, "__name__", type(fun).__name__)
     expect(argnum, int | Iterable, "argnum", "the number of an argument, or several in a tuple")
     numbers = (argnum,) if isinstance(argnum, int) else tuple(argnum)
     if not all(isinstance(number, int) for number in numbers):
-        raise TypeError(f"argnum={argnum!r}: a number, or several in a tuple, say which of the arguments are meant")
+        raise TypeError(f"argnum is {argnum!r}; expected the number of an argument, or several in a tuple")
     if not numbers or not all(-len(args) <= number < len(args) for number in numbers):
-        raise IndexError(f"argnum={argnum!r}: {name} is called with {len(args)} positional arguments, counted from 0")
+        raise IndexError(
+            f"argnum is {argnum!r}, but {name} is called with {len(args)} positional arguments, counted from 0"
+        )
     numbers = tuple(number % len(args) for number in numbers)
     names = _names(fun, numbers)
     for number, each in zip(numbers, names, strict=True):
         if not hips.can_be_argument(args[number]):
             raise TypeError(
-                f"autograd takes no derivative with respect to {each}, {a_kind(args[number])}: it takes a "
-                "float, a numpy array, and tuples, lists and dicts of them"
+                f"autograd cannot differentiate with respect to {each}, {a_kind(args[number])}; expected a float, a "
+                "numpy array, or tuples, lists and dicts of them"
             )
 
     def of_one(argument: Any) -> Any:
@@ -158,19 +160,19 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
     except TypeError as error:
         if "Box" in str(error):
             error.add_note(
-                f"tapescope: {name} got autograd's boxes, which functions of autograd.numpy take; "
-                "what is computed with PyTorch needs no tape: ts.graph(loss)"
+                f"tapescope: {name} was called with autograd's boxes, which only functions of autograd.numpy accept; "
+                "a loss computed with PyTorch needs no tape: ts.graph(loss)"
             )
         elif "vector space" in str(error):
-            error.add_note(f"tapescope: autograd takes derivatives of floats; call {name} with arrays of them")
+            error.add_note(f"tapescope: autograd differentiates floats only; call {name} with arrays of floats")
         raise
     if isinstance(value, tuple | list | dict):
         kind = type(value).__name__
-        raise TypeError(f"{name} returned a {kind}; a backward starts from one array or scalar: return that alone")
+        raise TypeError(f"{name} returned a {kind}; expected one array or scalar, from which a backward starts")
     if end is None:
         raise ValueError(
-            f"the value of {name} does not depend on {wanted}, as far as autograd sees: there is nothing to run. Are "
-            "all functions on the way those of autograd.numpy?"
+            f"autograd sees no dependence of the value of {name} on {wanted}, so there is nothing to run; check that "
+            "every function it calls is from autograd.numpy"
         )
     nodes = [node for node in hips.below(end) if node is not start]
     for node in (*nodes, start):
@@ -186,7 +188,7 @@ def hips_tape(fun: Callable[..., Any], *args: Any, argnum: int | Sequence[int] =
 def not_native() -> NotImplementedError:
     """Return the error for a tape passed to PyTorch's engine."""
     return NotImplementedError(
-        "PyTorch's engine runs PyTorch's nodes alone; a tape of HIPS autograd's runs with engine=\"direct\""
+        "PyTorch's engine runs only PyTorch's nodes; pass engine=\"direct\" for a tape of HIPS autograd"
     )
 
 
@@ -194,7 +196,9 @@ def refuse_parts(value: object) -> None:
     """Raise TypeError for a box or node of autograd, whose graph is only known if recorded from the start."""
     if "autograd.tracer" in sys.modules and _hips_nodes().is_part_of_trace(value):
         kind = type(value).__name__
-        raise TypeError(f"a {kind} is a part of autograd's tape; record the whole: ts.graph(ts.hips.tape(fun, *args))")
+        raise TypeError(
+            f"a {kind} is only a part of autograd's tape; record all of it: ts.graph(ts.hips.tape(fun, *args))"
+        )
 
 
 def _hips_nodes() -> ModuleType:

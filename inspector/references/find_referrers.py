@@ -118,9 +118,7 @@ class _Search:
         for name, module in list(sys.modules.items()):
             if issubclass(type(module), ModuleType):
                 self.namespaces.setdefault(name, _contents_of(module))
-        for name, variables in reversed(
-            self.namespaces.items()
-        ):  # a variable of several modules belongs to the first one
+        for name, variables in reversed(self.namespaces.items()):  # a variable in several modules is the first one's
             ids = [id(value) for value in list(dict.values(variables))]
             self.of_modules.update(dict.fromkeys(ids, name))  # the collector does not track every module's dict
         array = _array_type()
@@ -169,8 +167,10 @@ class _Search:
                 continue
             below = [id(each) for each in gc.get_referents(holder) if id(each) in numbers]
             kind = id(type(holder))
-            if kind in below and not self._may_be_looked_at(kind):
-                below = [each for each in below if each != kind]
+            if kind in below:
+                self._instances[kind] = self._instances.get(kind, 0) + 1
+                if self._instances[kind] > _MOST_INSTANCES:  # each instance of a class refers to the class
+                    below = [each for each in below if each != kind]
             if not below:
                 continue
             self.below.setdefault(number, []).extend(below)
@@ -180,11 +180,6 @@ class _Search:
                 self.kept[number] = holder
                 found.append(holder)
         return tuple(found)
-
-    def _may_be_looked_at(self, kind: int) -> bool:
-        """Return whether one more instance of a class may count as its holder."""
-        self._instances[kind] = self._instances.get(kind, 0) + 1
-        return self._instances[kind] <= _MOST_INSTANCES
 
     def _settle(self, start: int) -> None:
         """Mark `start` and everything below it as reached from a name."""

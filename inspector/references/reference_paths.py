@@ -77,7 +77,15 @@ def place_in(chain: Sequence[object], start: HeldAt) -> HeldAt:
     while at + 1 < len(chain):
         holder, held = chain[at], chain[at + 1]
         if type(holder) is FunctionType and held is holder.__closure__ and at + 3 < len(chain):
-            place = _closure_variable(place, holder, chain[at + 2])
+            code = holder.__code__
+            name = next(
+                name
+                for name, each in zip(code.co_freevars, holder.__closure__ or (), strict=True)
+                if each is chain[at + 2]
+            )
+            source = Source(code.co_filename, code.co_firstlineno, "").short
+            scope = f"closure variable {name} of {code.co_qualname}() at {source}"
+            place = HeldAt(name, scope, f"that function is held as {place}", at=source)
             at += 3
         else:
             place = _held_by(place, holder, held, chain[at - 1] if at else None)
@@ -103,29 +111,29 @@ def _held_by(place: HeldAt, holder: object, held: object, owner: object) -> Held
     expression = f"{place.expression}{place.namespace}"
     if issubclass(kind, dict):
         return _in_dict(place, holder, held, owner)  # type: ignore[arg-type]
-    bare = replace(place, expression=expression, namespace="")
+    itself = replace(place, expression=expression, namespace="")
     for base, iterate in _SEQUENCES:
         if issubclass(kind, base):
             found = next((i for i, each in enumerate(list(iterate(holder))) if each is held), None)
             if found is not None:
-                return replace(bare, expression=f"{expression}[{found}]")
+                return replace(itself, expression=f"{expression}[{found}]")
     if issubclass(kind, (set, frozenset)):
-        return replace(bare, expression=f"<an element of {expression}>")
+        return replace(itself, expression=f"<an element of {expression}>")
     if (issubclass(kind, type) and type(held) is dict) or issubclass(kind, threading.local):
-        return replace(bare, namespace=".__dict__")
+        return replace(itself, namespace=".__dict__")
     if kind is functools._lru_cache_wrapper:
-        return replace(bare, expression=f"<a result in the cache of {expression}>")
-    scoped = _local_of(bare, holder, held)
+        return replace(itself, expression=f"<a result in the cache of {expression}>")
+    scoped = _local_of(itself, holder, held)
     if scoped is not None:
         return scoped
     name = _attribute(holder, held)
     if name is not None:
-        return _named(bare, holder, name)
+        return _named(itself, holder, name)
     if held is kind:
-        return replace(bare, expression=f"type({expression})")
+        return replace(itself, expression=f"type({expression})")
     if issubclass(kind, Node) and issubclass(type(held), dict):
-        return replace(bare, expression=f"<hooks of {expression}>")
-    return replace(bare, expression=f"<{type_name(held)} in {expression}>")
+        return replace(itself, expression=f"<hooks of {expression}>")
+    return replace(itself, expression=f"<{type_name(held)} in {expression}>")
 
 
 _SEQUENCES: tuple[tuple[type, Any], ...] = (
@@ -137,19 +145,23 @@ _SEQUENCES: tuple[tuple[type, Any], ...] = (
 
 def _in_dict(place: HeldAt, holder: dict[Any, Any], held: object, owner: object) -> HeldAt:
     expression, space = place.expression, place.namespace
-    bare = replace(place, namespace="")
+    itself = replace(place, namespace="")
     found = key_of(holder, held)
     if found is None:
-        return replace(bare, expression=f"<a key of {expression}{space}>")
+        return replace(itself, expression=f"<a key of {expression}{space}>")
     (key,) = found
     if space and type(key) is str:
         if key.isidentifier():
-            return _named(bare, owner, key) if space == ".__dict__" else replace(bare, expression=f"{expression}.{key}")
+            return (
+                _named(itself, owner, key)
+                if space == ".__dict__"
+                else replace(itself, expression=f"{expression}.{key}")
+            )
         if space == "._modules" and key.isdecimal():  # nn.Sequential and nn.ModuleList
-            return replace(bare, expression=f"{expression}[{key}]")
+            return replace(itself, expression=f"{expression}[{key}]")
     if space and type(key) is ref:  # threading.local has one dict per thread
         return place
-    return replace(bare, expression=f"{expression}{space}[{_key_text(key)}]")
+    return replace(itself, expression=f"{expression}{space}[{_key_text(key)}]")
 
 
 def _key_text(key: object) -> str:
@@ -185,15 +197,6 @@ def _attribute(holder: object, held: object) -> str | None:
                 if found is not None and type(found[0]) is str:
                     return found[0]
     return None
-
-
-def _closure_variable(place: HeldAt, function: FunctionType, cell: object) -> HeldAt:
-    """Return the place of a closure variable: `closure variable y of hook() at train.py:12`."""
-    code = function.__code__
-    name = next(name for name, each in zip(code.co_freevars, function.__closure__ or (), strict=True) if each is cell)
-    source = Source(code.co_filename, code.co_firstlineno, "").short
-    scope = f"closure variable {name} of {code.co_qualname}() at {source}"
-    return HeldAt(name, scope, f"that function is held as {place}", at=source)
 
 
 def _local_of(place: HeldAt, holder: object, held: object) -> HeldAt | None:

@@ -47,7 +47,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Iterator[ToldLine | None]:
+def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Iterator[UpdatingLine | None]:
     """Show a line on stderr. Yield None if stderr is neither a terminal nor a notebook, or if a line is already shown.
 
     A notebook marks output on stderr as an error, so there the line is on stdout.
@@ -61,7 +61,7 @@ def line_shown(after_s: float, always: bool = False, waits: bool = False) -> Ite
     if not always and (_OUTER.get() or not _is_watched(stream)):
         yield None
         return
-    line = ToldLine(stream, after_s, waits)
+    line = UpdatingLine(stream, after_s, waits)
     try:
         with quiet():
             yield line
@@ -111,7 +111,7 @@ def _is_of_a_notebook(stream: TextIO | None) -> bool:
     return type(stream).__module__.startswith("ipykernel.")
 
 
-class ToldLine:
+class UpdatingLine:
     """A progress line whose messages replace one another.
 
     Args:

@@ -16,23 +16,14 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-class ShownAsTable:
-    """Mixin for results shown as a table.
-
-    A subclass defines `cells`, the table as text with its headings first, and `sentences`. It is usually a dataclass,
-    and may have slots.
-    """
+class _Shown:
+    """A result with a table and sentences."""
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         verbs_end_where_called(cls)
-
-    words: ClassVar[Collection[str]] = ()
-    """The headings of text columns; all other columns hold numbers and are right-aligned."""
-    html: ClassVar[str] = "table as HTML"
-    """The renderer for notebooks; see `inspector/renderers.py`."""
 
     @property
     def cells(self) -> list[list[str]]:
@@ -41,17 +32,37 @@ class ShownAsTable:
 
     @property
     def sentences(self) -> Sequence[str]:
-        """Return the table's findings as sentences."""
+        """Return the findings as sentences."""
         raise NotImplementedError
+
+    @property
+    def table(self) -> RenderableType:
+        """Return the table for rich."""
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        return self.table
+
+
+class ShownAsTable(_Shown):
+    """Mixin for results shown as a table.
+
+    A subclass defines `cells`, the table as text with its headings first, and `sentences`. It is usually a dataclass,
+    and may have slots.
+    """
+
+    __slots__ = ()
+
+    words: ClassVar[Collection[str]] = ()
+    """The headings of text columns; all other columns hold numbers and are right-aligned."""
+    html: ClassVar[str] = "table as HTML"
+    """The renderer for notebooks; see `inspector/renderers.py`."""
 
     @property
     def table(self) -> Table:
         """Return the rows as a rich table."""
         cells = self.cells
         return cells_table(cells, self._numbers(cells[0]))
-
-    def __rich__(self) -> Table:
-        return self.table
 
     def __str__(self) -> str:
         cells = self.cells
@@ -101,7 +112,7 @@ def row_called(
     raise ValueError(f"{name!r} {otherwise} {between.join(each for each, _ in found) or 'none'}")
 
 
-class ShownAsFindings:
+class ShownAsFindings(_Shown):
     """Mixin for results shown as sentences with a table below them. See `ShownAsTable`.
 
     A subclass defines `sentences`, and `cells` if it has a table. To be shown at Python's prompt, too, it sets
@@ -109,20 +120,6 @@ class ShownAsFindings:
     """
 
     __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        verbs_end_where_called(cls)
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """The table as text, its headings first."""
-        raise NotImplementedError
-
-    @property
-    def sentences(self) -> Sequence[str]:
-        """Return the findings as sentences."""
-        raise NotImplementedError
 
     @property
     def right(self) -> Sequence[str]:
@@ -136,9 +133,6 @@ class ShownAsFindings:
 
     def __str__(self) -> str:
         return findings_text(self.sentences, self.cells, self.right)
-
-    def __rich__(self) -> RenderableType:
-        return self.table
 
     def _repr_html_(self) -> str:
         return text_of("findings as HTML", self.cells, self.sentences, self.right)

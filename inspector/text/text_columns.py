@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 WIDTH = 80
@@ -53,10 +53,18 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
     bodies = [max((len(row[column]) for row in rows), default=0) for column in columns]
     widths = [max(len(heading), body) for heading, body in zip(headings, bodies, strict=True)]
     words = [column for column in columns if column == 0 or headings[column] not in numbers]
-    tokens = [_longest([headings[column]] + [row[column] for row in rows] * (column in words)) for column in columns]
+    tokens, parts = (
+        [],
+        [],
+    )  # by column, the longest word, and the longest part if those in brackets go on the line below
+    for column in columns:
+        texts = [headings[column], *(row[column] for row in rows if column in words)]
+        tokens.append(max((len(token) for text in texts for token in text.split()), default=0))
+        broken = [row[column].replace(" (", "\n(").split("\n") for row in rows]
+        parts.append(max((len(part) for each in broken for part in each), default=0))
     least = [max(token, 0 if column in words else bodies[column]) for column, token in enumerate(tokens)]
     by_heading = [max(bodies[column], least[column]) for column in columns]
-    beside = [least[at] if at in words else max(tokens[at], _longest_part(row[at] for row in rows)) for at in columns]
+    beside = [least[at] if at in words else max(tokens[at], parts[at]) for at in columns]
     others = [column for column in words if column]
     available = width - GAP * (len(headings) - 1)
     for which, floor in (
@@ -69,18 +77,10 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
         (others, [_LEAST] * len(headings)),
         ([0], [_LEAST] * len(headings)),
     ):
-        _narrow(widths, which, floor, available)
+        # Narrow the widest of these columns until all fit, or none is above its minimum.
+        while sum(widths) > available and (above := [each for each in which if widths[each] > floor[each]]):
+            widths[max(above, key=widths.__getitem__)] -= 1
     return [[_broken(text, each) for text, each in zip(row, widths, strict=True)] for row in [headings, *rows]]
-
-
-def _narrow(widths: list[int], which: Iterable[int], floor: Sequence[int], available: int) -> None:
-    """Narrow the widest of these columns until all fit, or none is above its minimum."""
-    which = [*which]
-    while sum(widths) > available:
-        above = [column for column in which if widths[column] > floor[column]]
-        if not above:
-            return
-        widths[max(above, key=lambda column: widths[column])] -= 1
 
 
 def _broken(text: str, width: int) -> str:
@@ -97,12 +97,3 @@ def cut_at_front(text: str, width: int) -> str:
 
 def _width(text: str) -> int:
     return max(map(len, text.split("\n")))
-
-
-def _longest_part(texts: Iterable[str]) -> int:
-    """Return the width of the longest part of these numbers; a part in brackets may go on the line below."""
-    return max((len(part) for text in texts for part in text.replace(" (", "\n(").split("\n")), default=0)
-
-
-def _longest(texts: Iterable[str]) -> int:
-    return max((len(token) for text in texts for token in text.split()), default=0)

@@ -54,7 +54,7 @@ _leaves_out: tuple[int, Callable[[], AbstractContextManager[None]]] | None = Non
 
 @contextmanager
 def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Let `not_the_programs` in this thread open `apart`, so that a recording leaves out the allocations inside."""
+    """Let `left_out_of_recording` in this thread open `apart`; a recording leaves out the allocations inside of it."""
     global _leaves_out
     _leaves_out = get_ident(), apart
     try:
@@ -63,7 +63,7 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
         _leaves_out = None
 
 
-def not_the_programs() -> AbstractContextManager[None]:
+def left_out_of_recording() -> AbstractContextManager[None]:
     """Return a context whose allocations, tapescope's own, are left out of a recording of the program."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
         return nullcontext()

@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
-from .compiled import leaving_lock, nothing, out_of_compiled_code
+from .compiled import leaving_lock, out_of_compiled_code
 from .hooks import own
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
@@ -59,7 +59,7 @@ def watching_modules(before: Before, after: After | None = None) -> Iterator[Non
 def _without_hooks(dicts: Sequence[tuple[dict[int, Any], int]], thread: int) -> Callable[[], None]:
     """Remove hooks from their dicts, and return a function that puts them back in the same places."""
     if threading.get_ident() != thread:
-        return nothing
+        return lambda: None
     taken = [(hooks, number, list(hooks).index(number), hooks.pop(number)) for hooks, number in dicts]
 
     def back() -> None:
@@ -204,7 +204,7 @@ def _forward_call(code: CodeType) -> int:
     return next((step.offset for step in steps[loaded:] if step.opname == "CALL_FUNCTION_EX"), 2**31)
 
 
-AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None]]
+AroundApply = Callable[[type[Function], tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 _around_apply: list[AroundApply] = []
 _apply_lock = threading.Lock()
 _original_apply = Function.__dict__["apply"]
@@ -214,8 +214,8 @@ _original_apply = Function.__dict__["apply"]
 def around_function_apply(around: AroundApply) -> Iterator[None]:
     """Call `around(SomeFunction, args, kwargs)` before each `SomeFunction.apply`, in any thread.
 
-    The function it returns is called with the result afterwards. torch has no hook for this, so `Function.apply` is
-    replaced while at least one watcher is active.
+    The function it returns, if any, is called with the result afterwards. torch has no hook for this, so
+    `Function.apply` is replaced while at least one watcher is active.
     """
     with _apply_lock:
         _around_apply.append(around)
@@ -242,7 +242,8 @@ def _watched_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     afterwards = [around(cls, args, kwargs) for around in tuple(_around_apply)]
     result = _original_apply.__get__(None, cls)(*args, **kwargs)
     for after in afterwards:
-        after(result)
+        if after is not None:
+            after(result)
     return result
 
 

@@ -84,11 +84,11 @@ def regions_around(node: Node) -> list[Hashable]:
 
 def region_code(region: Any) -> list[object]:
     """Return the functions that a region calls when it is recomputed, and their keyword arguments."""
-    kept = _variables(region.recompute_fn)
-    function = kept.get("fn")
+    variables = _variables(region.recompute_fn)
+    function = variables.get("fn")
     if isinstance(function, FunctionType) and _is_checkpoints(function):  # the function of checkpoint_sequential
         function = list(_variables(function).values())
-    return [function, kept.get("kwargs")]
+    return [function, variables.get("kwargs")]
 
 
 def is_recomputed(region: Any, number: int) -> bool:
@@ -129,8 +129,8 @@ def region_inputs(region: Any) -> list[Tensor]:
 
 def random_states(region: Any) -> list[Tensor]:
     """Return the random generator states restored for a recomputation; empty if they are not preserved."""
-    kept = _variables(region.recompute_fn)
-    found = [kept.get("fwd_cpu_state"), *cast("Sequence[object]", kept.get("fwd_device_states") or ())]
+    variables = _variables(region.recompute_fn)
+    found = [variables.get("fwd_cpu_state"), *cast("Sequence[object]", variables.get("fwd_device_states") or ())]
     return [each for each in found if isinstance(each, Tensor)]
 
 

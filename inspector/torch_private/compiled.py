@@ -21,19 +21,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .thread_state import leave_function_mode
 
 
-def keep_compiler_out(function: Callable[..., object]) -> None:
-    """Make torch.compile skip the function and everything it calls.
+def keep_compiler_out(function: Callable[..., object], *, of_calls: bool = True) -> None:
+    """Make torch.compile skip the function, and with `of_calls` also everything it calls.
 
     `torch.compiler.disable` does the same, but would load the compiler even if nobody uses it.
     """
     code: CodeType = function.__code__
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-
-
-def look_past(function: Callable[..., object]) -> None:
-    """Make torch.compile skip the function itself, but not the functions it calls."""
-    code: CodeType = function.__code__
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    calls = _FrameAction.SKIP if of_calls else _FrameAction.DEFAULT
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, calls))
 
 
 Leave = Callable[[], Callable[[], None]]
@@ -80,9 +75,8 @@ def out_of_compiled_code(leave: Leave) -> Iterator[None]:
 
 
 _TORCH, _ROOT = Path(torch.__file__).parent, Path(__file__).parents[2]
-_PACKAGES = tuple(
-    _ROOT / name for name in ("inspector", "engine", "widgets", "commands")
-)  # a clone has tests next to them
+# Not all of _ROOT, because a clone has tests next to the packages.
+_PACKAGES = tuple(_ROOT / name for name in ("inspector", "engine", "widgets", "commands"))
 _OPERATORS = (_TORCH / "_higher_order_ops", _TORCH / "nn" / "attention")
 _COMPILED = (
     "is compiled by torch.compile, which itself chooses the tensors to save and recompute, so {result}; plan and "
@@ -211,7 +205,7 @@ def _title(function: Any) -> str:
 
 
 # Skip only this frame: if dynamo skipped everything it calls, too, it would turn itself on again at its end.
-look_past(_watched_switch)
+keep_compiler_out(_watched_switch, of_calls=False)
 
 
 @contextmanager
@@ -228,7 +222,7 @@ def _without_mode(mode: TorchFunctionMode) -> Callable[[], None]:
     modes: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     place = next((place for place, each in enumerate(modes) if each is mode), None)
     if place is None:  # a thread without it
-        return nothing
+        return lambda: None
     _exchange_modes(len(modes) - place, modes[place + 1 :])
 
     def back() -> None:
@@ -259,28 +253,23 @@ def uncompiled() -> Iterator[None]:
     torch.cond, scan and the other operators that take functions compile these themselves, and fail if they cannot. They
     run unchanged, hidden from dispatch modes.
     """
-    is_loaded = "torch._dynamo" in sys.modules
-    with _operators_compile(), torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
-        yield
-
-
-_uncompiled = 0  # how often `uncompiled` is open, in all threads
-_prepare_operator = higher_order_utils._set_compilation_env
-
-
-@contextmanager
-def _operators_compile() -> Iterator[None]:
     global _uncompiled
+    is_loaded = "torch._dynamo" in sys.modules
     with leaving_lock:
         _uncompiled += 1
         higher_order_utils._set_compilation_env = _prepare_alone
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if is_loaded else nullcontext():
+            yield
     finally:
         with leaving_lock:
             _uncompiled -= 1
             if not _uncompiled:
                 higher_order_utils._set_compilation_env = _prepare_operator
+
+
+_uncompiled = 0  # how often `uncompiled` is open, in all threads
+_prepare_operator = higher_order_utils._set_compilation_env
 
 
 @contextmanager
@@ -306,7 +295,3 @@ def activation_memory_budget(share: float) -> Iterator[None]:
 
     with config.patch(activation_memory_budget=share):
         yield
-
-
-def nothing() -> None:
-    pass

@@ -20,17 +20,15 @@ from ..garbage_collector import all_objects
 from .saved_variables import attributes_of
 
 
-def given_part(node: Node) -> tuple[int, ...] | None:
+def local_gradient_shape(node: Node) -> tuple[int, ...] | None:
     """Return the shape of this rank's part of the gradient that a DTensor's Function returns; None for other nodes.
 
     These Functions implement `to_local` and `redistribute`, and know how the gradient is split.
     """
-    kept = attributes_of(node)
-    split = kept.get("dtensor_spec") or kept.get("current_spec")
-    return None if split is None or type(split).__name__ != "DTensorSpec" else _part_of(split)
-
-
-def _part_of(split: Any) -> tuple[int, ...] | None:
+    attributes = attributes_of(node)
+    split: Any = attributes.get("dtensor_spec") or attributes.get("current_spec")
+    if split is None or type(split).__name__ != "DTensorSpec":
+        return None
     try:
         shape, _ = torch.distributed.tensor._utils.compute_local_shape_and_global_offset(
             split.shape, split.mesh, split.placements
@@ -40,7 +38,7 @@ def _part_of(split: Any) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-def gives_on(node: Node) -> bool:
+def passes_gradient_on(node: Node) -> bool:
     """Return whether a node of `redistribute` returns its gradient unchanged, since the forward completed the sums."""
     split: Any = attributes_of(node).get("current_spec")
     return type(split).__name__ == "DTensorSpec" and any(each.is_partial() for each in split.placements)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, register_multi_grad_hook
 from torch.autograd.variable import Variable
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .compiled import keep_compiler_out
 from .hooks import own
 from .nodes import input_metadata_of_each
 from .saved_variables import refuse_spent
-from .thread_state import unobserved, without_torch_function
+from .thread_state import DispatchMode, unobserved, without_torch_function
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
 Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
@@ -49,10 +48,9 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     `torch.autograd.grad` is not.
     """
     global _redirected
-    ended = False
 
     def run_redirected(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if ended:  # another wrapper of the engine may have kept this function and still call it
+        if layer.ended:  # another wrapper of the engine may have kept this function and still call it
             return layer.beneath(outputs, *args, **kwargs)
         if _passage.granted or not kwargs["accumulate_grad"]:
             _passage.granted = False
@@ -61,9 +59,8 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         return ()
 
     def end() -> None:
-        nonlocal ended
         global _redirected
-        ended = True
+        layer.ended = True  # before the next line, so that no backward is redirected in between
         _redirected = False
         layer.leave()
 
@@ -90,26 +87,20 @@ def surround_backward(
     The same call is replaced as in `redirect_backward`. `gradients_begin` is called with the outputs before each
     torch.autograd.grad, which is not surrounded.
     """
-    ended = False
 
     def run_surrounded(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        if ended or not kwargs["accumulate_grad"]:
-            if gradients_begin is not None and not ended:
+        if layer.ended or not kwargs["accumulate_grad"]:
+            if gradients_begin is not None and not layer.ended:
                 gradients_begin(outputs)
             return layer.beneath(outputs, *args, **kwargs)
         return surround(lambda: layer.beneath(outputs, *args, **kwargs), outputs, *args)
 
-    def end() -> None:
-        nonlocal ended
-        ended = True
-        layer.leave()
-
     layer = _Layer(run_surrounded)
     try:
         layer.stand()
-        return _despite_interrupts(end)
+        return _despite_interrupts(layer.leave)
     except BaseException:  # Ctrl-C, as in `redirect_backward`
-        end()
+        layer.leave()
         raise
 
 
@@ -132,6 +123,7 @@ class _Layer:
     Attributes:
         run: the function called instead of `beneath`.
         beneath: the engine, or an earlier replacement of it.
+        ended: whether it has left.
     """
 
     # Both modules: torch.compile's own replacement reads the engine from one, and restores it in both.
@@ -140,6 +132,7 @@ class _Layer:
 
     def __init__(self, run: EngineRun) -> None:
         self.run = run
+        self.ended = False
         self.beneath: EngineRun = getattr(torch.autograd, _DOOR)
         keep_compiler_out(run)
 
@@ -154,6 +147,7 @@ class _Layer:
 
         If someone else has wrapped this layer, it stays in that chain and only passes calls on.
         """
+        self.ended = True
         if self in self._standing:
             self._standing.remove(self)
         for module in self._doors:
@@ -208,12 +202,8 @@ class _Retains(BaseException):
     """Raised when the engine copies a retained gradient."""
 
 
-class _NoClones(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoClones(DispatchMode):  # type: ignore[no-untyped-call]
     """Raises when a tensor is cloned, as the engine does for a retained gradient."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in InFloat64
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is torch.ops.aten.clone.default:
@@ -229,7 +219,7 @@ def retains_any(nodes: Sequence[Node]) -> bool:
     Tensor hooks would be called, so this is only for nodes without any.
     """
     try:
-        with _NoClones():  # type: ignore[no-untyped-call]
+        with _NoClones():
             for node, metas in zip(nodes, input_metadata_of_each(nodes), strict=True):
                 edges, zeros = [], []
                 for number, (shape, dtype, device, _) in enumerate(metas):
@@ -340,17 +330,20 @@ def is_own(hooks: Mapping[int, Any]) -> bool:
     return all(getattr(hook, "__code__", None) in codes for hook in hooks.values())
 
 
-_real_graph_task_id = torch._C._current_graph_task_id
+real_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+"""Return the id of the engine's graph task, ignoring stand-ins; -1 outside of a backward."""
 _real_current_node = torch._C._current_autograd_node
 _real_will_execute = torch._C._will_engine_execute_node
 _real_execution_order = torch._C._current_graph_task_execution_order  # type: ignore[attr-defined]
 _real_engine = Variable._execution_engine
+queue_engine_callback: Callable[[Callable[[], None]], None] = _real_engine.queue_callback
+"""Queue a callback for the end of the engine's current run."""
 
 
 def _graph_task_id() -> int:
     stand_in = _thread.stand_in()
     if stand_in is None or stand_in.number is None:
-        return _real_graph_task_id()
+        return real_graph_task_id()
     counts = sys._getframe(1).f_globals.get("__name__") == _MULTI_GRAD_HOOKS
     return stand_in.first_number if counts and stand_in.first_number is not None else stand_in.number
 
@@ -422,20 +415,19 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
             with _beside_held_devices():
                 calling_engine([_thread.edge], [_thread.one], keep_graph, create_graph, (), accumulate=True)
         finally:
-            _stands_no_more(stand_in, depth)
+            _remove_stand_in(stand_in, depth)
     finally:
-        _stands_no_more(
-            stand_in, depth
-        )  # again: an interrupt may come at any line, and a leftover stand-in would keep the graph alive
+        # Again: an interrupt may come at any line, and a leftover stand-in would keep the graph alive.
+        _remove_stand_in(stand_in, depth)
 
 
-def _stands_no_more(stand_in: StandIn, depth: int) -> None:
+def _remove_stand_in(stand_in: StandIn, depth: int) -> None:
     del _thread.answering[depth:]
     with _standing_lock:
         if stand_in in _standing:
             _standing.remove(stand_in)
         if not _standing:
-            _let_torch_answer()
+            _restore_torchs_answers()
 
 
 _standing: list[StandIn] = []
@@ -444,9 +436,9 @@ _holding: set[int] = set()
 """The thread whose backward blocks the device threads, if there is one."""
 
 
-def _let_torch_answer() -> None:
+def _restore_torchs_answers() -> None:
     engine = _engine if _holding else _real_engine
-    _answer(_real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, engine)
+    _answer(real_graph_task_id, _real_current_node, _real_will_execute, _real_execution_order, engine)
 
 
 def devices_are_held() -> bool:
@@ -472,7 +464,7 @@ def holding_devices() -> Iterator[None]:
             raise RuntimeError("another session steps the devices' own queues; close it first")
         _holding.add(threading.get_ident())
         if not _standing:
-            _let_torch_answer()
+            _restore_torchs_answers()
     _passage.has_devices = True
     try:
         yield
@@ -481,7 +473,7 @@ def holding_devices() -> Iterator[None]:
         with _standing_lock:
             _holding.clear()
             if not _standing:
-                _let_torch_answer()
+                _restore_torchs_answers()
 
 
 def _beside_held_devices() -> AbstractContextManager[object]:
@@ -499,16 +491,6 @@ def _answer(number: Any, node: Any, will_execute: Any, order: Any, engine: Any) 
     torch._C._will_engine_execute_node = will_execute
     torch._C._current_graph_task_execution_order = order  # type: ignore[attr-defined]
     Variable._execution_engine = engine
-
-
-def real_graph_task_id() -> int:
-    """Return the id of the engine's graph task, ignoring stand-ins; -1 outside of a backward."""
-    return _real_graph_task_id()
-
-
-def queue_engine_callback(callback: Callable[[], None]) -> None:
-    """Queue a callback for the end of the engine's current run."""
-    _real_engine.queue_callback(callback)
 
 
 def first_gradients(

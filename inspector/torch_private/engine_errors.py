@@ -17,7 +17,7 @@ from .nodes import notes_on
 Tell = Callable[[int], None]
 
 _TRACE = "traceback_"  # metadata key of the forward's traceback in anomaly mode (python_anomaly_mode.cpp)
-_MARK = "tapescope is told of it"
+_MARK = "reported to tapescope"
 
 
 class _Trace:
@@ -34,8 +34,8 @@ class _Trace:
 
 
 @contextmanager
-def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
-    """Call `tell` with the index of each of these nodes whose task raises, if `errors_are_told` is open, too.
+def watching_task_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
+    """Call `tell` with the index of each of these nodes whose task raises, if `task_errors_reported` is open, too.
 
     The engine calls no hook on an error, and in a backward with several threads the tasks that have begun still finish.
     But in anomaly mode it reads the traceback of the node's forward (graph_task.h, `set_exception`).
@@ -44,9 +44,8 @@ def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
         for place, node in enumerate(nodes):
             notes = notes_on(node)
             notes[_TRACE] = _Trace(place, tell, notes.get(_TRACE))
-        warnings.filterwarnings(
-            "ignore", f"(?s)Error detected in .*{_MARK}"
-        )  # never removed; it matches no other warning
+        # The filter is never removed; it matches no other warning.
+        warnings.filterwarnings("ignore", f"(?s)Error detected in .*{_MARK}")
         yield
     finally:
         for node in nodes:
@@ -59,7 +58,7 @@ def told_of_errors(nodes: Sequence[Node], tell: Tell) -> Iterator[None]:
 
 
 @contextmanager
-def errors_are_told() -> Iterator[None]:
+def task_errors_reported() -> Iterator[None]:
     """Enable anomaly mode for the whole process, without the check for NaN unless it was on before."""
     was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     if was:

@@ -13,14 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -45,7 +44,7 @@ NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of fake tensors if a program reads a value (`.item()`), or if a result's size depends on values."""
 
 
-def not_for_fakes(error: RuntimeError | AssertionError) -> str | None:
+def unsupported_on_fakes(error: RuntimeError | AssertionError) -> str | None:
     """Return the operator that torch cannot run on fake tensors ("aten.mul_.Tensor"); None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
@@ -64,20 +63,18 @@ _MOST_NUMBERS = 1024
 
 
 @contextmanager
-def numbers_known(mode: FakeTensorMode) -> Iterator[None]:
+def values_kept(mode: FakeTensorMode) -> Iterator[None]:
     """Let results of known values have known values, up to 1,024 elements; by default only single elements do."""
-
-    def may_be_known(tensor: Tensor) -> bool:
-        return tensor.numel() <= _MOST_NUMBERS and not is_fake(tensor) and tensor.device.type == "cpu"
-
-    mode.may_turn_const = may_be_known  # type: ignore[assignment, method-assign]
+    mode.may_turn_const = lambda tensor: (  # type: ignore[assignment, method-assign]
+        tensor.numel() <= _MOST_NUMBERS and not is_fake(tensor) and tensor.device.type == "cpu"
+    )
     try:
         yield
     finally:
         del mode.may_turn_const
 
 
-def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+def keep_known_values(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Store the values in a fake tensor that an operator created without tensor arguments, if they are few."""
     if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
         with _disable_current_modes():
@@ -85,7 +82,7 @@ def tell_numbers(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, re
         mode.fake_tensor_converter.add_constant_storage_mapping(result)
 
 
-def on_fakes(operator: Any) -> Callable[..., Any]:
+def fake_implementation(operator: Any) -> Callable[..., Any]:
     """Return the operator, or for a few operators an equivalent that runs with the fake tensor mode open.
 
     torch closes the mode while one of its Python kernels runs. Each operation then checks for DTensors, and imports all
@@ -102,19 +99,15 @@ def on_fakes(operator: Any) -> Callable[..., Any]:
 def _with_mode_open() -> dict[object, Callable[..., Any]]:
     aten = torch.ops.aten
     refs = import_module("torch._refs")
-
-    def view(tensor: Tensor, size: Sequence[int]) -> Any:
-        return refs._reshape_view_helper(tensor, size, allow_copy=False)
-
-    def power(base: Tensor, exponent: float) -> Any:
-        return refs.clone(base) if exponent == 1 else aten.pow.Tensor_Scalar(base, exponent)
-
+    view = partial(refs._reshape_view_helper, allow_copy=False)
     return {
         aten.view.default: view,
         aten._unsafe_view.default: view,
         aten.clone.default: refs.clone,
         aten.permute.default: refs.permute,
-        aten.pow.Tensor_Scalar: power,
+        aten.pow.Tensor_Scalar: lambda base, exponent: (
+            refs.clone(base) if exponent == 1 else aten.pow.Tensor_Scalar(base, exponent)
+        ),
         aten.tril.default: refs.tril,
         aten.masked_fill.Scalar: refs.masked_fill,
         aten.sum.dim_IntList: refs.sum,

@@ -31,8 +31,8 @@ def node_hooks(node: Node) -> tuple[Hooks, Hooks]:
 
     torch does not list them, but the handle of a newly registered hook refers to the dict of all hooks.
     """
-    before, after = _dicts_of(node)
-    return _hooks_in(before), _hooks_in(after)
+    before, after = ([hook for hook in each.values() if hook is not refuse_spent] for each in _dicts_of(node))
+    return before, after
 
 
 def hook_dicts(node: Node) -> list[dict[int, Any]]:
@@ -50,10 +50,6 @@ def _dicts_of(node: Node) -> tuple[dict[int, Any], dict[int, Any]]:
 
 def _no_hook(*args: Any) -> None:
     """A hook that is removed at once, and is harmless if an interrupt prevents the removal."""
-
-
-def _hooks_in(hooks: dict[int, Any]) -> Hooks:
-    return [hook for hook in hooks.values() if hook is not refuse_spent]
 
 
 _own_handles = itertools.count(1)  # counts without a lock
@@ -101,9 +97,8 @@ def _input_grad_buffers(node: Any) -> tuple[Tensor | None, ...]:
         return found
     except RuntimeError:
         current: Any = torch._C._current_autograd_node()
-        if (
-            torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node
-        ):  # torch itself refuses in these cases
+        # torch itself refuses in these cases.
+        if torch.is_grad_enabled() or torch.is_anomaly_enabled() or current is not node:
             raise
         if not all(map(_is_ours, node_hooks(node)[1])):
             raise
@@ -157,13 +152,13 @@ class _Noting:
     tables access it, too, but only compare it.
 
     Attributes:
-        asked: number of times a tensor's method was accessed.
+        accesses: number of times a tensor's method was accessed.
         tensors: those tensors, by `id`.
         taken_from_class: whether the method was accessed on the class.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.accesses = 0
         self.tensors: dict[int, ref[Tensor]] = {}
         self.taken_from_class = False
         self._counter = itertools.count(1)  # counts without a lock
@@ -174,7 +169,7 @@ class _Noting:
             self.taken_from_class |= not taker.startswith(_TABLES)
         else:
             self.note(tensor)
-            self.asked = next(self._counter)
+            self.accesses = next(self._counter)
         method: Callable[..., None] = _retain_grad.__get__(tensor, kind)
         return method
 
@@ -193,19 +188,19 @@ for _called_in_compiled_code in (_Noting.__get__, _Noting._forget):
 _TABLES = "torch._dynamo.", "torch.overrides"
 
 noting = _Noting()
-"""The installed descriptor. Its `asked` count changes if a tensor may have been made to retain its gradient."""
+"""The installed descriptor. Its `accesses` count changes if a tensor may have been made to retain its gradient."""
 
 _complete = False
 
 
-def note_retained() -> None:
+def start_noting_retained() -> None:
     """Start recording the tensors that are made to retain their gradient."""
     if "retain_grad" not in vars(Tensor):
         Tensor.retain_grad = noting  # type: ignore[method-assign, assignment]
 
 
-def retained_before(tensors: Iterable[Tensor]) -> None:
-    """Record tensors that retained their gradient before `note_retained`. The list is complete from then on."""
+def note_already_retained(tensors: Iterable[Tensor]) -> None:
+    """Record tensors that retained their gradient before `start_noting_retained`. The list is complete from then on."""
     global _complete
     for tensor in tensors:
         noting.note(tensor)

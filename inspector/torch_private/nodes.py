@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function, FunctionCtx
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .thread_state import close_mode, open_mode, unobserved
+from .thread_state import DispatchMode, close_mode, open_mode, unobserved
 
 InputMetadata = tuple[tuple[int, ...] | None, torch.dtype, torch.device, bool]
 """A gradient's shape (None for nested tensors), dtype and device, and whether the engine accepts any dtype.
@@ -25,7 +24,9 @@ In that case the dtype is the forward output's."""
 def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
     """Return the metadata of each output of `node`'s forward operation. The dtypes of its gradients may differ."""
     metas: list[Any] = node._input_metadata
-    return tuple([_facts(meta) for meta in metas])
+    return tuple(
+        [(None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False) for meta in metas]
+    )
 
 
 def input_metadata(node: Node) -> tuple[InputMetadata, ...]:
@@ -55,10 +56,6 @@ def input_metadata_of_each(nodes: Iterable[Node]) -> list[tuple[InputMetadata, .
         inputs[number] = shape, dtype or usual, device, dtype is None
         found[place] = tuple(inputs)
     return found
-
-
-def _facts(meta: Any) -> InputMetadata:
-    return None if meta.is_nested_tensor else tuple(meta.shape), meta.dtype, meta.device, False
 
 
 _Input = tuple[int, int]
@@ -97,7 +94,11 @@ def _declared_dtypes(
                 try:
                     probe = shared[facts]
                 except KeyError:
-                    probe = shared[facts] = _probe_of(facts)
+                    shape, dtype, device, _ = facts
+                    probe = None
+                    if shape is not None and (dtype.is_floating_point or dtype.is_complex):
+                        probe = _Probe(shape, dtype, device)
+                    shared[facts] = probe
                 except TypeError:  # torch.SymInt has no hash
                     continue
                 if probe is None:
@@ -122,13 +123,6 @@ def _declared_dtypes(
     return declared
 
 
-def _probe_of(facts: InputMetadata) -> _Probe | None:
-    shape, dtype, device, _ = facts
-    if shape is None or not (dtype.is_floating_point or dtype.is_complex):
-        return None
-    return _Probe(shape, dtype, device)
-
-
 def _probed_dtypes(
     inputs: Sequence[_Input], nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]
 ) -> dict[_Input, torch.dtype | None] | None:
@@ -138,16 +132,12 @@ def _probed_dtypes(
     for place, number in inputs:
         shape, dtype, device, _ = metas[place][number]
         own.append(_Probe(shape or (), dtype, device))
-        others.append(_Probe(shape or (), _another(dtype), device))
+        wide, narrow = (torch.complex128, torch.complex64) if dtype.is_complex else (torch.float64, torch.float32)
+        others.append(_Probe(shape or (), narrow if dtype is wide else wide, device))
     if not _accepts([*edges, *edges], [*own, *others]):
         return None
     found = zip(inputs, own, others, strict=True)
     return {each: one.cast_to for each, one, other in found if one.cast_to is not None or other.cast_to is None}
-
-
-def _another(dtype: torch.dtype) -> torch.dtype:
-    wide, narrow = (torch.complex128, torch.complex64) if dtype.is_complex else (torch.float64, torch.float32)
-    return narrow if dtype is wide else wide
 
 
 def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
@@ -228,12 +218,8 @@ class _Probe(Tensor):
         raise _AllCheckedError
 
 
-class _NotingCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NotingCasts(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the casts of probes. Without a mode torch would call the class, after importing all of DTensor."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch's compiler wraps each operation
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operator is not torch.ops.aten._to_copy.default:
@@ -243,7 +229,7 @@ class _NotingCasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
 
 
-_noting_casts = _NotingCasts()  # type: ignore[no-untyped-call]
+_noting_casts = _NotingCasts()
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:
@@ -366,7 +352,13 @@ def _free_slot() -> _Slot:
         pushed.pop()  # removed by torch at the end of its backward
     if not pushed or pushed[-1].hook is not None:
         slot = _Slot()
-        torch._C._autograd._push_node_creation_hook(_firing(slot))  # type: ignore[attr-defined]
+        leaf = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+        def fire(node: Node) -> None:
+            if type(node) is not leaf and (hook := slot.hook) is not None:
+                hook(node)
+
+        torch._C._autograd._push_node_creation_hook(fire)  # type: ignore[attr-defined]
         pushed.append(slot)
     return pushed[-1]
 
@@ -378,13 +370,3 @@ def _take_away(slot: _Slot) -> None:
     elif not (slot.is_sunk or slot.is_kept or slot.hook) and slot.backward == _current_backward():
         torch._C._autograd._pop_node_creation_hook()  # type: ignore[attr-defined]
         pushed.pop()
-
-
-def _firing(slot: _Slot) -> Callable[[Node], None]:
-    leaf = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
-
-    def fire(node: Node) -> None:
-        if type(node) is not leaf and (hook := slot.hook) is not None:
-            hook(node)
-
-    return fire

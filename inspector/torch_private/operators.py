@@ -14,16 +14,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from .compiled import keep_compiler_out
 from .engine import in_backward
-from .fake_tensors import fake_mode, numbers_known, on_fakes, tell_numbers
+from .fake_tensors import fake_implementation, fake_mode, keep_known_values, values_kept
 from .tensors import ALIAS, DETACH, LIFT, StorageBytes, is_fake_of, storage_of
-from .thread_state import unobserved
+from .thread_state import DispatchMode, unobserved
 
 
 def is_operator(function: object) -> bool:
@@ -105,7 +105,7 @@ def with_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 _PLAIN = frozenset((bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout))
 
 
-class FakeOperations(TorchDispatchMode):
+class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations compute nothing: the tensors they create have a layout, but no data.
 
     It records when operations allocate storages and when these are freed. Memory allocated inside a kernel, or by
@@ -119,19 +119,20 @@ class FakeOperations(TorchDispatchMode):
         events: allocations and frees of storages, as `n` and `~n`, numbered from 0.
         nbytes: the size of each storage.
         given: by address, the storages of real tensors passed to operations.
+        mode: the mode of the fake tensors.
     """
 
     grad = False
     """Whether operations may be part of a graph and visible to the user's modes: in programs, not in single kernels."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self.given: dict[int, StorageBytes] = {}
         self.events: list[int] = []
         self.nbytes: list[int] = []
         # Otherwise an operation without a fake implementation would run, on zeros.
-        self._mode = fake_mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        self.mode = fake_mode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self._watched: dict[int, weakref.ref[Tensor]] = {}  # by id(): tensors created by operations
         self._users: Counter[int] = Counter()  # number of watched tensors by storage address
         self._numbers: dict[int, int] = {}  # by address
@@ -147,7 +148,7 @@ class FakeOperations(TorchDispatchMode):
                 stack.enter_context(self._swapping())
             else:
                 stack.enter_context(unobserved())
-            stack.enter_context(self._mode)
+            stack.enter_context(self.mode)
             super().__enter__()  # type: ignore[no-untyped-call]
             stack.push(super().__exit__)
             self._modes = stack.pop_all()
@@ -156,22 +157,13 @@ class FakeOperations(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         self._modes.__exit__(*error)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch's compiler wraps each operation; see `InFloat64`
-
-    @property
-    def mode(self) -> FakeTensorMode:
-        """The mode of the fake tensors."""
-        return self._mode
-
     @contextmanager
     def making(self) -> Iterator[None]:
         """Keep the values of `torch.linspace` and similar operators, and of results computed from them alone.
 
         Models read such values as Python numbers while they are built, such as a rate for each layer.
         """
-        with numbers_known(self._mode):
+        with values_kept(self.mode):
             self._is_making = True
             try:
                 yield
@@ -187,8 +179,8 @@ class FakeOperations(TorchDispatchMode):
     def tensor(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a fake tensor whose storage is not recorded."""
         with _disable_current_modes():
-            bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-            return self._take(FakeTensor(self._mode, bare, device))
+            on_meta = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            return self._take(FakeTensor(self.mode, on_meta, device))
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of the tensor's storage; -1 if no operation allocated it."""
@@ -199,7 +191,7 @@ class FakeOperations(TorchDispatchMode):
         args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs or {})
         result = self.run(operator, args, kwargs)
         if self._is_making and getattr(operator, "overloadpacket", None) in _COUNTED:
-            tell_numbers(self._mode, operator, args, kwargs, result)
+            keep_known_values(self.mode, operator, args, kwargs, result)
         for each in leaves_of(result):
             if isinstance(each, Tensor):
                 self._note(each)
@@ -207,19 +199,19 @@ class FakeOperations(TorchDispatchMode):
 
     def run(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the operator's result on these fake tensors."""
-        return on_fakes(operator)(*args, **kwargs)
+        return fake_implementation(operator)(*args, **kwargs)
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        if is_fake_of(tensor, self._mode):
+        if is_fake_of(tensor, self.mode):
             return tensor
         if (storage := storage_of(tensor)) is not None:
             self.given[storage.address] = storage
         if storage is None or type(tensor) not in (Tensor, Parameter) or tensor.is_conj() or tensor.is_neg():
-            return self._take(self._mode.from_tensor(tensor))
+            return self._take(self.mode.from_tensor(tensor))
         with _disable_current_modes():  # as torch does for plain tensors, but without its compiler
-            whole = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
-            bare = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            return self._take(FakeTensor(self._mode, bare, tensor.device))
+            flat = torch.empty(storage.nbytes // tensor.element_size(), dtype=tensor.dtype, device="meta")
+            on_meta = flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            return self._take(FakeTensor(self.mode, on_meta, tensor.device))
 
     def _take(self, tensor: Tensor) -> Tensor:
         storage = storage_of(tensor)
@@ -260,7 +252,7 @@ class FakeOperations(TorchDispatchMode):
         """
 
         def swap(one: Tensor, other: Tensor) -> None:
-            if not all(is_fake_of(each, self._mode) for each in (one, other)):
+            if not all(is_fake_of(each, self.mode) for each in (one, other)):
                 original(one, other)  # type: ignore[no-untyped-call]
                 return
             addresses = [self._unwatch(each) for each in (other, one)]
@@ -298,15 +290,8 @@ _DOUBLE = {
 }
 
 
-class InFloat64(TorchDispatchMode):
+class InFloat64(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which operations with an explicit dtype of lower precision use float64 or complex128 instead."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch loads its compiler, which takes a second; `keep_compiler_out` is enough
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args = [_DOUBLE.get(each, each) if type(each) is torch.dtype else each for each in args]
@@ -329,7 +314,7 @@ Operator = OpOverload
 """One overload of an operator of `torch.ops`: `torch.ops.aten.mul.Tensor`."""
 
 
-class SeenOperations(TorchDispatchMode):
+class SeenOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each ATen operation of this thread to `run`, below autograd and autocast.
 
     Excluded are operations of a backward, `detach` (which hooks and in-place views call, too), profiler ranges, and
@@ -338,13 +323,6 @@ class SeenOperations(TorchDispatchMode):
 
     supports_higher_order_operators = True
     sees_backward = False  # whether operations of a backward are included
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in InFloat64
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Is to give what `operator(*args, **kwargs)` does."""
@@ -362,7 +340,7 @@ class SeenOperations(TorchDispatchMode):
 keep_compiler_out(SeenOperations.__torch_dispatch__)
 
 
-class EveryOperation(TorchDispatchMode):
+class EveryOperation(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each computing operation of this thread to `run`, in forwards and backwards.
 
     It is below autograd, autocast and the transforms of torch.func. For subclasses with operations of their own
@@ -371,13 +349,6 @@ class EveryOperation(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in InFloat64
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Is to give what `operator(*args, **kwargs)` does."""
@@ -388,9 +359,8 @@ class EveryOperation(TorchDispatchMode):
             if FakeTensor in types:  # has no data, and hides its operations from modes
                 return operator(*args, **(kwargs or {}))
             return NotImplemented  # torch then calls the tensors' class, with this mode still open
-        views = (
-            getattr(operator, "is_view", False) and operator is not LIFT
-        )  # which returns the tensor that torch.tensor created
+        # LIFT is a view by its schema, and returns the tensor that torch.tensor created.
+        views = getattr(operator, "is_view", False) and operator is not LIFT
         if views or getattr(operator, "namespace", "") == "profiler":
             return operator(*args, **(kwargs or {}))
         return self.run(operator, args, kwargs or {})

@@ -43,7 +43,9 @@ class _WatchedMethod:
     @contextmanager
     def watched_by(self, watcher: Watcher) -> Iterator[None]:
         try:  # entered first, because an interrupt may come at any line
-            self._begin(watcher)
+            with self._lock:
+                self._watchers = (*self._watchers, watcher)
+                self._settle()
             yield
         finally:
             try:
@@ -51,11 +53,6 @@ class _WatchedMethod:
             except BaseException:  # Ctrl-C
                 self._end(watcher)
                 raise
-
-    def _begin(self, watcher: Watcher) -> None:
-        with self._lock:
-            self._watchers = (*self._watchers, watcher)
-            self._settle()
 
     def _end(self, watcher: Watcher) -> None:
         with self._lock:
@@ -110,9 +107,8 @@ def watching_scales(scaled: Scaled) -> AbstractContextManager[None]:
     return _scale.watched_by(watcher)
 
 
-def watching_scaler_steps(watcher: Watcher) -> AbstractContextManager[None]:
-    """Pass `watcher` each call that steps an optimizer, or skips the step because gradients are not finite."""
-    return _maybe_step.watched_by(watcher)
+watching_scaler_steps = _maybe_step.watched_by
+"""Pass a watcher each call that steps an optimizer, or skips the step because gradients are not finite."""
 
 
 class StepObserver(Protocol):
@@ -140,10 +136,26 @@ def watching_optimizers(observer: StepObserver) -> Iterator[None]:
     since in most calls such a wrapper may step none. A base class's step inside a subclass's step does not count again.
     """
     steps = _Steps(observer)
+
+    def report_skips(
+        scaler: object, optimizer: Optimizer, *args: object, **kwargs: object
+    ) -> Generator[None, Any, None]:
+        stepped: list[Optimizer] = []
+        steps.of_scaler = stepped
+        try:
+            yield
+        finally:
+            steps.of_scaler = None
+        # The optimizer that the user passes may wrap the one that steps.
+        wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
+        if not any(each is one for each in stepped for one in wanted):
+            for each in stepping_for(optimizer)[:1]:
+                observer.step_skipped(each)
+
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(steps.before).remove)
         stack.callback(register_optimizer_step_post_hook(steps.after).remove)
-        stack.enter_context(_watching_skips(observer, steps))
+        stack.enter_context(watching_scaler_steps(report_skips))
         yield
 
 
@@ -152,12 +164,12 @@ class _Call(NamedTuple):
 
     Attributes:
         frame: id of torch's frame around the step.
-        is_told: whether the observer has been called; None if it never is for this call.
+        is_reported: whether the observer has been called; None if it never is for this call.
     """
 
     optimizer: Optimizer
     frame: int
-    is_told: bool | None
+    is_reported: bool | None
 
 
 class _Steps(threading.local):
@@ -182,12 +194,12 @@ class _Steps(threading.local):
             self._calls.append(_Call(optimizer, id(frame), None))
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        is_told = callable(closure) or not _only_wraps(optimizer)
-        self._calls.append(_Call(optimizer, id(frame), is_told))
-        if is_told:
+        is_reported = callable(closure) or not _only_wraps(optimizer)
+        self._calls.append(_Call(optimizer, id(frame), is_reported))
+        if is_reported:
             for place, each in enumerate(self._calls[:-1]):
-                if each.is_told is False:
-                    self._calls[place] = each._replace(is_told=True)
+                if each.is_reported is False:
+                    self._calls[place] = each._replace(is_reported=True)
                     self._observer.step_begins(each.optimizer, False)
             self._observer.step_begins(optimizer, callable(closure))
         return _around_closure(self._observer, optimizer, closure, args, kwargs) if callable(closure) else None
@@ -197,7 +209,7 @@ class _Steps(threading.local):
         while self._calls:
             call = self._calls.pop()
             if call.frame == frame:
-                if call.is_told:
+                if call.is_reported:
                     self._observer.step_ends(optimizer)
                 return
 
@@ -226,7 +238,16 @@ def stepping_for(optimizer: Any) -> list[Optimizer]:
     beneath = _wrapped_by(optimizer)
     if has_hooks(optimizer):
         return [optimizer, *beneath]
-    return beneath or _with_same_groups(optimizer) or ([optimizer] if isinstance(optimizer, Optimizer) else [])
+    if beneath:
+        return beneath
+    # It wraps none visibly: take living optimizers that share a parameter group with it, or else those with a subset of
+    # its parameters.
+    alive = [each for each in optimizers_alive() if has_hooks(each)]
+    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
+    found = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
+    held = {id(each) for each in parameters_of(optimizer)}
+    found = found or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
+    return found or ([optimizer] if isinstance(optimizer, Optimizer) else [])
 
 
 def is_optimizer(value: object) -> bool:
@@ -276,15 +297,6 @@ def _attributes(wrapper: object) -> Iterator[Any]:
             yield from (each for each in several if callable(getattr(type(each), "step", None)))
 
 
-def _with_same_groups(optimizer: object) -> list[Optimizer]:
-    """Return living optimizers that share a parameter group with it, or else those with a subset of its parameters."""
-    alive = [each for each in optimizers_alive() if has_hooks(each)]
-    groups = {id(each) for each in getattr(optimizer, "param_groups", ())}
-    sharing = [each for each in alive if not groups.isdisjoint(map(id, each.param_groups))]
-    held = {id(each) for each in parameters_of(optimizer)}
-    return sharing or [each for each in alive if held.issuperset(map(id, parameters_of(each)))]
-
-
 def parameters_of(optimizer: object) -> list[Tensor]:
     """Return all parameters of the optimizer."""
     return [each for group in getattr(optimizer, "param_groups", ()) for each in group["params"]]
@@ -309,10 +321,10 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 
 def optimizers_alive() -> list[Optimizer]:
-    """Return the optimizers that Python's garbage collector tracks, without wrappers of others (Accelerate's), which
-    share the groups of the optimizer they wrap.
+    """Return the optimizers that Python's garbage collector tracks.
 
-    PyTorch keeps no list of them: its hooks report steps, and an optimizer may not have stepped yet.
+    Wrappers of other libraries (Accelerate) are not included; they share the groups of the optimizer they wrap. PyTorch
+    has no list of optimizers: its hooks report steps, and an optimizer may not have stepped yet.
     """
     subclasses: list[type] = [Optimizer]
     for each in subclasses:
@@ -349,22 +361,3 @@ def _around_closure(
             observer.closure_ends(optimizer)
 
     return (args, kwargs | {"closure": reporting}) if "closure" in kwargs else ((args[0], reporting, *args[2:]), kwargs)
-
-
-def _watching_skips(observer: StepObserver, steps: _Steps) -> AbstractContextManager[None]:
-    """Call `observer.step_skipped` if a gradient scaler skips a step."""
-
-    def watcher(scaler: object, optimizer: Optimizer, *args: object, **kwargs: object) -> Generator[None, Any, None]:
-        stepped: list[Optimizer] = []
-        steps.of_scaler = stepped
-        try:
-            yield
-        finally:
-            steps.of_scaler = None
-        # The optimizer that the user passes may wrap the one that steps.
-        wanted = [optimizer] if any(each is optimizer for each in stepped) else stepping_for(optimizer)
-        if not any(each is one for each in stepped for one in wanted):
-            for each in stepping_for(optimizer)[:1]:
-                observer.step_skipped(each)
-
-    return watching_scaler_steps(watcher)

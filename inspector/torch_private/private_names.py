@@ -77,7 +77,8 @@ CAPABILITIES = (
         torch._C._are_functorch_transforms_active torch._C._get_privateuse1_backend_name torch._C._get_tracing_state
         torch._C._set_tracing_state torch._C._set_grad_enabled torch._C._set_fwd_grad_enabled
         torch._C._is_fwd_grad_enabled torch._C._is_any_autocast_enabled torch._C._is_torch_function_mode_enabled
-        torch._C._get_dispatch_stack_at torch._C._len_torch_dispatch_stack torch._C._pop_torch_dispatch_stack
+        torch._C._get_dispatch_stack_at torch._C._len_torch_dispatch_stack
+        torch._C._len_torch_function_stack torch._C._pop_torch_dispatch_stack
         torch._C._push_on_torch_dispatch_stack torch._C._pop_torch_function_stack torch._C._push_on_torch_function_stack
         torch._C._dispatch_tls_is_dispatch_key_excluded torch._C._dispatch_tls_set_dispatch_key_excluded
         torch._C._is_grad_layout_enforcement_enabled? torch._C._set_grad_layout_enforcement_enabled?
@@ -188,7 +189,7 @@ CAPABILITIES = (
         """
         torch._foreach_norm torch._foreach_sub_ torch.nn.modules.batchnorm._NormBase
         torch.amp.grad_scaler.GradScaler._maybe_opt_step torch.amp.grad_scaler.GradScaler._scale
-        torch.optim.Optimizer._optimizer_step_pre_hooks
+        torch.optim.Optimizer._optimizer_step_pre_hooks torch.nn.utils.clip_grad._clip_grads_with_norm_
         torch.optim.SGD._step_supports_amp_scaling
         """,
     ),
@@ -235,10 +236,14 @@ def explain(error: AttributeError | ImportError) -> str | None:
 
     The sentence names the capability, the version of torch, and what still works.
     """
-    missing = _missing_name(error)
+    missing = _missing_name(error) or ""
+    module, _, attribute = missing.rpartition(".")
     for capability in CAPABILITIES if missing else ():
         for name in capability.names:
-            if _means(name, str(missing)):
+            owner, _, last = name.rpartition(".")
+            # For attributes of objects, only the last part is known.
+            is_attribute = attribute in last.split("|") and module in ("", owner)
+            if missing == name or name.startswith(f"{missing}.") or is_attribute:
                 import torch
 
                 return (
@@ -246,15 +251,6 @@ def explain(error: AttributeError | ImportError) -> str | None:
                     f"{capability.still}. tapescope is tested with torch {OLDEST_TESTED} to {NEWEST_TESTED}"
                 )
     return None
-
-
-def _means(name: str, missing: str) -> bool:
-    """Return whether a name of the table is the missing one. For attributes of objects, only the last part is known."""
-    owner, _, last = name.rpartition(".")
-    if missing == name or name.startswith(f"{missing}."):
-        return True
-    module, _, attribute = missing.rpartition(".")
-    return attribute in last.split("|") and module in ("", owner)
 
 
 def _missing_name(error: AttributeError | ImportError) -> str | None:

@@ -206,7 +206,11 @@ def saved_reader(node: Node) -> SavedReader | None:
     names = _raw_slots(type(node))
     if not names:
         return None
-    if _has_lists(node, names):
+    try:
+        has_lists = tuple in [type(getattr(node, name)) for name in names]
+    except RuntimeError:  # freed, so it is unknown
+        has_lists = True
+    if has_lists:
         return saved_variables
     return attrgetter(*names) if len(names) > 1 else lambda node: (getattr(node, names[0]),)
 
@@ -217,14 +221,6 @@ def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
         return read(node)
     except RuntimeError:
         return ()
-
-
-def _has_lists(node: Node, names: Sequence[str]) -> bool:
-    """Return whether a slot is known to have several tensors."""
-    try:
-        return tuple in [type(getattr(node, name)) for name in names]
-    except RuntimeError:  # freed
-        return True
 
 
 def free_saved(saved: Sequence[Any]) -> None:
@@ -319,8 +315,10 @@ def hidden_functions(nodes: Collection[Node]) -> dict[Node, BackwardCFunction]:
 
 
 def has_edges(function: BackwardCFunction) -> bool:
-    """Return whether a custom Function's object still has its node. Before torch 2.13 whoever refers to the object (a
-    kept ctx, say) does not keep the node."""
+    """Return whether a custom Function's object still has its node.
+
+    Before torch 2.13 a reference to the object, such as a kept ctx, does not keep the node alive.
+    """
     try:
         function.next_functions  # noqa: B018
     except RuntimeError:
@@ -365,12 +363,11 @@ def holds_saved(node: Node) -> bool:
         return True
     if isinstance(node, BackwardCFunction):
         return not function_is_freed(node) and any(each is not None for each in node._raw_saved_tensors)
-    return any(each.unpack_hook not in (None, _freed) or _is_there(each) for each in saved_variables(node))
-
-
-def _is_there(saved: Any) -> bool:
-    """Return whether a saved tensor without hooks exists; an optional one may be missing."""
-    return saved.unpack_hook is None and saved.data is not None
+    # Without hooks, an optional saved tensor may be missing.
+    return any(
+        each.data is not None if each.unpack_hook is None else each.unpack_hook is not _freed
+        for each in saved_variables(node)
+    )
 
 
 def free_function(node: Node) -> None:
@@ -403,7 +400,8 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
                 raw = getattr(node, slot)
                 if type(raw) is tuple and not raw:
                     continue
-                if any(each is not None and each.unpack_hook is _freed for each in _all_of(raw)):
+                raws = raw if type(raw) is tuple else (raw,)
+                if any(each is not None and each.unpack_hook is _freed for each in raws):
                     return node
                 if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
                     return None
@@ -411,10 +409,6 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
         except RuntimeError:
             return node
     return None
-
-
-def _all_of(raw: Any) -> tuple[Any, ...]:
-    return raw if type(raw) is tuple else (raw,)
 
 
 def saved_facts(node: Node) -> tuple[Any, ...] | None:

@@ -127,14 +127,21 @@ class Pin:
                 self._own = self._own or current_numbers(self._nodes)
                 self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
             _pins.append(self)
-            _set_numbers(self._nodes, self._numbers)
+            set_numbers(self._nodes, self._numbers)
 
     def close(self) -> None:
         """Restore the numbers if the pin is open. After an interrupt it can be called again."""
         with _pins_lock:
-            if self in _pins:
-                self._give_back()
-                _pins.remove(self)
+            if self not in _pins:
+                return
+            others = [pin for pin in reversed(_pins) if pin is not self]
+            if not others:
+                set_numbers(self._nodes, self._own)
+            for node, own in zip(self._nodes, self._own, strict=True) if others else ():
+                holder = next((pin for pin in others if node in pin._places()), None)
+                number = own if holder is None else holder._numbers[holder._places()[node]]
+                node._set_sequence_nr(number)  # type: ignore[attr-defined]
+            _pins.remove(self)
 
     def own_number(self, node: Node) -> int | None:
         """Return the node's number before any pin; None for a node that this pin does not contain."""
@@ -187,16 +194,6 @@ class Pin:
         assert numbers is not None, "2**63 numbers are enough"
         return numbers
 
-    def _give_back(self) -> None:
-        others = [pin for pin in reversed(_pins) if pin is not self]
-        if not others:
-            _set_numbers(self._nodes, self._own)
-            return
-        for node, own in zip(self._nodes, self._own, strict=True):
-            holder = next((pin for pin in others if node in pin._places()), None)
-            number = own if holder is None else holder._numbers[holder._places()[node]]
-            node._set_sequence_nr(number)  # type: ignore[attr-defined]
-
 
 def falling_numbers(count: int, fixed: Mapping[int, int]) -> list[int] | None:
     """Return `count` descending numbers with gaps, some of them `fixed`; None if impossible."""
@@ -213,14 +210,10 @@ def falling_numbers(count: int, fixed: Mapping[int, int]) -> list[int] | None:
     return numbers
 
 
-def _set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
+def set_numbers(nodes: Sequence[Node], numbers: Sequence[int]) -> None:
+    """Set the sequence numbers of nodes. Pinned nodes are numbered by their pin."""
     for node, number in zip(nodes, numbers, strict=True):
         node._set_sequence_nr(number)  # type: ignore[attr-defined]
-
-
-def set_number(node: Node, number: int) -> None:
-    """Set the sequence number of a node that is not pinned."""
-    _set_numbers([node], [number])
 
 
 def make_numbers(count: int) -> None:

@@ -86,7 +86,7 @@ def is_leaf(tensor: Tensor) -> bool:
     """Return whether the tensor is a leaf, not made by an operation with a node."""
     try:
         return tensor.is_leaf
-    except RuntimeError:  # one of several views whose base was written: torch makes no grad_fn of it, and it is no leaf
+    except RuntimeError:  # one of several views (`unbind`) whose base was modified in place; torch refuses its grad_fn
         return False
 
 
@@ -101,7 +101,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def strided_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield `parts_of`, sparse tensors replaced by their indices and values, without tensors whose bytes are hidden."""
+    """Yield `parts_of`, with the indices and values of sparse tensors, and without tensors that hide their bytes."""
     for part in parts_of(tensor):
         if part.layout in SPARSE:
             yield from stored_parts(part)
@@ -174,7 +174,7 @@ def nodes_beneath_transforms(tensor: Tensor) -> Iterator[Node]:
 
 
 def beneath_all_transforms(value: Kind) -> Kind:
-    """Return the value with all its tensors as `beneath_transforms` gives them; itself outside of transforms."""
+    """Apply `beneath_transforms` to all tensors in the value. Outside of transforms, return the value itself."""
     if not functorch_is_active():
         return value
     found: Kind = tree_map_only(Tensor, beneath_transforms, value)
@@ -198,8 +198,8 @@ class Elements(NamedTuple):
     """The elements of a tensor.
 
     Attributes:
-        parts: strided tensors that hold them, none of a subclass with operations of its own.
-        unread: why they cannot be read, and there are no parts; "": all are in `parts`.
+        parts: strided tensors that hold them; none is of a subclass with operations of its own.
+        unread: the reason why they cannot be read, in which case `parts` is empty; "" if `parts` has all of them.
     """
 
     parts: tuple[Tensor, ...] = ()
@@ -207,10 +207,10 @@ class Elements(NamedTuple):
 
 
 def elements_of(tensor: Tensor) -> Elements:
-    """Return the tensors that hold a tensor's elements. To be called `unobserved`.
+    """Return the tensors that hold a tensor's elements. Call this `unobserved`.
 
-    These are the values of a sparse or nested tensor, this rank's part of a DTensor, and of other wrapper subclasses
-    the inner tensors (`__tensor_flatten__`). Nothing is copied, except for quantized and MKL-DNN tensors.
+    These are the values of a sparse or nested tensor, this rank's part of a DTensor, and the inner tensors of other
+    wrapper subclasses (`__tensor_flatten__`). Only quantized and MKL-DNN tensors are copied.
     """
     if tensor.is_meta or is_fake(tensor):
         return Elements(unread="a tensor on the meta device has no values" if tensor.is_meta else _unread(tensor))
@@ -234,7 +234,10 @@ def elements_of(tensor: Tensor) -> Elements:
 def _inner_elements(tensor: Tensor) -> Elements:
     """Return the elements of a tensor whose subclass has operations of its own."""
     if not is_traceable_wrapper_subclass(tensor):
-        return Elements(unread=_unread(tensor)) if bytes_are_elsewhere(tensor) else Elements((without_class(tensor),))
+        if bytes_are_elsewhere(tensor):
+            return Elements(unread=_unread(tensor))
+        with torch._C._DisableTorchDispatch():  # a plain tensor on the same bytes, without calling the subclass
+            return Elements((tensor.detach(),))
     if tensor.is_nested:
         values = tensor.unbind() if tensor.lengths() is not None else (tensor.values(),)
         return _joined(values)
@@ -267,14 +270,8 @@ def bytes_are_elsewhere(tensor: Tensor) -> bool:
         return True
 
 
-def without_class(tensor: Tensor) -> Tensor:
-    """Return a plain tensor on the same bytes, without calling the subclass."""
-    with torch._C._DisableTorchDispatch():
-        return tensor.detach()
-
-
 def computable(values: Tensor) -> Tensor:
-    """Return the same numbers in a dtype that every kernel takes: few take float8 or complex32."""
+    """Return the values in a dtype that all kernels support; few support float8 or complex32."""
     dtype = values.dtype
     if dtype is torch.complex32:
         return values.to(torch.complex64)
@@ -282,7 +279,7 @@ def computable(values: Tensor) -> Tensor:
 
 
 def all_elements(tensor: Tensor) -> Tensor | None:
-    """Return a tensor's elements as one tensor, a sparse one's with all its zeros; None where they cannot be read."""
+    """Return a tensor's elements as one tensor, including the zeros of a sparse one; None if they cannot be read."""
     plain = tensor.detach()
     if not computes_itself(plain) and not plain.is_nested and not plain.is_quantized:
         plain = dense(plain)
@@ -291,12 +288,12 @@ def all_elements(tensor: Tensor) -> Tensor | None:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return the tensor with all its zeros."""
+    """Return the tensor in strided layout, including the zeros of a sparse one."""
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Return the bytes of a sparse tensor's stored elements and indices."""
+    """Return the size in bytes of a sparse tensor's stored elements and indices."""
     return sum(each.nbytes for each in stored_parts(tensor))
 
 
@@ -314,13 +311,11 @@ def computes_itself(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-def _is_fake(tensor: object) -> bool:
-    return isinstance(tensor, FakeTensor)
-
-
-# From torch 2.14 on there are fake tensors in C++, too, which are of no class of their own.
-is_fake: Callable[[object], bool] = getattr(fake_tensor, "is_fake_tensor", _is_fake)
-"""Whether it is one of FakeTensorMode's: it has a device, a layout and a storage of some size, and no bytes."""
+# From torch 2.14 on some fake tensors are implemented in C++, without a class of their own.
+is_fake: Callable[[object], bool] = getattr(
+    fake_tensor, "is_fake_tensor", lambda tensor: isinstance(tensor, FakeTensor)
+)
+"""Return whether the value is a fake tensor (FakeTensorMode), which has a device and a layout, but no data."""
 
 
 def is_fake_of(tensor: object, mode: FakeTensorMode) -> bool:
@@ -329,7 +324,7 @@ def is_fake_of(tensor: object, mode: FakeTensorMode) -> bool:
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Return whether the storage belongs to inner tensors, as in a DTensor. A fake tensor has one without bytes."""
+    """Return whether the storage belongs to inner tensors, as in a DTensor. A fake tensor's storage has no bytes."""
     return computes_itself(tensor) and not is_fake(tensor)
 
 
@@ -352,7 +347,7 @@ def identity_of(tensor: Tensor) -> int:
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Return whether the tensor is a view for autograd; it refers to its base, and so to its storage twice."""
+    """Return whether the tensor is a view for autograd. A view refers to its base, and so to its storage twice."""
     return tensor._is_view()
 
 
@@ -380,19 +375,15 @@ class FollowedStorage:
         return found
 
 
-def is_lift(operator: object) -> bool:
-    """Return whether the operator returns a tensor filled from Python or NumPy data, without a visible operation."""
-    return operator is LIFT
-
-
+# LIFT returns a tensor that torch.tensor has filled from Python or NumPy data.
 DETACH, ALIAS, LIFT = (getattr(torch.ops.aten, name).default for name in ("detach", "alias", "lift_fresh"))
 
 
 def detached(tensor: Tensor) -> Tensor:
     """Return a tensor with the same bytes and version counter, but without a graph.
 
-    Inside of an operation, where pack hooks run and dispatch modes are called, torch's own detach() gives a tensor with
-    a version counter of its own.
+    Inside an operation, where pack hooks and dispatch modes run, torch's own detach() returns a tensor with a version
+    counter of its own.
     """
     excluded = _key_is_excluded(_IN_PLACE_OR_VIEW)
     if excluded:
@@ -400,7 +391,7 @@ def detached(tensor: Tensor) -> Tensor:
     try:
         if computes_itself(tensor) or not torch._C._len_torch_dispatch_stack():
             return tensor.detach()
-        with torch._C._DisableTorchDispatch():  # no mode of this thread needs to see it
+        with torch._C._DisableTorchDispatch():  # hide it from the modes of this thread
             return tensor.detach()
     finally:
         if excluded:
@@ -473,11 +464,11 @@ class LateTensor:
         self._event.record()
 
     @property
-    def comes_later(self) -> bool:
+    def is_pending(self) -> bool:
         """Return whether the values are on another device, which may still be computing them."""
         return self._event is not None
 
-    def has_come(self) -> bool:
+    def is_ready(self) -> bool:
         return self._event is None or self._event.query()
 
     def read(self) -> Tensor:

@@ -16,21 +16,9 @@ Flag = tuple[Callable[[], Any], Callable[[Any], object]]
 """A function that reads a flag, and one that sets it."""
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
-
-
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
 grad_layout_is_enforced: Callable[[], bool] = getattr(torch._C, "_is_grad_layout_enforcement_enabled", lambda: True)
-"""Whether an AccumulateGrad copies a gradient whose strides are not its leaf's, instead of keeping it as .grad. Torch
-2.13 and later can turn this off (`torch.autograd.enforce_grad_layout_policy`)."""
+"""Return whether an AccumulateGrad copies a gradient if its strides differ from its leaf's. Torch 2.13 and later can
+turn this off (`torch.autograd.enforce_grad_layout_policy`); `.grad` then is the gradient itself."""
 
 enforce_grad_layout: Callable[[bool], object] = getattr(
     torch._C, "_set_grad_layout_enforcement_enabled", lambda enforced: None
@@ -44,11 +32,17 @@ def _attribute(module: Any, name: str) -> Flag:
 FLAGS: list[Flag] = [
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (grad_layout_is_enforced, enforce_grad_layout),
-    (_anomaly, lambda value: torch.set_anomaly_enabled(*value)),
+    (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    ),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (_deterministic, _set_deterministic),
+    (
+        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    ),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
@@ -56,8 +50,10 @@ FLAGS: list[Flag] = [
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     *(_attribute(torch.backends.mkldnn, name) for name in ("enabled", "deterministic")),
 ]
-"""The default device is none of them, but a mode. Filters of warnings stay: modules that are imported as a program runs
-add their own."""
+"""The flags of the process and of the thread that tapescope restores after running user code.
+
+The default device is not a flag but a mode. Warning filters are not restored, because modules add their own when the
+program imports them."""
 
 
 def leave_function_mode(mode: TorchFunctionMode) -> None:
@@ -72,20 +68,21 @@ def leave_function_mode(mode: TorchFunctionMode) -> None:
         _push_mode(each)  # type: ignore[no-untyped-call]
 
 
-def functorch_is_active() -> bool:
-    """Return whether a transform of torch.func is active, in which a backward is not allowed."""
-    return bool(torch._C._are_functorch_transforms_active())
-
+functorch_is_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Return whether a transform of torch.func is active, in which a backward is not allowed."""
 
 without_torch_function: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
 """A context in which `__torch_function__` of tensor subclasses and function modes is not called."""
 
 
 function_mode_is_on: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-"""Whether a TorchFunctionMode watches this thread: then even reading a tensor's shape calls it."""
+"""Return whether a TorchFunctionMode is active in this thread. Even reading a tensor's shape then calls it."""
+
+function_modes_open: Callable[[], int] = torch._C._len_torch_function_stack
+"""The number of function modes on this thread's stack. A mode is not on it while it handles a call."""
 
 grad_mode_switch: Callable[[bool], None] = torch._C._set_grad_enabled
-"""What torch.no_grad() and its like call as they are entered and left, by which a TorchFunctionMode sees them."""
+"""The function that torch.no_grad() and similar contexts call on entry and exit. A TorchFunctionMode sees this call."""
 
 
 def in_function_forward() -> bool:
@@ -94,8 +91,8 @@ def in_function_forward() -> bool:
 
 
 _ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
-"""Sets whether `saved_tensors_hooks` that are open are ignored, and returns whether they were. torch's compiler ignores
-them while it traces. The hooks stay where they are, so that no error can leave them out of place."""
+"""Set whether open `saved_tensors_hooks` are ignored, and return whether they were, as torch's compiler does while it
+traces. The hooks stay on their stack, so an error cannot leave them in the wrong place."""
 
 
 _set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
@@ -104,13 +101,13 @@ _set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type:
 class unobserved:
     """A context for tapescope's own code inside a user's call, with all of the user's modes off.
 
-    Off are grad mode and forward-mode AD, inference mode, autocast, function modes (the default device among them),
+    It disables grad mode and forward-mode AD, inference mode, autocast, function modes (including the default device),
     `__torch_function__` of tensor subclasses, dispatch modes, `saved_tensors_hooks`, `torch.jit.trace`, and the
-    transforms of torch.func. Code that turns grad mode on inside saves tensors as if no hooks were open. Settings of
-    the process stay: the default dtype, deterministic algorithms. Tensors that a transform wraps can't be computed
-    with in it; `beneath_transforms` gives what they wrap.
+    transforms of torch.func. Code that enables grad mode inside saves tensors as if no hooks were open. Settings of the
+    process, such as the default dtype and deterministic algorithms, are unchanged. Operations on a tensor that a
+    transform wraps fail inside; pass them the tensor from `beneath_transforms`.
 
-    It takes a microsecond if none of the costlier modes is on.
+    Entering and leaving takes a microsecond, unless one of the costlier modes is on.
     """
 
     __slots__ = ("_forward", "_function", "_grad", "_hooks", "_modes")
@@ -130,8 +127,18 @@ class unobserved:
                 or torch._C._is_any_autocast_enabled()
                 or torch._C._get_tracing_state() is not None
             ):
-                self._modes = ExitStack()
-                _leave_modes(self._modes)
+                self._modes = modes = ExitStack()  # restores the modes that are seldom on
+                if torch._C._are_functorch_transforms_active():
+                    modes.enter_context(temporarily_clear_interpreter_stack())
+                if torch._C._len_torch_dispatch_stack():
+                    modes.enter_context(_disable_current_modes())
+                if (traced := torch._C._get_tracing_state()) is not None:
+                    _set_tracing_state(None)
+                    modes.callback(_set_tracing_state, traced)
+                if torch._C._is_any_autocast_enabled():
+                    modes.enter_context(torch._C._DisableAutocast())
+                if torch.is_inference_mode_enabled():
+                    modes.enter_context(torch._C._InferenceMode(False))
             torch._C._set_grad_enabled(False)
             torch._C._set_fwd_grad_enabled(False)
         except BaseException:  # Ctrl-C
@@ -154,23 +161,8 @@ class unobserved:
         self._function.__exit__(None, None, None)
 
 
-def _leave_modes(stack: ExitStack) -> None:
-    """Switch off the modes that are seldom on; the stack restores them."""
-    if torch._C._are_functorch_transforms_active():
-        stack.enter_context(temporarily_clear_interpreter_stack())
-    if torch._C._len_torch_dispatch_stack():
-        stack.enter_context(_disable_current_modes())
-    if (traced := torch._C._get_tracing_state()) is not None:
-        _set_tracing_state(None)
-        stack.callback(_set_tracing_state, traced)
-    if torch._C._is_any_autocast_enabled():
-        stack.enter_context(torch._C._DisableAutocast())
-    if torch.is_inference_mode_enabled():
-        stack.enter_context(torch._C._InferenceMode(False))
-
-
 autocast_is_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
-"""Whether autocast is on for any device."""
+"""Return whether autocast is on for any device."""
 
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
 
@@ -189,12 +181,23 @@ def autocast_casts() -> dict[str, torch.dtype]:
     return {device_type: torch.get_autocast_dtype(device_type) for device_type in types}
 
 
-class ThreadState:
-    """torch's state of the thread that makes it, as far as Python can give it to another one.
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode of tapescope. torch's compiler must not wrap it, because that would load the compiler."""
 
-    That is what the engine hands on to a backward's hooks and tasks: grad, inference and forward mode, autocast,
-    `saved_tensors_hooks`, function and dispatch modes (default device among them), whether devices have threads of
-    their own, whether gradients are laid out as their leaves, and the accelerators' current device and streams.
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class ThreadState:
+    """torch's state of the current thread, to apply it to another thread.
+
+    It consists of the state that the engine sets for a backward's hooks and tasks: grad, inference and forward mode,
+    autocast, `saved_tensors_hooks`, function and dispatch modes (including the default device), whether devices have
+    threads of their own, whether gradients get their leaves' layout, and the accelerators' current device and streams.
 
     Known limitations: the other thread does not call the hooks of `torch.autograd.graph.node_creation_hook` (torch
     2.14), which Python can neither list nor detect.
@@ -270,7 +273,8 @@ def dispatch_mode_is_on() -> bool:
     return bool(torch._C._len_torch_dispatch_stack())
 
 
-# What `with` does for a mode and for hooks, in less time: between large kernels each line of Python takes microseconds.
+# These do the same as a `with` block for a mode or for hooks, but faster: between large kernels, each line of Python
+# takes microseconds.
 open_mode: Callable[[TorchDispatchMode], None] = torch._C._push_on_torch_dispatch_stack
 close_mode: Callable[[None], object] = torch._C._pop_torch_dispatch_stack
 open_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
@@ -282,9 +286,8 @@ close_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_
 hooks_are_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
-def why_hooks_are_disabled() -> str | None:
-    """Return the message that `disable_saved_tensors_hooks` has for new hooks; None if it is not open."""
-    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+why_hooks_are_disabled: Callable[[], str | None] = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+"""Return the message of the open `disable_saved_tensors_hooks`; None if none is open."""
 
 
 def disables_hooks(error: BaseException) -> bool:

@@ -49,7 +49,7 @@ def _of_study(study: AccumulationStudy) -> Iterator[Row]:
         goal = _PEAK_GOAL if name in (IN_PLACE, PYTORCH) else None
         peak, time = cells[0], cells[-1]
         predicted = "" if row.predicted_bytes is None else f"predicted {size_text(row.predicted_bytes)}, "
-        note = f"{peak}, {predicted}average {size_text(round(row.average_bytes))}, {time}"
+        note = f"{peak}, {predicted}average {cells[2]}, {time}"
         what = f"{study.name}: peak, {name}" if name == BY_HAND else f"{study.name}: peak, {name} / {BY_HAND}"
         yield Row(what, "×", (study.ratio(name),), goal, note=note)
     freed, kept = study[PYTORCH], study[PYTORCH + GRAPH_KEPT]

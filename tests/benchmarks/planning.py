@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.memory.dry_run import dry_run
-from tapescope.engine.planning.auto_policy import forget_plans
+from tapescope.engine.planning.order_cache import forget_orders
 from tapescope.engine.planning.policies import find_policy
 from tapescope.engine.planning.policy_orders import bound
 from tapescope.engine.planning.scheduling_problem import Problem
@@ -50,7 +50,7 @@ def _any_shape(shape: str, effort: Effort) -> Row:
     graph = ts.graph(SHAPES[shape](100 if effort.tiny else 10_000))
 
     def plan() -> None:
-        forget_plans()
+        forget_orders()
         bound(find_policy("auto"), Problem(graph))
 
     return Row(f'"auto" planned: {len(graph):,} tasks, {shape}', "s", repeated(plan, min(effort.repetitions, 5)), 1.0)

@@ -349,16 +349,16 @@ def test_the_gradients_that_wait_can_be_changed_where_the_session_stands(deck: P
 
 
 @pytest.mark.parametrize(
-    ("ok", "verdict", "shown"),
+    ("ok", "warns", "shown"),
     [
-        (True, "right", "ok"),
-        (True, "right, but x", "but"),
-        (False, "wrong", "wrong"),
-        (None, "not checked", "unknown"),
+        (True, False, "ok"),
+        (True, True, "but"),
+        (False, False, "wrong"),
+        (None, False, "unknown"),
     ],
 )
 def test_a_task_is_checked_and_the_answer_is_read(
-    deck: PosedDeck, gpt: Graph, ok: bool | None, verdict: str, shown: str
+    deck: PosedDeck, gpt: Graph, ok: bool | None, warns: bool, shown: str
 ) -> None:
     stand(deck, gpt)
     task = gpt.order[AT]
@@ -367,7 +367,7 @@ def test_a_task_is_checked_and_the_answer_is_read(
     expect(section).to_have_attribute("data-check", "pending")
     assert deck.asked() == [{"kind": "check", "task": task}]
     lines = [f"compared with {gpt.graph.describe(gpt.order[0], 0)}"]
-    deck.tell(checks={str(task): {"ok": ok, "verdict": verdict, "lines": lines}})
+    deck.tell(checks={str(task): {"ok": ok, "warns": warns, "lines": lines}})
     expect(section).to_have_attribute("data-check", shown)
     section.get_by_role("button", name="1st", exact=True).click()
     expect(deck.inspector).to_have_attribute("data-task", str(gpt.order[0]))

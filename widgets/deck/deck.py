@@ -160,7 +160,7 @@ class Stepping(DeckTraits):
             RuntimeError: no task is left, or the session is over. Also raises errors of the task itself.
         """
         if device is not None and task is not None:
-            raise ValueError("step() runs either a task or a device's next one: give one of the two")
+            raise ValueError("step() takes either a task or device=, not both")
         expect_no_count(self._live.session.graph, task)
         return self._asking.ask(lambda: self._live.running.step(count, None if task is None else _task(task), device))
 
@@ -203,7 +203,7 @@ class Stepping(DeckTraits):
 
     def stop(self) -> None:
         """Stop the running command, and queued ones, before the next task. May be called from any thread or hook."""
-        self._live.stop()
+        self._live.driver.stop()
 
     def back(self, count: int = 1) -> Task | None:
         """Undo the last tasks: restores input buffers and .grad. Returns the current task. Continuing differently
@@ -214,7 +214,8 @@ class Stepping(DeckTraits):
             ValueError: fewer tasks have run, or the history does not reach that far.
             RuntimeError: the session is over.
         """
-        return self._moved(lambda: self._live.running.jump(lambda session: session.back(count)))
+        self._asking.ask(lambda: self._live.running.jump(lambda session: session.back(count)))
+        return self.current
 
     def goto(self, task: AnyTask | None = None, *, branch: int | None = None) -> Task | None:
         """Undo or run tasks until a task is the current one, or go to the end of a branch. Returns the current task.
@@ -225,8 +226,9 @@ class Stepping(DeckTraits):
             RuntimeError: the session is over.
         """
         if (task is None) == (branch is None):
-            raise ValueError("goto takes either a task or branch=, the number of a branch")
-        return self._moved(lambda: self._live.running.goto(None if task is None else _task(task), branch))
+            raise ValueError("goto() takes either a task or branch=, the number of a branch")
+        self._asking.ask(lambda: self._live.running.goto(None if task is None else _task(task), branch))
+        return self.current
 
     def compare_branches(self) -> BranchComparison:
         """Compare the branches: their orders, gradients and predicted memory.
@@ -253,10 +255,6 @@ class Stepping(DeckTraits):
             ValueError: a task has already run, or the backward creates a graph (`create_graph=True`).
         """
         self._asking.ask(self._live.predict)
-
-    def _moved(self, command: Callable[[], object]) -> Task | None:
-        self._asking.ask(command)
-        return self.current
 
 
 def _task(task: Task | ReadyTask | int) -> Task | int:

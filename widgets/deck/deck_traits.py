@@ -13,13 +13,13 @@ import traitlets
 
 from ...engine.schedule.policy import AnyPolicy
 from ...engine.session.breakpoints.breakpoints import Breakpoint
+from ...engine.session.breakpoints.stop_list import session_over
 from ...engine.session.direct_session import Stepper
 from ...engine.session.engine_thread import HEARS_SIGNALS_S
 from ...engine.session.native_session import NativeSession
-from ...engine.session.session import session_over
 from ...errors import ending_where_called
 from ...inspector.graph.graph import Graph, Task
-from ...inspector.validation import asked_in_vain
+from ...inspector.validation import raise_no_attribute
 from .live_publisher import News
 from .live_session import Live
 from .page_data import Json, title_of
@@ -33,19 +33,18 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = {
-    "result": "deck.run() gives a Run of what has run, and deck.save_trace(path) writes it",
-    "save": "deck.save_trace(path) writes what has run, deck.save_html(path) the deck as a page",
-    "interact": "it is driven by its buttons and verbs; in a script ts.debug(loss).interact() is a prompt",
-    "keep_history": "ts.deck(loss, history=True) begins with one, and deck.history says what it costs",
-    "left": "deck.status says whether it has finished, deck.position how many tasks have run of deck.planned",
+    "result": "deck.run() returns a Run of the tasks that have run, and deck.save_trace(path) writes it",
+    "save": "deck.save_trace(path) writes the tasks that have run, deck.save_html(path) the deck as a page",
+    "interact": "buttons and methods drive a deck; in a script ts.debug(loss).interact() is a prompt",
+    "keep_history": "ts.deck(loss, history=True) starts with a history, and deck.history has its cost",
+    "left": "deck.status says whether it has finished; deck.position is the number of tasks that have run",
     "over": "deck.status says whether it has finished, failed or is closed",
-    "needed": "deck.planned has the tasks that run at all",
-    "next_on": "deck.step(device=...) runs the next one of a device",
-    **dict.fromkeys(("picks", "queues", "together"), "deck.ready is the ready queue, deck.policy what picks"),
+    "needed": "deck.planned has the tasks that run",
+    "next_on": "deck.step(device=...) runs the next task of a device",
+    **dict.fromkeys(("picks", "queues", "together"), "deck.ready is the ready queue, deck.policy the policy's name"),
     **dict.fromkeys(
         ("footprints", "timeline", "timelines", "peak", "peak_bytes", "footprints_by_device", "with_memory"),
-        "its memory is predicted, deck.compare([deck.policy]) has that; ts.profile(make_loss) measures, and its Run "
-        "has {name}",
+        "deck.compare([deck.policy]) predicts memory; ts.profile(make_loss) measures it, and its Run has {name}",
     ),
     **dict.fromkeys(
         [
@@ -59,10 +58,10 @@ _ELSEWHERE = {
             "late",
             "elsewhere",
         ],
-        "deck.run() gives a Run of what has run, which has {name}",
+        "deck.run() returns a Run of the tasks that have run, which has {name}",
     ),
     **dict.fromkeys(("next", "continue_", "cont", "resume", "play"), "deck.step() runs one task, deck.run() all"),
-    "backward": "deck.run() runs all that is left of it",
+    "backward": "deck.run() runs the remaining tasks",
 }
 """Attributes that users look for in a deck but that sessions or runs have, or that have another name here."""
 
@@ -80,13 +79,13 @@ class Asking:
         """Run a command in the driver's thread and return its result.
 
         Raises:
-            RuntimeError: in the driver's thread. And what the command raises.
+            RuntimeError: if called in the driver's thread. Errors of the command pass through.
         """
         __tracebackhide__ = True
         if self._live.is_current_thread:
             raise RuntimeError(
-                "called in the thread that runs the deck, from a hook or an observer, where it would wait for itself; "
-                "call deck.stop() there, and go on from outside"
+                "a hook or an observer called this in the thread that runs the deck, where it would wait for itself; "
+                "call deck.stop() there, and continue from outside"
             )
         return self._wait(self._live.driver.do(command))
 
@@ -112,20 +111,20 @@ class Asking:
         live.driver.soon(partial(live.attempt, partial(live.change_stops, change)))
 
     def _wait(self, future: Future[T]) -> T:
-        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
+        __tracebackhide__ = True  # hides this frame in IPython's tracebacks
         try:
             while not future.done():
                 with suppress(TimeoutError):
                     future.exception(HEARS_SIGNALS_S)
             return future.result()
         except KeyboardInterrupt:
-            self._live.stop()
+            self._live.driver.stop()
             future.cancel()
             raise
         except CancelledError:
-            raise RuntimeError("the deck was closed before this began") from None
+            raise RuntimeError("the deck was closed before this command started") from None
         finally:
-            del future  # else an error would hold itself through this frame
+            del future  # an error would otherwise refer to itself through this frame
 
 
 def command_of(message: Any, live: Live) -> Callable[[], object] | None:
@@ -158,7 +157,7 @@ def command_of(message: Any, live: Live) -> Callable[[], object] | None:
         case {"kind": "branch", "number": int(number)}:
             return partial(live.running.goto, None, number)
         case {"kind": "edit", "how": str(how), "value": value}:
-            return partial(live.edits.edit_as_told, how, value)
+            return partial(live.edits.edit_from_page, how, value)
         case {"kind": "check", "task": int(task)}:
             return partial(live.edits.check, task)
     return None
@@ -169,7 +168,7 @@ def stop_change_of(message: Any, live: Live) -> Callable[[], object] | None:
     stops = live.session.stops
     match message:
         case {"kind": "break", "where": str(where)}:
-            return partial(_break_where, where, live)
+            return partial(_break_at, where, live)
         case {"kind": "watch", "condition": str(condition)}:
             return partial(_watch_for, condition, live)
         case {"kind": "enable", "number": int(number), "on": bool(on)}:
@@ -179,7 +178,7 @@ def stop_change_of(message: Any, live: Live) -> Callable[[], object] | None:
     return None
 
 
-def _break_where(text: str, live: Live) -> Breakpoint:
+def _break_at(text: str, live: Live) -> Breakpoint:
     """Return a breakpoint for text typed by a user."""
     session = live.session
     if is_typed_task(text):
@@ -207,11 +206,11 @@ class DeckTraits(Played):
     why_stopped = traitlets.Unicode(read_only=True).tag(sync=True)
     _stops = traitlets.List(traitlets.Dict()).tag(sync=True)
 
-    if not TYPE_CHECKING:  # a name that is not there would be of any type
+    if not TYPE_CHECKING:  # for mypy, an unknown name would be of type Any
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a deck", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a deck", _ELSEWHERE)
 
     def __init__(
         self,
@@ -231,10 +230,11 @@ class DeckTraits(Played):
         self._live = Live(session, policy, found, retain_graph, create_graph, send, self._take, recompute)
         self._asking = Asking(self._live)
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
-        self.set_trait("current_task", self._live.publisher.told.current)
-        self.set_trait("status", self._live.publisher.told.status)
-        if not self._live.is_small:
-            self._live.driver.do(self._live.foresee)
+        self.set_trait("current_task", self._live.publisher.published.current)
+        self.set_trait("status", self._live.publisher.published.status)
+        live = self._live
+        if not live.foresight.is_small:  # the other policies' schedules take a while for a large graph
+            live.driver.do(lambda: live.publisher.tell(others=live.plan.others()))
 
     @property
     def graph(self) -> Graph:
@@ -254,10 +254,7 @@ class DeckTraits(Played):
         return Moment(self.policy, self.position, len(order), self._live.plan.timelines(), order, self.current_task)
 
     def _take(self, news: News) -> None:
-        """Set the traits to the state that the live session has published.
-
-        What an observer of the user's raises, is raised when all traits are set.
-        """
+        """Set the traits to the published state. An error of a user's observer is raised after all traits are set."""
         raised: list[Exception] = []
         # Without hold_sync, which would delay, and could lose, values that another thread sets at the same time.
         # Read each value when it is set, because an observer of an earlier one may have changed it.
@@ -289,8 +286,8 @@ class DeckTraits(Played):
 
     @traitlets.observe("policy")
     def _switch(self, change: Any) -> None:
-        told = self._live.driver.is_current_thread and change["new"] == self._live.session.policy
-        if not told and self.comm is not None:
+        is_published = self._live.driver.is_current_thread and change["new"] == self._live.session.policy
+        if not is_published and self.comm is not None:
             self._asking.later(partial(self._live.switch, change["new"]))
 
     def _breakpoints_now(self) -> list[int]:
@@ -304,7 +301,7 @@ class DeckTraits(Played):
         count = len(self.graph)
         for task_id in found:
             if not 0 <= task_id < count:
-                raise ValueError(f"there is no task {task_id}; this graph has tasks 0 to {count - 1}")
+                raise ValueError(f"unknown task {task_id}; this graph has the tasks 0 to {count - 1}")
         return found
 
     @traitlets.observe("breakpoints")
@@ -321,7 +318,7 @@ class DeckTraits(Played):
                 self._live.publisher.greet(revision)
                 return
             case {"kind": "stop"}:
-                self._live.stop()
+                self._live.driver.stop()
                 return
         if (command := command_of(message, self._live)) is not None:
             self._asking.later(command)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...engine.recording.batch_report import Batches
 from ...engine.session.batching.find_batches import find_batches
-from ...engine.session.batching.product_groups import DIRECTIONS, Groups, modules_of
+from ...engine.session.batching.product_groups import DIRECTIONS, modules_of
 from ...inspector.graph.graph import Graph
 from .page_data import Json
 
@@ -16,24 +16,16 @@ _MOST = 200  # outlines; more cannot be read
 def group_content(graph: Graph) -> Json:
     """Return the groups that `ts.find_batches` finds and refuses with TorchScript's thresholds; for a tape, the reason.
 
+    Each entry of `found` and `refused` is one outline; `said` has a summary for each direction.
+
     Raises:
-        ValueError: the graph has no nodes.
+        ValueError: if the graph has no nodes.
     """
     if graph.is_tape:
-        return no_groups("The products of a tape of HIPS autograd's are not looked for: its nodes hide their factors.")
-    return groups_content(find_batches(graph))
-
-
-def no_groups(why: str) -> Json:
-    """Return the content for a graph with unknown groups, with the reason."""
-    return {"found": [], "refused": [], "said": {"backward": why}}
-
-
-def groups_content(found: Groups) -> Json:
-    """Return known groups as data.
-
-    Each entry of `found` and `refused` is one outline; `said` has a summary for each direction.
-    """
+        return no_groups(
+            "Groups are not searched in a tape of HIPS autograd, because its nodes do not expose their factors."
+        )
+    found = find_batches(graph)
     return {
         "found": [
             {
@@ -60,6 +52,11 @@ def groups_content(found: Groups) -> Json:
         ],
         "said": {direction: found.summary(direction) for direction in DIRECTIONS},
     }
+
+
+def no_groups(why: str) -> Json:
+    """Return the content for a graph with unknown groups, with the reason."""
+    return {"found": [], "refused": [], "said": {"backward": why}}
 
 
 def with_batches(content: Json | None, batches: Batches, graph: Graph) -> Json:

@@ -44,7 +44,7 @@ class Driver:
             self._state = ThreadState()
         except NotImplementedError as error:
             raise NotImplementedError(
-                f"a deck runs the backward in a thread of its own, which can't be given {error}"
+                f"a deck runs the backward in a thread of its own, which cannot take over {error}"
             ) from None
         self._context = contextvars.copy_context()
         self._commands: deque[_Command] = deque()
@@ -88,16 +88,14 @@ class Driver:
         future: Future[T] = Future()
         queue.append(_Command(future, call, self._stops))
         if self._thread is None or not self._thread.is_at_work:  # an interrupt may have kept it from starting
-            self._start()
+            ended = [each for each in _threads.copy() if each.ended.is_set() and not each.is_alive()]
+            _threads.difference_update(ended)
+            self._thread = thread = DaemonThread(self._main, "tapescope deck")
+            try:
+                thread.start()
+            finally:  # it may run even if an interrupt comes meanwhile
+                _threads.add(thread)
         return future
-
-    def _start(self) -> None:
-        _threads.difference_update([each for each in _threads.copy() if each.ended.is_set() and not each.is_alive()])
-        self._thread = thread = DaemonThread(self._main, "tapescope deck")
-        try:
-            thread.start()
-        finally:  # it may run even if an interrupt comes meanwhile
-            _threads.add(thread)
 
     def stop(self) -> None:
         """Request the running and queued commands to end early. Later commands are not affected."""
@@ -123,16 +121,16 @@ class Driver:
     def _main(self) -> None:
         try:
             self._context.copy().run(self._run)
-        except BaseException as error:  # the state could not be entered or left: nobody may wait for ever
+        except BaseException as error:  # the thread's state could not be entered or left: end all waiting calls
             self._fail(error)
 
     def _run(self) -> None:
-        __tracebackhide__ = True  # IPython leaves such frames out of what it shows
-        with self._state.entered(), quiet():  # what it shows is the deck
+        __tracebackhide__ = True  # hides this frame in IPython's tracebacks
+        with self._state.entered(), quiet():  # without progress lines: the deck shows progress
             while (command := self._next()) is not None:
                 self._under_way = command
                 _run(command, self._done)
-                del command  # nobody keeps what it refers to while the next one runs
+                del command  # release its arguments before the next one runs
 
     def _done(self) -> None:
         self._under_way = None
@@ -174,7 +172,7 @@ def _run(command: _Command, done: Callable[[], None] = lambda: None) -> None:
 
 
 _drivers: WeakSet[Driver] = WeakSet()
-_threads: set[DaemonThread] = set()  # a thread that has run all may still be freeing what torch keeps for it
+_threads: set[DaemonThread] = set()  # a thread without commands may still be freeing torch's thread-local state
 
 
 @atexit.register

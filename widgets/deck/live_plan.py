@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ...engine.execution.accumulation_rule import Accumulate, Release
@@ -24,35 +24,35 @@ Term = tuple[int, Policy | Choice]
 
 
 class Terms:
-    """The policies of a session, in order."""
+    """The policies of a session, in order.
+
+    Attributes:
+        terms: each policy, with the number of tasks that had run when it was set.
+    """
 
     def __init__(self, first: Policy | Choice) -> None:
-        self._terms: list[Term] = [(0, first)]
+        self.terms: list[Term] = [(0, first)]
 
     @property
     def policy(self) -> Policy | Choice:
         """The current policy."""
-        return self._terms[-1][1]
+        return self.terms[-1][1]
 
     @property
     def name(self) -> str:
         """The name of an order made by them: "bfs, then heap"."""
-        return names_in_turn(policy for _, policy in self._terms)
+        return names_in_turn(policy for _, policy in self.terms)
 
     def switch(self, begun: int, policy: Policy | Choice) -> None:
         """Set another policy, after `begun` tasks have started."""
-        self._terms = [*(term for term in self._terms if term[0] < begun), (begun, policy)]
-
-    def become(self, terms: Iterable[Term]) -> None:
-        """Replace the policies after undo, or after a change of branch."""
-        self._terms = list(terms)
+        self.terms = [*(term for term in self.terms if term[0] < begun), (begun, policy)]
 
     def named(self, schedule: Json) -> Json:
         """Return the session's own schedule with the name of all policies, and the rule of the last one."""
         if self.name == policy_name(self.policy):
             return schedule
-        begun, policy = self._terms[-1]
-        rule = policy.title if isinstance(policy, Policy) else "a function of the user's chooses"
+        begun, policy = self.terms[-1]
+        rule = policy.title if isinstance(policy, Policy) else "chosen by a user's function"
         return schedule | {"policy": self.name, "title": f"from the {nth(begun + 1)} on {rule}"}
 
 
@@ -72,8 +72,8 @@ class LiveBranches:
         self._session = session
         self._foresight = foresight
         self.gradient_bytes = 0
-        self._told: list[Json] = []
-        self._told_left: list[_Key] = []
+        self._published: list[Json] = []
+        self._published_left: list[_Key] = []
         self._simulated: dict[_Key, Json] = {}
 
     @property
@@ -95,34 +95,32 @@ class LiveBranches:
         branches = self.all
         self.gradient_bytes = sum(branch.gradient_bytes for branch in branches)
         rows = [] if len(branches) < 2 else [_row(branch) for branch in branches]
-        if rows == self._told:
+        if rows == self._published:
             return None, False
-        self._told = rows
-        return rows, _keys(branches) != self._told_left
+        self._published = rows
+        return rows, _keys(branches) != self._published_left
 
     @property
     def schedules(self) -> list[Json]:
         """Return the schedule of each branch that was left: its tasks, and those that would have followed."""
-        left = self._left
-        self._told_left = _keys(left)
-        return [self._simulate(branch) for branch in left]
+        branches = self.all
+        self._published_left = _keys(branches)
+        found = []
+        for branch in branches:
+            if branch.is_current:
+                continue
+            key = branch.number, branch.order
+            if key not in self._simulated:
+                policy = branch.terms[-1][1]
+                order = self._foresight.completed(policy, branch.order)
+                content, _ = self._foresight.schedule(policy, order, sorted(branch.by_hand))
+                self._simulated[key] = content | {"policy": branch.name}
+            found.append(self._simulated[key] | {"title": branch.describe()})
+        return found
 
     def forget(self) -> None:
         """Discard predictions, so that they are computed again."""
         self._simulated.clear()
-
-    @property
-    def _left(self) -> list[Branch]:
-        return [branch for branch in self.all if not branch.is_current]
-
-    def _simulate(self, branch: Branch) -> Json:
-        key = branch.number, branch.order
-        if key not in self._simulated:
-            policy = branch.terms[-1][1]
-            order = self._foresight.completed(policy, branch.order)
-            content, _ = self._foresight.schedule(policy, order, sorted(branch.by_hand))
-            self._simulated[key] = content | {"policy": branch.name}
-        return self._simulated[key] | {"title": branch.describe()}
 
 
 def _keys(branches: Sequence[Branch]) -> list[_Key]:
@@ -178,7 +176,7 @@ class LivePlan:
         if chosen is self._terms.policy and session.over is None:
             return False
         if isinstance(chosen, Policy) and chosen.plan is not None and not self._foresight.is_known:
-            raise ValueError(self._foresight.unknown(chosen))
+            raise ValueError(self._foresight.cannot_plan(chosen))
         session.policy = chosen
         self._know(chosen)
         self._terms.switch(len(self._at.started), session.picks)
@@ -189,12 +187,13 @@ class LivePlan:
         """Update the order after undo, or after a change of branch."""
         branch = self._branches.current
         if branch is not None:
-            self._terms.become(branch.terms)
+            self._terms.terms = list(branch.terms)
         self.order = self._made()
 
     def follow(self, begun: int, current: int | None) -> bool:
-        """Update the order if, after `begun` tasks, another task than planned has run or is the current one. Returns
-        whether it has changed.
+        """Update the order if, after `begun` tasks, another task than planned has run or is the current one.
+
+        Returns whether the order has changed.
         """
         found = [*self._at.started[begun:], *([] if current is None else [current])]
         other = found != self.order[begun : begun + len(found)]
@@ -230,7 +229,7 @@ class LivePlan:
             policies = (policies,)
         expect(policies, Sequence, "policies", 'a policy, or several, such as ("heap", "dfs")')
         if not policies:
-            raise ValueError("compare which policies? Give at least one")
+            raise ValueError("compare() needs at least one policy; policies is empty")
         own = self._foresight.rule
         rules = chosen_rules(
             own.accumulate if accumulate is None else accumulate, own.release if release is None else release
@@ -249,8 +248,8 @@ class LivePlan:
         session, current = self._at.session, self._at.current
         ran = [*self._at.started, *([] if current is None else [current])]
         if isinstance(session, NativeSession) and list(session.planned[: len(ran)]) == ran:
-            return list(session.planned)  # a user's policy asked again might say something else
+            return list(session.planned)  # a user's policy might choose differently if called again
         if isinstance(session, Stepper) and session.batches is not None and session.over is None:
-            with suppress(Exception):  # a user's policy fails to choose: it may do better when its turn comes
+            with suppress(Exception):  # a user's policy may raise here and work when its task runs
                 return session.planned
         return self._foresight.completed(self._terms.policy, ran)

@@ -15,7 +15,6 @@ from ...engine.memory.timeline import Timeline
 from ...engine.planning.simulate import schedule, simulate
 from ...engine.schedule.dependencies import queue_lengths
 from ...engine.schedule.policy import AnyPolicy, Choice, Policy, is_dynamic, policy_name
-from ...engine.session.compare_branches import BranchComparison
 from ...engine.session.direct_session import Stepper
 from ...engine.session.native_session import NativeSession
 from ...inspector.renderers import GraphTheme
@@ -43,17 +42,17 @@ class Prediction(ShownAsTable):
 
     @property
     def rows(self) -> tuple[Timeline, ...]:
-        """The timelines, the highest peak first."""
+        """The timelines, in the order of the policies."""
         return tuple(self.timelines.values())
 
     @property
     def highest(self) -> Timeline:
-        """The one with the highest peak, the first of several."""
+        """The timeline with the highest peak, the first of several."""
         return max(self.rows, key=lambda timeline: timeline.peak_bytes)
 
     @property
     def cells(self) -> list[list[str]]:
-        """The table, its headings first."""
+        """The table as text, headings first."""
         found = [["policy", "peak", "peak in", "longest queue"]]
         for policy, timeline in self.timelines.items():
             task = timeline.peak_task
@@ -76,7 +75,8 @@ class Prediction(ShownAsTable):
             what = "The order makes no" if one_rule else "Neither order nor rule makes a"
             return [f"{what} difference to the peak: {bounded_size(high, reasons)}. {basis}", *why]
         return [
-            f"{lowest} needs least, {bounded_size(low, reasons)}: {share_text(low, high)} of the most. {basis}",
+            f"{lowest} has the lowest peak, {bounded_size(low, reasons)}, {share_text(low, high)} of the highest. "
+            f"{basis}",
             *why,
         ]
 
@@ -85,22 +85,24 @@ class Prediction(ShownAsTable):
         return f"<Prediction: {peaks}>"
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
-        """The level over the tasks for each policy, the peaks marked. Needs plotly."""
+        """Draw the level over the tasks for each policy, with the peaks marked. Needs plotly."""
         from ..pages.memory_figures import memory_figure
 
         return memory_figure(self.timelines, theme)
 
 
-_MOST_UNASKED = 5_000  # tasks: to ask more of them what they allocate takes more than about half a second
+_MOST_UNASKED = 5_000  # tasks; a dry run of more takes over half a second
 _LARGE = (
     "Predicting the memory of {count:,} tasks takes {time}, in which no task can run. "
     "deck.predict_memory() or %tapescope predict does it."
 )
-_DRY_RUN_S = 120e-6  # a task
-_AS_ONE = "each task is predicted by itself: what runs as one (batch=) takes copies, and keeps its factors longer"
+_DRY_RUN_S = 120e-6  # seconds for one task
+_AS_ONE = (
+    "each task is predicted alone; products that run as one (batch=) allocate copies and keep their factors longer"
+)
 _RECOMPUTED = (
-    "not known from a dry run: what ts.recompute holds for nodes; ts.debug(loss, recompute=plan) shows the memory that "
-    "a plan of ts.plan_recompute predicts"
+    "not known from a dry run: storages that ts.recompute holds for recomputation; ts.debug(loss, recompute=plan) "
+    "shows the memory that a plan of ts.plan_recompute predicts"
 )
 
 
@@ -114,6 +116,7 @@ class Foresight:
 
     Attributes:
         own: the memory of the session's own order, if it is known.
+        footprints: the result of the dry run; None without one.
     """
 
     def __init__(
@@ -123,14 +126,18 @@ class Foresight:
         self._recompute = recompute
         self._retain_graph = retain_graph
         self._create_graph = create_graph
-        self._footprints: Footprints | None = None
-        self._note = "" if self.is_small else _large(len(session.graph))
-        self._was_asked = False
+        self.footprints: Footprints | None = None
+        self._note = ""
+        if not self.is_small:
+            seconds = len(session.graph) * _DRY_RUN_S
+            time = "less than a second" if seconds < 1 else f"some {seconds:.0f} s"
+            self._note = _LARGE.format(count=len(session.graph), time=time)
+        self._was_tried = False
         self._simulated: dict[str, tuple[Json, Timeline | None]] = {}
         self.own: Timeline | None = None
         if self.is_small:
-            with suppress(Exception, SystemExit):  # the note says why there is none
-                self.ask_tasks()
+            with suppress(Exception, SystemExit):  # the note gives the reason
+                self.make_dry_run()
 
     @property
     def is_small(self) -> bool:
@@ -140,15 +147,15 @@ class Foresight:
     @property
     def is_known(self) -> bool:
         """True if the dry run has been made."""
-        return self._footprints is not None
+        return self.footprints is not None
 
-    def ask_tasks(self) -> None:
+    def make_dry_run(self) -> None:
         """Make the dry run. The user's thread must not run, because a dry run temporarily removes leaves' .grad."""
-        self._was_asked = True
+        self._was_tried = True
         try:
-            self._footprints = self._asked()
+            self.footprints = self._dry_run()
             self._note = ""
-        except BaseException as error:  # any node's own code may raise; a debugger goes on without the prediction
+        except BaseException as error:  # a node's own code may raise anything; the deck works without a prediction
             self._note = f"Memory was not predicted: {why(error)}"
             raise
 
@@ -157,31 +164,31 @@ class Foresight:
         for each in [*self._simulated] if name is None else [name]:
             self._simulated.pop(each, None)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the session's tensors after its end."""
-        self._footprints = self.own = None
+        self.footprints = self.own = None
         self._simulated.clear()
 
-    def _asked(self) -> Footprints:
+    def _dry_run(self) -> Footprints:
         session = self._session
         if session.over is not None:
             raise ValueError(f"the session is over ({session.over})")
         if session.order:
-            raise ValueError("it can only be before the first task has run")
+            raise ValueError("a dry run is possible only before the first task")
         if self._create_graph:
-            raise ValueError("with create_graph=True the backward's own graph keeps tensors of which nothing is known")
+            raise ValueError("create_graph=True keeps tensors for the backward's own graph, whose sizes are unknown")
         footprints = session.footprints or dry_run(session.graph)
-        if isinstance(session, Stepper) and session.batches is not None and _AS_ONE not in footprints.limits:
+        if isinstance(session, Stepper) and session.batches is not None:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
-        if self._recompute.saves and _RECOMPUTED not in footprints.limits:
+        if self._recompute.saves:
             footprints = replace(footprints, limits=(*footprints.limits[:1], _RECOMPUTED, *footprints.limits[1:]))
-        # The prediction is kept after the session, which also plans with it.
+        # The session's policies plan with them, too. Without nodes, because predictions outlive the session.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints
 
-    def unknown(self, policy: Policy) -> str:
+    def cannot_plan(self, policy: Policy) -> str:
         """Return why this policy cannot plan."""
-        return f"policy {policy.name} plans ahead, and nothing is known of the memory. {self._note}"
+        return f"policy {policy.name} plans by memory, which is not predicted. {self._note}"
 
     def _order(self, policy: Policy | Choice) -> list[int]:
         """Return a policy's order from the start.
@@ -189,11 +196,11 @@ class Foresight:
         Raises:
             ValueError: it plans by memory, which was not predicted.
         """
-        if self._footprints is None:
+        if self.footprints is None:
             if isinstance(policy, Policy) and policy.plan is not None:
-                raise ValueError(self.unknown(policy))
+                raise ValueError(self.cannot_plan(policy))
             return self._schedule(policy)
-        return self._schedule(policy, footprints=self._footprints)
+        return self._schedule(policy, footprints=self.footprints)
 
     def own_schedule(self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int]) -> Json:
         """Return the session's own schedule: finished and planned tasks."""
@@ -207,7 +214,7 @@ class Foresight:
                 continue
             try:
                 order = self._order(policy)
-            except Exception:  # a user's policy fails to choose, or plans by memory, of which nothing is known
+            except Exception:  # a user's policy raises, or plans by memory, which is unknown
                 continue
             self._simulated[name] = self.schedule(policy, order)
         return [self._simulated[name][0] for name in known if name in self._simulated and name != mine]
@@ -225,7 +232,7 @@ class Foresight:
         Raises:
             ValueError: memory was not predicted; or a policy decides while the backward runs.
         """
-        if self._footprints is None:
+        if self.footprints is None:
             raise ValueError(self._note)
         found = {}
         for policy in policies:
@@ -235,19 +242,15 @@ class Foresight:
                 )
             order, name = self._order(policy), policy_name(policy)
             for rule in rules:
-                found[name if rules == [self.rule] else rule.of(name)] = self._simulate(order, self._footprints, rule)
+                found[name if rules == [self.rule] else rule.of(name)] = self._simulate(order, self.footprints, rule)
         return Prediction(found)
-
-    def compare_branches(self, session: Stepper) -> BranchComparison:
-        """Compare the branches, with the predicted memory of each from the start."""
-        return session.compare_branches(self._footprints)
 
     def completed(self, policy: Policy | Choice, ran: Sequence[int]) -> list[int]:
         """Return the finished tasks and the order of the rest; PyTorch's order for a policy that decides as it runs."""
         if not is_dynamic(policy):
             try:
                 return self._schedule(policy, ran)
-            except Exception:  # a user's policy fails to choose: it may do better when its turn comes
+            except Exception:  # a user's policy may raise here and work when its task runs
                 pass
         return self._schedule("heap", ran)
 
@@ -260,17 +263,17 @@ class Foresight:
         self, policy: Policy | Choice, order: Sequence[int], by_hand: Sequence[int] = ()
     ) -> tuple[Json, Timeline | None]:
         """Return an order as page data, with its memory if it is known."""
-        footprints, note, graph = self._footprints, self._note, self._session.graph
+        footprints, note, graph = self.footprints, self._note, self._session.graph
         timeline = self._recompute.timeline(order, self.rule)
         if timeline is None and (other := self._recompute.note()) is not None:
             note = other
         elif timeline is None and footprints is not None:
             try:
                 timeline = self._simulate(order, footprints, self.rule)
-            except Exception as error:  # the deck goes on without
+            except Exception as error:  # the deck works without it
                 note = f"Memory was not predicted: {in_words(error)}"
         content = schedule_content(graph, policy, order, by_hand=by_hand, timeline=timeline, note=note)
-        if not self._was_asked and note == self._note:
+        if not self._was_tried and note == self._note:
             content["predict_s"] = len(graph) * _DRY_RUN_S
         return self._recompute.with_plan(content, self.rule), timeline
 
@@ -288,8 +291,3 @@ class Foresight:
             accumulate=rule.accumulate,
             release=rule.release,
         )
-
-
-def _large(count: int) -> str:
-    seconds = count * _DRY_RUN_S
-    return _LARGE.format(count=count, time="less than a second" if seconds < 1 else f"some {seconds:.0f} s")

@@ -16,7 +16,7 @@ from ...engine.session.native_session import NativeSession
 from ...inspector.graph.graph import Task
 from .groups_data import with_batches
 from .live_plan import LiveBranches, LivePlan
-from .live_state import LiveStanding, Status, history_content, stopped_content
+from .live_state import LiveStanding, Status
 from .page_data import Document, Json, packed
 
 _BY_TASK = {"kept": "by task"}
@@ -78,7 +78,7 @@ class Publisher:
         observe: called with the news after they were sent.
 
     Attributes:
-        told: the last news.
+        published: the last news.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Publisher:
         self._send_message = send
         self._observe = observe
         self._reported = 0
-        self._batches_told = (0, 0)  # batches and fallbacks
-        self._looked_at: set[int] = set()  # tasks that have not run, of which records tell what waits for them
+        self._batches_published = (0, 0)  # batches and fallbacks
+        self._looked_at: set[int] = set()  # tasks that have not run and whose input buffers were published
         self._replayed: Json = {}  # since the last news
         self._forgotten: set[int] = set()  # ever
         self._lock = RLock()  # a front end may answer in the thread that sends
-        self.told = self._news()
+        self.published = self._news()
 
     def tell(self, **changes: Any) -> None:
         """Publish the current state, with these changed fields of `News`."""
@@ -117,8 +117,8 @@ class Publisher:
     def greet(self, revision: int) -> None:
         """Send a new page the current state, and the changes since its document was packed."""
         with self._lock:
-            content, told = self._document.content, self.told
-            news = News(told.position, told.current, told.status, told.trouble, told.stopped, told.history)
+            content, last = self._document.content, self.published
+            news = News(last.position, last.current, last.status, last.trouble, last.stopped, last.history)
             if content["revision"] != revision:
                 live, *others = content["schedules"]
                 kept = {name: content[name] for name in _KEPT if name in content}
@@ -140,7 +140,7 @@ class Publisher:
         live, *others = content["schedules"]
         content["schedules"] = [news.live or live, *(others if news.others is None else news.others)]
         content["position"] = news.position
-        self.told = news
+        self.published = news
         content["revision"] += 1
 
     def _send(self, news: News) -> None:
@@ -152,14 +152,26 @@ class Publisher:
         branches, left_others = self._branches.news()
         if others is None and left_others:
             others = self._plan.others()
-        standing = {
+        standing: Json = {
             "position": len(at.session.order),
             "current": at.current,
             "status": at.status,
             "trouble": at.trouble,
-            "stopped": None if at.stopped is None else stopped_content(at.stopped),
-            "history": None if history is None else history_content(history, self._branches.gradient_bytes),
+            "stopped": None,
+            "history": None,
         }
+        if (stop := at.stopped) is not None:  # without its tensors
+            facts = {"why": stop.why, "number": stop.number, "task": stop.task, "text": stop.text}
+            standing["stopped"] = facts | {"lines": list(stop.all_lines)}
+        if history is not None:
+            gradient_bytes = history.gradient_bytes + self._branches.gradient_bytes
+            saved_bytes = history.saved_bytes  # read once, because it is counted each time
+            standing["history"] = {
+                "bytes": gradient_bytes + saved_bytes,
+                "gradient_bytes": gradient_bytes,
+                "saved_bytes": saved_bytes,
+                "reach": history.reach,
+            }
         return News(**standing | {"others": others, "branches": branches} | changes)
 
     def tell_plan(self) -> None:
@@ -171,9 +183,14 @@ class Publisher:
         self.tell(**self._progress())
 
     def _progress(self) -> Json:
-        trace, started, current = self._at.session.trace, self._at.started, self._at.current
+        session, started, current = self._at.session, self._at.started, self._at.current
+        trace = session.trace
         records = {} if trace is None else self._document.records(trace, range(self._reported, len(trace)))
-        groups = self._groups_now()
+        groups: Json | None = None  # with those that have run as one, if there are more than published
+        batches = session.batches if isinstance(session, Stepper) else None
+        if batches is not None and (counts := (len(batches), len(batches.fallbacks))) != self._batches_published:
+            self._batches_published = counts
+            groups = with_batches(self._document.content["groups"], batches, self._at.graph)
         other = self._plan.follow(self._reported, current)
         live = self._plan.own_schedule() if other or groups is not None else None
         self._reported = len(started)
@@ -207,7 +224,7 @@ class Publisher:
         if trace.columns.started_ns[self._at.graph.task(task).id] >= 0:
             return {}
         if isinstance(session, NativeSession) and (task != current or not session.order):
-            return {}  # the engine shows what waits for the task it has taken, and takes none before the first step
+            return {}  # the engine shows only the input buffer of the task it has popped, and pops none before a step
         found: list[RecordedGradient | None] = []
         for gradient in session.waiting(task):
             if gradient is None:
@@ -218,13 +235,3 @@ class Publisher:
         self._looked_at.add(task)
         edited = any(edit.task == task for edit in trace.edits)
         return {str(task): self._document.record(found, edited=edited)}
-
-    def _groups_now(self) -> Json | None:
-        """Return the groups with those that have run as one, if there are more than published."""
-        session = self._at.session
-        batches = session.batches if isinstance(session, Stepper) else None
-        told = (0, 0) if batches is None else (len(batches), len(batches.fallbacks))
-        if batches is None or told == self._batches_told:
-            return None
-        self._batches_told = told
-        return with_batches(self._document.content["groups"], batches, self._at.graph)

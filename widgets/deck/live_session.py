@@ -51,8 +51,8 @@ class LiveEdits:
         change()
         self.inspect(None if task is None else self._at.id_of(task))
 
-    def edit_as_told(self, how: str, value: object) -> None:
-        """Edit the current task's input buffer by a command of the page."""
+    def edit_from_page(self, how: str, value: object) -> None:
+        """Edit the current task's input buffer as a message of the page requests."""
         session = self._at.session
         if how == "restore":
             return self.restore(None)
@@ -60,14 +60,14 @@ class LiveEdits:
             return self.edit(session.zero)
         change = {"scale": session.scale, "clip": session.clip}.get(how)
         if change is None:
-            raise ValueError(f"there is no way to edit called {how!r}; there are zero, scale, clip and restore")
+            raise ValueError(f"unknown edit {how!r}; expected one of zero, scale, clip, restore")
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{how} takes a number, not {value!r}")
+            raise ValueError(f"{how} takes a number, got {value!r}")
         return self.edit(partial(change, value))
 
     def restore(self, task: AnyTask | None) -> None:
         """Undo the edits of a task's input buffer."""
-        session = self._at.direct("keeps no gradients that were replaced, so they can't be restored")
+        session = self._at.direct("keeps no replaced gradients, so they cannot be restored")
         self.edit(partial(session.restore, task), task)
 
     def inspect(self, task: int | None) -> None:
@@ -79,12 +79,8 @@ class LiveEdits:
     def check(self, task: AnyTask | None) -> Check:
         """Check a task's backward against finite differences, and publish the result."""
         found = self._at.session.check(task)
-        said = {
-            "ok": found.ok,
-            "verdict": found.verdict,
-            "lines": list(found.lines),
-        }
-        self._publisher.tell(checks={str(found.task): said})
+        content = {"ok": found.ok, "warns": bool(found.warnings), "lines": list(found.lines)}
+        self._publisher.tell(checks={str(found.task): content})
         return found
 
 
@@ -126,7 +122,7 @@ class LiveRunning:
         if target in set(session.order):
             raise ValueError(f"{self._at.graph.in_order(self._plan.order).describe(target)} has run already")
         if session.needed is not None and target not in session.needed:
-            raise ValueError(f"{self._at.graph.describe(target)} is not going to run: inputs= makes it needless")
+            raise ValueError(f"{self._at.graph.describe(target)} will not run, because inputs= does not need it")
         if not (self._at.current == target or self._driver.stop_asked):
             self._go(until=lambda: self._at.current == target, before=target)
 
@@ -164,7 +160,7 @@ class LiveRunning:
         ran = len(self._at.session.order)
         count = ran - position
         if position < 0 or count < 0:
-            raise ValueError(f"there is no position {position} to go back to: {ran} tasks have run")
+            raise ValueError(f"position must be from 0 to {ran}, the number of tasks that have run, got {position}")
         if count:
             self.jump(lambda session: session.back(count))
 
@@ -175,7 +171,7 @@ class LiveRunning:
             NotImplementedError: the session uses PyTorch's engine.
         """
         at = self._at
-        session = at.direct("can't take back a task that has run (the page's arrow keys show earlier positions)")
+        session = at.direct("cannot undo tasks (the page's arrow keys show earlier positions)")
         before = at.runs
         try:
             return leap(session)
@@ -208,7 +204,7 @@ class LiveRunning:
         """
         at, session, publisher = self._at, self._at.session, self._publisher
         ran = 0
-        told = time.monotonic()
+        reported = time.monotonic()
         at.stopped = None
         try:
             if count != 1 and session.over is None:  # the first task may take its time
@@ -223,18 +219,20 @@ class LiveRunning:
                 publisher.note_replays(last)
                 if session.over is not None:
                     break
-                self._driver.give_way()  # a breakpoint may come while it runs
+                self._driver.give_way()  # breakpoints may be added while it runs
                 at.stopped = session.stop_here(wait=ran == count)
                 if at.stopped is not None or ran == count or at.has_ended:
                     break
                 if until():
                     break
                 if self._driver.stop_asked:
-                    at.stopped = self._asked_to_stop()
+                    current = at.current
+                    place = "" if current is None else f", before {at.graph.describe(current, len(session.order))}"
+                    at.stopped = Stop("asked", None, current, f"stopped as requested{place}")
                     break
-                if time.monotonic() - told > _REPORT_EVERY_S:
+                if time.monotonic() - reported > _REPORT_EVERY_S:
                     publisher.tell_progress()
-                    told = time.monotonic()
+                    reported = time.monotonic()
         except BaseException as error:
             self._note_failure(error)
             raise
@@ -250,24 +248,13 @@ class LiveRunning:
             at.rest()
         else:
             at.fail(error)
-            at.let_tensors_go()
+            at.release_stop()
         self._publisher.tell_progress()
-
-    def _asked_to_stop(self) -> Stop:
-        at, current = self._at, self._at.current
-        return Stop(
-            "asked",
-            None,
-            current,
-            "stopped, as asked"
-            if current is None
-            else f"stopped, as asked, before {at.graph.describe(current, len(at.session.order))}",
-        )
 
 
 class Live:
-    """A deck's session with its plan, predictions, branches and page data. All methods but `stop` and `close` run in
-    the driver's thread.
+    """A deck's session with its plan, predictions, branches and page data. All methods but `close` run in the driver's
+    thread.
 
     Args:
         session: a session of either engine that has not run yet.
@@ -317,27 +304,22 @@ class Live:
             self.document = Document(session.graph, title, at.engine, recomputed)
             self.document.content["keeps_graph"] = retain_graph
             self.document.content["queues"] = session.queues
-            self.document.content["schedules"] = [plan.own_schedule(), *(plan.others() if self.is_small else ())]
-            if self.is_small:  # before a task runs: then its factors are gone
-                with suppress(Exception):  # who asks for them is told why there are none
+            self.document.content["schedules"] = [
+                plan.own_schedule(),
+                *(plan.others() if self.foresight.is_small else ()),
+            ]
+            if self.foresight.is_small:  # before the first task, because a task frees the factors of its product
+                with suppress(Exception):  # find_groups() gives the reason when the page requests them
                     self.document.content["groups"] = group_content(session.graph)
         self.publisher = Publisher(at, plan, self.branches, self.document, clock, send, observe)
         self.running = LiveRunning(at, self.driver, plan, self.publisher)
         self.edits = LiveEdits(at, self.publisher)
 
     @property
-    def is_small(self) -> bool:
-        return self.foresight.is_small
-
-    @property
     def is_current_thread(self) -> bool:
         """True in the thread that runs the session and its hooks, where waiting for a command would never end."""
         session = self.session
         return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
-
-    def foresee(self) -> None:
-        """Publish the other policies' schedules, which take a while for a large graph."""
-        self.publisher.tell(others=self.plan.others())
 
     def predict(self) -> None:
         """Predict the memory by a dry run, unless it is already known.
@@ -348,7 +330,7 @@ class Live:
         if self.foresight.is_known:
             return
         try:
-            self.foresight.ask_tasks()
+            self.foresight.make_dry_run()
         finally:
             self.foresight.forget()
             self.branches.forget()
@@ -364,7 +346,7 @@ class Live:
             try:
                 found = group_content(self.session.graph) if over is None else _not_found(over)
             except Exception as error:
-                self.publisher.tell(groups=no_groups(f"Groups can't be found: {why(error)}"))
+                self.publisher.tell(groups=no_groups(f"Groups cannot be found: {why(error)}"))
                 raise
             self.publisher.tell(groups=found)
 
@@ -374,8 +356,9 @@ class Live:
             self.publisher.tell_plan()
 
     def compare_branches(self) -> BranchComparison:
-        """Compare the branches."""
-        return self.foresight.compare_branches(self.at.direct("goes one way, so there are no branches to compare"))
+        """Compare the branches, with the predicted memory of each from the start."""
+        session = self.at.direct("cannot undo tasks, so there are no branches to compare")
+        return session.compare_branches(self.foresight.footprints)
 
     def change_stops(self, change: Callable[[], T]) -> T:
         """Change breakpoints or watchpoints, and publish them."""
@@ -392,10 +375,6 @@ class Live:
             if self.at.status != "failed":
                 self.publisher.tell(trouble=in_trouble(error))
 
-    def stop(self) -> None:
-        """Stop the running command before the next task. May be called from any thread."""
-        self.driver.stop()
-
     def close(self, then: Callable[[], object]) -> Future[None]:
         """End the session after the running task, release the graph's nodes, and then call `then`.
 
@@ -405,11 +384,11 @@ class Live:
 
     def _end(self, then: Callable[[], object]) -> None:
         self.session.close()
-        self.foresight.let_go()
+        self.foresight.release()
         self.branches.forget()
-        self.at.let_tensors_go()
+        self.at.release_stop()
         self.at.status = "closed"
-        unknown = self.document.content["groups"] is None  # a page that has asked gets no other answer
+        unknown = self.document.content["groups"] is None  # a page may be waiting for them
         try:
             self.publisher.tell(groups=_not_found("closed") if unknown else None)
         finally:
@@ -419,6 +398,6 @@ class Live:
 def _not_found(over: str) -> Json:
     """Return the data for missing groups that were not searched before the session was `over`."""
     return no_groups(
-        f"The session is over ({over}): the factors of its products are gone, and groups were not looked for before. "
-        "ts.find_batches(loss) finds them on a fresh forward."
+        f"The session is over ({over}) and its products' factors are freed, so groups cannot be found any more. "
+        "ts.find_batches(loss) finds them on a new forward."
     )

@@ -16,7 +16,7 @@ from ...engine.session.breakpoints.stop_list import Entry
 from ...engine.session.direct_session import Stepper
 from ...engine.session.native_session import NativeSession
 from ...inspector.graph.graph import Graph
-from ...inspector.graph.source_lines import OWN_CODE, Source, innermost_user_line
+from ...inspector.graph.source_lines import OWN_CODE, innermost_user_line
 from .page_data import Json
 
 
@@ -27,7 +27,8 @@ def why(error: BaseException) -> str:
 
 def in_trouble(error: BaseException) -> str:
     """Return the error as text, with the user's line that raised it, if any."""
-    line = _users_line(error)
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    line = innermost_user_line(frame for frame in frames if not frame.filename.startswith(OWN_CODE))
     return in_words(error) + ("" if line is None else f"\nat {line.short}")
 
 
@@ -36,35 +37,7 @@ def in_words(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
 
 
-def _users_line(error: BaseException) -> Source | None:
-    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
-    return innermost_user_line(frame for frame in frames if not frame.filename.startswith(OWN_CODE))
-
-
 Status = Literal["stopped", "running", "finished", "failed", "closed"]
-
-
-def stopped_content(stop: Stop) -> Json:
-    """Return a stop as text, without its tensors."""
-    return {
-        "why": stop.why,
-        "number": stop.number,
-        "task": stop.task,
-        "text": stop.text,
-        "lines": list(stop.all_lines),
-    }
-
-
-def history_content(history: History, branches_bytes: int) -> Json:
-    """Return the memory held for undo, including gradients kept to compare branches."""
-    gradient_bytes = history.gradient_bytes + branches_bytes
-    saved_bytes = history.saved_bytes  # this is counted
-    return {
-        "bytes": gradient_bytes + saved_bytes,
-        "gradient_bytes": gradient_bytes,
-        "saved_bytes": saved_bytes,
-        "reach": history.reach,
-    }
 
 
 class LiveStanding:
@@ -130,8 +103,11 @@ class LiveStanding:
     def direct(self, why_not: str) -> Stepper:
         """Return the session for a feature of the direct engine.
 
+        Args:
+            why_not: the rest of the error's sentence after "PyTorch's engine".
+
         Raises:
-            NotImplementedError: the session uses PyTorch's engine.
+            NotImplementedError: if the session uses PyTorch's engine.
         """
         if isinstance(self.session, Stepper):
             return self.session
@@ -144,55 +120,60 @@ class LiveStanding:
     def fail(self, error: BaseException) -> None:
         self.status, self.trouble = "failed", in_trouble(error)
 
-    def let_tensors_go(self) -> None:
+    def release_stop(self) -> None:
         """Release the tensors of the last stop, which are available only as long as the session is open."""
         if self.stopped is not None:
             self.stopped = replace(self.stopped, tensors={})
 
 
 class LiveStops:
-    """The stops of a session, and among them those before one task, which the trait `breakpoints` has by its id.
+    """The breakpoints and watchpoints of a session, and the trait `breakpoints`: ids of tasks with one of their own.
 
-    The session's stops are the truth. What is asked of them through the trait is noted at once, from whatever thread,
-    and done in the driver's.
+    The session's stops are the only record. A change of the trait is noted at once in whatever thread sets it, and
+    applied in the driver's thread.
     """
 
     def __init__(self, session: Stepper | NativeSession) -> None:
         self._session = session
-        self._asked: deque[tuple[Collection[int], Collection[int]]] = deque()
+        self._changes: deque[tuple[Collection[int], Collection[int]]] = deque()
         self._places: dict[int, tuple[list[int], list[int]]] = {}
 
     @property
     def rows(self) -> list[Json]:
-        """What the page is told of each."""
+        """The stops as page data: text, hits, the tasks where each may stop, and the module calls of these tasks."""
         rows = []
         for entry in self._session.stops:
-            tasks, calls = self._tasks_and_calls(entry)
+            if entry.tasks is not None and entry.number not in self._places:
+                tasks = sorted(entry.tasks)
+                # A breakpoint on a module stops only at the first task of each call.
+                calls = entry.calls if entry.kind == "break" else None
+                self._places[entry.number] = tasks, [] if calls is None else [calls[task_id] for task_id in tasks]
+            tasks, at_calls = ([], []) if entry.tasks is None else self._places[entry.number]
             facts = {"number": entry.number, "kind": entry.kind, "text": entry.text, "enabled": entry.enabled}
-            rows.append(facts | {"hits": entry.hits, "tasks": tasks, "calls": calls})
+            rows.append(facts | {"hits": entry.hits, "tasks": tasks, "calls": at_calls})
         return rows
 
     @property
     def breakpoints(self) -> list[int]:
-        """The ids of the tasks that have a breakpoint of their own which is enabled, as they are going to be."""
+        """The ids of the tasks with an enabled breakpoint of their own, after the changes noted by `ask`."""
         found = {task_id: None for task_id in map(_own_task, self._enabled) if task_id is not None}
-        for added, removed in list(self._asked):
+        for added, removed in list(self._changes):
             found.update(dict.fromkeys(added))
             for task_id in removed:
                 found.pop(task_id, None)
         return list(found)
 
     def ask(self, added: Collection[int], removed: Collection[int]) -> None:
-        """Notes that these tasks are to get a breakpoint, and that those are to lose theirs. For any thread."""
-        self._asked.append((added, removed))
+        """Note that tasks get or lose a breakpoint. May be called from any thread."""
+        self._changes.append((added, removed))
 
     def take(self) -> None:
-        """Does what was asked for. One that is disabled is enabled again, and does not go with the others."""
-        while self._asked:
+        """Apply the changes noted by `ask`. A disabled breakpoint is enabled again; it is not deleted."""
+        while self._changes:
             try:
-                self._change(*self._asked[0])
+                self._change(*self._changes[0])
             finally:
-                self._asked.popleft()
+                self._changes.popleft()
 
     def _change(self, added: Collection[int], removed: Collection[int]) -> None:
         stops = self._session.stops
@@ -213,19 +194,9 @@ class LiveStops:
     def _enabled(self) -> list[Entry]:
         return [entry for entry in self._session.stops if entry.enabled]
 
-    def _tasks_and_calls(self, entry: Entry) -> tuple[list[int], list[int]]:
-        """Where it may stop, and of a breakpoint on modules the call of each: it stops at a call's first task alone."""
-        if entry.tasks is None:
-            return [], []
-        if entry.number not in self._places:
-            tasks = sorted(entry.tasks)
-            calls = entry.calls if entry.kind == "break" else None
-            self._places[entry.number] = tasks, [] if calls is None else [calls[task_id] for task_id in tasks]
-        return self._places[entry.number]
-
 
 def _own_task(entry: Entry) -> int | None:
-    """The id of the task by which a breakpoint was asked for, if it was."""
+    """Return the task's id for a breakpoint set on a single task by its id; None for others."""
     if entry.kind != "break" or entry.hit is not None or entry.tasks is None or len(entry.tasks) != 1:
         return None
     (task_id,) = entry.tasks

@@ -99,7 +99,11 @@ def debug(
     if history == "auto" and shown and engine == "direct" and batch is None:
         history = True
     call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs)
-    level = _usual_level(call, shown) if trace == "auto" else trace
+    level = trace
+    if level == "auto":
+        roots = [] if isinstance(call.tensors, HipsTape) or not shown else call.outputs
+        on_cpu = all(root.device.type == "cpu" for root in roots if isinstance(root, Tensor))
+        level = "off" if not shown else "full" if on_cpu else "cheap"
     with collector_paused():
         session = debug_in_python(
             call,
@@ -114,31 +118,14 @@ def debug(
         if recompute is not None and not shown:
             check_fits(recompute, session.graph, dropped_saves(session.graph))
         keep_graph = isinstance(tensors, HipsTape) or call.keep_graph
-        return _deck(session, policy, keep_graph, create_graph, recompute) if shown else session
+        if not shown:
+            return session
+        from .auto_display import show_after_cell
+        from .deck import Deck
 
-
-def _deck(
-    session: Stepper | NativeSession,
-    policy: AnyPolicy,
-    keep_graph: bool,
-    create_graph: bool,
-    recompute: RecomputePlan | None,
-) -> Deck:
-    from .auto_display import show_after_cell
-    from .deck import Deck
-
-    deck = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, recompute=recompute)
-    show_after_cell(deck)
-    return deck
-
-
-def _usual_level(call: BackwardCall, shown: bool) -> Level:
-    if not shown:
-        return "off"
-    if isinstance(call.tensors, HipsTape):
-        return "full"
-    on_cpu = all(root.device.type == "cpu" for root in call.outputs if isinstance(root, Tensor))
-    return "full" if on_cpu else "cheap"
+        made = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, recompute=recompute)
+        show_after_cell(made)
+        return made
 
 
 def _always_shown(start: Callable[Given, object]) -> Callable[Given, Deck]:

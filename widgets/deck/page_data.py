@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...engine.execution.run_hooks import Hook
+from ...engine.memory.estimates import main_reason
 from ...engine.memory.lifetimes import Category
 from ...engine.memory.storage_sentences import MADE_IN_FORWARD, StorageWords
 from ...engine.memory.timeline import Storage, Timeline
@@ -64,6 +65,11 @@ def lifetime_rows(timeline: Timeline) -> list[dict[str, Any]]:
 def _row(key: Alike, numbers: Sequence[int], timeline: Timeline, words: StorageWords) -> dict[str, Any]:
     name, _, nbytes, category = key
     storages = [timeline.storage(number) for number in numbers[:_MOST_IN_WORDS]]
+    drawn = list(numbers)
+    if len(numbers) > _MOST_BARS:  # only the first allocated and the last freed
+        deaths, never = timeline.deaths, len(timeline.events)
+        last = max(numbers, key=lambda number: deaths.get(number, never))
+        drawn = list(dict.fromkeys((numbers[0], last)))
     kept_by = words.kept_by(storages, Category(category))
     if name == MADE_IN_FORWARD and any(storage.kept_by for storage in storages):
         name = kept_by.partition(";")[0]  # only their holders differ
@@ -72,19 +78,11 @@ def _row(key: Alike, numbers: Sequence[int], timeline: Timeline, words: StorageW
         "module": module_name(folded(_path(storage, timeline) for storage in storages)),
         "count": len(numbers),
         "nbytes": nbytes,
-        "storages": _drawn(numbers, timeline),
+        "storages": drawn,
         "made_by": words.made_by(storages),
         "kept_by": kept_by,
         "freed_by": words.freed_by(storages),
     }
-
-
-def _drawn(numbers: Sequence[int], timeline: Timeline) -> list[int]:
-    if len(numbers) <= _MOST_BARS:
-        return list(numbers)
-    deaths, never = timeline.deaths, len(timeline.events)
-    last = max(numbers, key=lambda number: deaths.get(number, never))
-    return [numbers[0]] if last == numbers[0] else [numbers[0], last]
 
 
 def _path(storage: Storage, timeline: Timeline) -> str:
@@ -200,16 +198,21 @@ class Document:
     @property
     def metas(self) -> list[Json]:
         """The shapes that records refer to; more are added as tasks run."""
-        return [_meta(meta) for meta in list(self._metas)]
+        return [
+            {
+                "shape": None if meta.shape is None else list(meta.shape),
+                "dtype": dtype_name(meta.dtype),
+                "device": str(meta.device),
+                "bytes": meta.nbytes,
+            }
+            for meta in list(self._metas)
+        ]
 
     def packed(self) -> bytes:
         """Return the document as gzipped JSON."""
         content = self.content.copy()  # the revision first: the page requests news that arrive meanwhile
-        for name in (
-            "records",
-            "checks",
-            "replayed",
-        ):  # news are added to these, so copy them before what they refer to
+        # News are added to these, so they are copied before the texts and shapes that they refer to.
+        for name in ("records", "checks", "replayed"):
             if name in content:
                 content[name] = content[name].copy()
         return packed(
@@ -346,7 +349,7 @@ def schedule_content(
     """
     return {
         "policy": policy_name(policy),
-        "title": policy.title if isinstance(policy, Policy) else "a function of the user's chooses",
+        "title": policy.title if isinstance(policy, Policy) else "chosen by a user's function",
         "order": list(order),
         "keys": _keys(graph, policy, order),
         "by_hand": list(by_hand),
@@ -407,31 +410,29 @@ def saved_content(document: Document, timeline: Timeline) -> Json:
 
 def memory_content(timeline: Timeline) -> Json:
     """Return a timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
+    # Changes have a place, too, because many tasks may run between two events.
+    changes = [
+        (event, place, number, int(category))
+        for number, found in timeline.changes_of.items()
+        for event, place, category in found
+    ]
+    changes.sort(key=itemgetter(0, 1))
     return {
         "device": timeline.device,
         "basis": timeline.basis,
         "estimates": list(timeline.estimates),
+        "main_reason": main_reason(timeline.estimates),
         "before": timeline.before,
         "nbytes": list(timeline.nbytes),
         "events": list(timeline.events),
         "starts": list(timeline.starts),
         "born_as": list(timeline.born_as),
-        "changes": [number for change in _changes(timeline) for number in change],
+        "changes": [number for change in changes for number in change],
         "peak": peak_words(timeline),
         "forward_ns": list(timeline.forward_ns),
         "rows": lifetime_rows(timeline),
         **({"event_places": list(timeline.event_places)} if timeline.event_places else {}),
     }
-
-
-def _changes(timeline: Timeline) -> list[tuple[int, int, int, int]]:
-    """Return changes of category as (event, place, storage, category), since many tasks may run between two events."""
-    found = [
-        (event, place, number, int(category))
-        for number, changes in timeline.changes_of.items()
-        for event, place, category in changes
-    ]
-    return sorted(found, key=itemgetter(0, 1))
 
 
 def peak_words(timeline: Timeline) -> str:
@@ -445,15 +446,6 @@ def peak_words(timeline: Timeline) -> str:
     nbytes = sum(group.nbytes for group in groups if group.category is first.category)
     verb = "holds" if first.category.plural == first.category.title else "hold"
     return f"{first.category.plural} {verb} {share_text(nbytes, timeline.peak_bytes)}"
-
-
-def _meta(meta: TensorMeta) -> Json:
-    return {
-        "shape": None if meta.shape is None else list(meta.shape),
-        "dtype": dtype_name(meta.dtype),
-        "device": str(meta.device),
-        "bytes": meta.nbytes,
-    }
 
 
 def _line(source: Source) -> Json:

@@ -51,10 +51,6 @@ export default {
 """.replace("VERSION", hashlib.sha256(_PAGE.encode()).hexdigest()[:16])
 
 
-def _packed(_: bytes, widget: Played) -> bytes:
-    return widget.packed()
-
-
 class Played(anywidget.AnyWidget):
     """A widget whose page plays one backward.
 
@@ -70,12 +66,12 @@ class Played(anywidget.AnyWidget):
     _code = traitlets.Unicode(_PAGE).tag(sync=True)
     _id = traitlets.Unicode().tag(sync=True)
     # A reloaded page requests everything and gets the current state.
-    _document = traitlets.Bytes().tag(sync=True, to_json=_packed)
+    _document = traitlets.Bytes().tag(sync=True, to_json=lambda _, widget: widget.packed())
     _is_live = traitlets.Bool().tag(sync=True)
     selection = traitlets.Int(None, allow_none=True).tag(sync=True)
     breakpoints = traitlets.List(traitlets.Int()).tag(sync=True)
 
-    if not TYPE_CHECKING:  # a name that is not there could be set
+    if not TYPE_CHECKING:  # for mypy, any name could be set
 
         @ending_where_called
         def __setattr__(self, name: str, value: object) -> None:
@@ -116,7 +112,7 @@ class Played(anywidget.AnyWidget):
     def _hear(self, _: ipywidgets.Widget, message: Any, buffers: object) -> None:
         """Handle a message of the page. May be called in any thread."""
         if message == {"kind": "unseen"} and not names_of(self):
-            self._still.let_go()
+            self._still.release()
             self.close_unseen()
 
     def close(self) -> None:

@@ -53,7 +53,14 @@ class RecomputeContent:
         if plan is not None:
             check_fits(plan, graph, self.saves)
             if not graph.nodes:
-                self.saves = list(_planned_saves(plan))
+                storages = {each.number: each for each in plan.storages}
+                dropped = [each for each in plan.storages if each.fate == "dropped"]
+                planned = [
+                    DroppedSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
+                    for place, each in enumerate(dropped)
+                    for task, slot in each.saved_by
+                ]
+                self.saves = sorted(planned, key=lambda each: each.task)
         self._rows = {each.number: FIRST_DROPPED + each.storage for each in self.saves}
 
     def replays(self, order: Sequence[int]) -> Json | None:
@@ -128,18 +135,6 @@ def _steps(name: str, levels: Sequence[int]) -> Json:
         "starts": list(range(0, 2 * len(levels) + 1, 2)),
         "levels": [level for pair in zip_longest(between, levels) for level in pair if level is not None],
     }
-
-
-def _planned_saves(plan: RecomputePlan) -> list[DroppedSave]:
-    """Return the saved tensors that a plan drops, for a graph without nodes."""
-    storages = {each.number: each for each in plan.storages}
-    dropped = [each for each in plan.storages if each.fate == "dropped"]
-    found = [
-        DroppedSave(task, slot, place, each.number, each.nbytes, None, _made_by(storages, each))
-        for place, each in enumerate(dropped)
-        for task, slot in each.saved_by
-    ]
-    return sorted(found, key=lambda each: each.task)
 
 
 def _made_by(storages: Mapping[int, PlannedStorage], wanted: PlannedStorage) -> str:

@@ -14,7 +14,6 @@ from ...engine.memory.timeline import Timeline
 from ...engine.planning.policies import CLASSIC, POLICIES, TABS
 from ...engine.planning.simulate import schedule, simulate
 from ...engine.recording.run import Run
-from ...engine.recording.task_records import Trace
 from ...engine.schedule.dependencies import Pending
 from ...engine.schedule.policy import Policy
 from ...engine.studies.gantt import Gantt
@@ -26,17 +25,6 @@ from .save_deck import save_page
 
 if TYPE_CHECKING:
     from ...engine.recompute.plan import RecomputePlan
-
-
-def clock_content(gantt: Gantt) -> Json:
-    """Return each task's start, duration and ready time by place, and `still_content`."""
-    bars = [gantt.bars[task_id] for task_id in gantt.order]
-    return {
-        "start": [bar.start_ns for bar in bars],
-        "duration": [bar.elapsed_ns for bar in bars],
-        "ready": [bar.ready_ns for bar in bars],
-        "still": still_content(gantt),
-    }
 
 
 def still_content(gantt: Gantt) -> list[Json]:
@@ -58,7 +46,20 @@ _NOT_MEASURED = (
     "The memory of this run was not measured: ts.profile(make_loss) and ts.backward(..., memory=True) measure it."
 )
 _STEPPED = 1.05  # largest ratio of the clocks of a trace and of its run
-_NOT_PREDICTED = "What this policy would take is not known: only a run whose memory was measured tells."
+
+
+def clock_content(gantt: Gantt) -> Json:
+    """Return each task's start, duration and ready time by place, and `still_content`."""
+    bars = [gantt.bars[task_id] for task_id in gantt.order]
+    return {
+        "start": [bar.start_ns for bar in bars],
+        "duration": [bar.elapsed_ns for bar in bars],
+        "ready": [bar.ready_ns for bar in bars],
+        "still": still_content(gantt),
+    }
+
+
+_NOT_PREDICTED = "The memory under this policy is not known, because the memory of this run was not measured."
 
 
 def save_run(
@@ -82,15 +83,13 @@ def run_document(
         TypeError, ValueError: `recompute` is not a plan, or belongs to another graph.
     """
     graph, timeline = run.graph, run.timeline
-    bare = replace(graph, nodes=())
-    recomputed = RecomputeContent(
-        graph if recompute is None else bare, recompute
-    )  # after the run, only the plan knows the dropped tensors
-    document = Document(graph, title or title_of(graph), run.engine, RecomputeContent(bare))
+    node_free = replace(graph, nodes=())
+    # After the run, only the plan knows the dropped tensors.
+    recomputed = RecomputeContent(graph if recompute is None else node_free, recompute)
+    document = Document(graph, title or title_of(graph), run.engine, RecomputeContent(node_free))
     content = document.content
-    if (
-        timeline is not None and not content["saved"]["task"]
-    ):  # the nodes are freed, or a backward has freed their tensors
+    # Without saved tensors, the nodes are freed, or a backward has freed their tensors.
+    if timeline is not None and not content["saved"]["task"]:
         content["saved"] = saved_content(document, timeline)
     content["saved"] = document.with_dropped(content["saved"], recomputed)
     schedules = [_own_schedule(run), *_others(run, other_policies(run) if others is None else others)]
@@ -109,7 +108,7 @@ def run_document(
 def _own_schedule(run: Run) -> Json:
     by_hand = () if run.trace is None else run.trace.by_hand
     known = POLICIES.get(run.policy)
-    policy = Policy(run.policy, known.title if known else "as the run had it", key=lambda task, arrival: (arrival,))
+    policy = Policy(run.policy, known.title if known else "the order of the run", key=lambda task, arrival: (arrival,))
     order = [*run.order, *_left(run)]
     own = schedule_content(
         run.graph, policy, order, by_hand=by_hand, timeline=run.timeline, note=_NOT_MEASURED, clock=_clock(run)
@@ -119,7 +118,10 @@ def _own_schedule(run: Run) -> Json:
     if run.batches:
         own["batches"] = run.batches.steps
     if run.policy not in CLASSIC and run.trace is not None:
-        own["keys"] = _labels(run.trace)
+        labels = [""] * len(run.graph)
+        for arrival, task_id in enumerate(run.trace.columns.arrivals):
+            labels[task_id] = run.trace.label(arrival)
+        own["keys"] = labels
     return own
 
 
@@ -179,13 +181,6 @@ def _left(run: Run) -> list[int]:
     return schedule(run.graph, last if last in CLASSIC else "heap", None, run.order)[ran:]
 
 
-def _labels(trace: Trace) -> list[str]:
-    labels = [""] * len(trace.graph)
-    for arrival, task_id in enumerate(trace.columns.arrivals):
-        labels[task_id] = trace.label(arrival)
-    return labels
-
-
 def _others(run: Run, others: Iterable[Other]) -> list[Json]:
     found = []
     for name, order, timeline in others:
@@ -201,7 +196,7 @@ def _others(run: Run, others: Iterable[Other]) -> list[Json]:
 
 
 def _simulates(run: Run, policy: str) -> bool:
-    """Return whether its devices can be simulated under another policy with the measured times."""
+    """Return whether the run's devices can be simulated under another policy with the measured times."""
     return _side_by_side(run) and len(run.order) == len(run.graph) and POLICIES[policy].plan is None
 
 

@@ -11,8 +11,8 @@ from ...engine.recording.run import Run
 from ...engine.training.step import TrainingStep, step_began_ns
 from ...engine.training.step_timeline import BACKWARD, FORWARD, OPTIMIZER
 from ...errors import ending_where_called
-from ...inspector.validation import asked_in_vain
-from .page_data import Document, Json
+from ...inspector.validation import raise_no_attribute
+from .page_data import Document
 from .player_widget import Played
 from .run_page_data import Other, other_policies, run_document
 from .save_deck import save_page
@@ -21,23 +21,25 @@ from .still_picture import Moment
 _ELSEWHERE = {
     **dict.fromkeys(
         ["step", "run", "run_to", "step_over", "step_out", "back", "goto", "switch", "replace", "watch", "break_at"],
-        "nothing is executed here, its page plays; ts.debug(loss) steps a backward that is yet to run",
+        "the page replays a finished run, and nothing is executed; ts.debug(loss) steps through a new backward",
     ),
     **dict.fromkeys(
         ["save_html", "save_perfetto", "save", "order", "peak", "timeline", "trace", "policy", "to_pandas"],
-        "the run that it plays has {name}",
+        "the run has {name}",
     ),
 }
 
 
 class Recording(Played):
-    """A run, played again in a notebook. The page does all of it: nothing is executed.
+    """A finished run, replayed by its page in a notebook. Nothing is executed.
 
-    It is an ipywidgets widget as `Deck` is; its traits `selection` (the id of the task that is looked at, or None) and
+    It is an ipywidgets widget like `Deck`. Its traits `selection` (the id of the selected task, or None) and
     `breakpoints` (ids) can be observed, linked and set.
 
     Args:
-        recompute: the plan that its forward ran under.
+        run: the run.
+        title: a title; by default the model's class.
+        recompute: the plan that the forward ran under.
     """
 
     def __init__(self, run: Run, title: str = "", recompute: RecomputePlan | None = None) -> None:
@@ -49,11 +51,11 @@ class Recording(Played):
         self._packed = document.packed()
         super().__init__(run.graph, document.content["title"], _is_live=False)
 
-    if not TYPE_CHECKING:  # a name that is not there would be of any type
+    if not TYPE_CHECKING:  # for mypy, an unknown name would be of type Any
 
         @ending_where_called
         def __getattr__(self, name: str) -> Any:
-            return asked_in_vain(self, name, "a run that is played again", _ELSEWHERE)
+            return raise_no_attribute(self, name, "a run that is played again", _ELSEWHERE)
 
     def __repr__(self) -> str:
         return f"<Recording of {self._run!r}>"
@@ -62,47 +64,35 @@ class Recording(Played):
         return self._packed
 
     def moment(self) -> Moment:
-        """As it ended, or was left."""
+        """The end of the run, or the position at which it was left."""
         run = self._run
         timelines = {} if run.timeline is None else {run.policy: run.timeline, **self._timelines}
         return Moment(run.policy, len(run.order), len(self._planned), timelines, self._planned)
 
 
 _NOT_PREDICTED = (
-    "A step's memory is that of the order which ran: what its backward's tasks take in another one was not measured. "
-    "ts.compare(make_loss, step=step) has each policy's peak beside the step's."
+    "A step's memory was measured only in the order that ran. ts.compare(make_loss, step=step) shows the step's peak "
+    "under each policy."
 )
 
 
 def save_step(step: TrainingStep, path: str | Path) -> Path:
-    """Writes a step as one page that plays it without a kernel or a network; see `save_page`."""
+    """Write a step as one page that plays it without a kernel or a network connection; see `save_page`."""
     document = step_document(step)
     return save_page(document.packed(), Path(path), document.content["title"], "")
 
 
 def step_document(step: TrainingStep, others: list[Other] | None = None) -> Document:
-    """The page's data: the forward is all before that backward, and the optimizer all after it.
+    """Return a step as page data. All before its backward counts as the forward, all after it as the optimizer.
 
     Raises:
-        ValueError: the step was not followed task by task.
+        ValueError: if the step was not traced task by task.
     """
     document = run_document(step.run, others=others)
     content = document.content
     memory = content["schedules"][0]["memory"]
-    _begin_with(memory, step.timeline.before)
-    memory["step"] = True
-    memory["peak"] = ""  # the page says it in the words of its legend
-    for other in content["schedules"][1:]:
-        other["memory_note"] = _NOT_PREDICTED
-    content["phases"] = [
-        *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
-        {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - _ended_ns(step)},
-    ]
-    return document
-
-
-def _begin_with(memory: Json, count: int) -> None:
-    """The first births are no events of the forward's: what is there as the step begins."""
+    # The first allocations are not events of the forward, but storages that existed before the step.
+    count = step.timeline.before
     memory["before"] = count
     memory["events"] = memory["events"][count:]
     memory["starts"] = [start - count for start in memory["starts"]]
@@ -114,20 +104,24 @@ def _begin_with(memory: Json, count: int) -> None:
     while change := list(islice(changes, 4)):
         shifted += [max(change[0] - count, 0), *change[1:]]
     memory["changes"] = shifted
-
-
-def _ended_ns(step: TrainingStep) -> int:
-    """When all tasks had ended, nanoseconds since the step began."""
+    memory["step"] = True
+    memory["peak"] = ""  # the page describes the peak in the terms of its legend
     timeline = step.run.timeline
-    assert timeline is not None, "a step's run has its memory"
-    return max(timeline.task_ns) - step_began_ns(step)
+    assert timeline is not None, "the run of a step was measured"
+    for other in content["schedules"][1:]:
+        other["memory_note"] = _NOT_PREDICTED
+    content["phases"] = [
+        *(each for each in content["phases"] if each["name"] in (FORWARD, BACKWARD)),
+        {"name": OPTIMIZER, "elapsed_ns": step.timeline.elapsed_ns - (max(timeline.task_ns) - step_began_ns(step))},
+    ]
+    return document
 
 
 class StepRecording(Played):
-    """A training step, played again in a notebook; nothing is executed. What `Recording` is for a backward.
+    """A training step, replayed by its page in a notebook. Nothing is executed.
 
     Args:
-        step: one that was followed task by task.
+        step: a step that was traced task by task.
     """
 
     def __init__(self, step: TrainingStep) -> None:
@@ -144,7 +138,7 @@ class StepRecording(Played):
         return self._packed
 
     def moment(self) -> Moment:
-        """As it ended."""
+        """The end of the step."""
         run = self._step.run
         timelines = {} if run.timeline is None else {run.policy: run.timeline}
         return Moment(run.policy, len(run.order), self._planned, timelines, begins=self._step.timeline.before)

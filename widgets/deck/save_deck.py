@@ -18,7 +18,7 @@ from ...inspector.graph.source_lines import PACKAGE
 from ..pages.html_page import html_page
 from ..pages.png import png_of
 
-_HEAD_BYTES = 4096  # which hold the page's meta elements
+_HEAD_BYTES = 4096  # the start of a page, which contains its meta elements
 
 CODE = PACKAGE / "widgets" / "static" / "deck.js"
 
@@ -28,9 +28,9 @@ body{padding:0;font-size:14px;line-height:20px}
 #deck{--page:calc(100vh - 16px)}
 """
 
-# What stands there where no script runs.
-_NEEDS_SCRIPT = "This deck plays with JavaScript. Switch it on for this file: all it needs is inside."
-# In the words of an old browser, which would not understand those of the page's own script.
+# Shown if no script runs.
+_NEEDS_SCRIPT = "This deck needs JavaScript. Enable it for this file; the page needs no network."
+# In the syntax of old browsers, which cannot parse the page's own script.
 _CHECK = """
 var said = document.getElementById("said");
 if (window.DecompressionStream && [].toSorted) said.hidden = true;
@@ -64,20 +64,20 @@ if (document.getElementById("said").hidden) {
 
 
 def save_page(document: bytes, path: str | Path, title: str, source: str = "") -> Path:
-    """Writes the page.
+    """Write a deck as a page and return its path.
 
     Args:
-        document: the deck's data as `Document.packed` gives it.
-        path: where to.
-        title: what the browser shows as the page's name.
-        source: the file that it was made from, for `is_page_of`.
+        document: the deck's data, from `Document.packed`.
+        path: the file to write.
+        title: the title of the page.
+        source: the name of the file that the deck was made from, for `is_page_of`.
     """
-    # A lone surrogate is no text, but may be in the name of a file, and so in a title.
+    # The name of a file, and so a title, may contain a lone surrogate, which UTF-8 cannot encode.
     return write_file(path, page_html(document, title, source).encode("utf-8", "replace"))
 
 
 def is_page_of(path: Path, source: str) -> bool:
-    """Whether the file is a page that `save_page` made from this source."""
+    """Return whether a file is a page that `save_page` wrote for this source."""
     with path.open("rb") as file:
         return _source_line(source).encode("utf-8", "replace") in file.read(_HEAD_BYTES)
 
@@ -87,7 +87,7 @@ def _source_line(source: str) -> str:
 
 
 def page_html(document: bytes, title: str, source: str = "") -> str:
-    """The page. Code and data are base64, so that nothing in them can end their element."""
+    """Return the page as HTML. Code and data are in base64, so that nothing in them can end their element."""
     code = gzip.compress(CODE.read_bytes(), mtime=0)
     body = f"""<div class="tapescope-deck" id="deck"></div>
 <p class="said" id="said">{_NEEDS_SCRIPT}</p>
@@ -105,8 +105,8 @@ def _base64(content: bytes) -> str:
 ENDINGS = (".svg", ".png")
 
 
-class Stands(Protocol):
-    """A session, or a deck."""
+class Drawable(Protocol):
+    """A session or a deck, as far as its picture needs it."""
 
     @property
     def graph(self) -> Graph: ...
@@ -121,23 +121,18 @@ class Stands(Protocol):
     def current(self) -> Task | None: ...
 
 
-def save_picture(session: Stands, path: str | Path) -> Path:
-    """Writes the graph as it stands now, as SVG or PNG: by the ending of the file.
+def save_picture(session: Drawable, path: str | Path) -> Path:
+    """Write the graph with finished, current and ready tasks as .svg or .png, and return the path.
 
     Raises:
-        ValueError: it ends otherwise.
-        ModuleNotFoundError: PNG, and resvg-py is not installed.
+        ValueError: if the file has another extension.
+        ModuleNotFoundError: if the file is a PNG, and resvg-py is not installed.
     """
     path = Path(path)
     if path.suffix not in ENDINGS:
-        raise ValueError(f"{path.name}: a picture is written as {' or '.join(ENDINGS)}")
-    picture = picture_of(session)
-    return write_file(path, png_of(picture) if path.suffix == ".png" else picture)
-
-
-def picture_of(session: Stands) -> str:
-    """The same as SVG."""
+        raise ValueError(f"the extension of {path.name} is not one of a picture; expected {' or '.join(ENDINGS)}")
     current = session.current
     ready = [entry.task.id for entry in session.ready]
     states = states_of(len(session.graph), session.order, ready, None if current is None else current.id)
-    return graph_to_svg(session.graph, states=states)
+    picture = graph_to_svg(session.graph, states=states)
+    return write_file(path, png_of(picture) if path.suffix == ".png" else picture)

@@ -1,10 +1,10 @@
-"""Memory from the forward on as SVG, for the deck's still picture: a stack by category, a line per other policy."""
+"""The memory chart of a deck's still picture, as SVG: a stack by category, and a line for each other policy."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from ...engine.memory.lifetimes import Category
@@ -16,18 +16,18 @@ from ..pages.theme import CATEGORY_COLOURS
 
 HEIGHT = 184.0
 
-_LEFT, _RIGHT = 252.0, 150.0  # gutters: the legend and the scale, and the names of the peaks
+_LEFT, _RIGHT = 252.0, 150.0  # gutters for the legend with the scale, and for the names of the peaks
 _LEGEND_WIDTH = 190.0
-_TOP, _BOTTOM = 24.0, 164.0  # of the plot: above it the sentence of the peak, below it the numbers of tasks
-_SENTENCE = 11.0  # where that of the peak stands
-_LEAST_NAME = 80.0  # pixels of a task's name that are kept in it
-_FIRST_LABEL = 40.0  # pixels from its middle to the next one's
-_BEFORE_OPTIMIZER = 6.0  # its name is as wide as its region
+_TOP, _BOTTOM = 24.0, 164.0  # of the plot, with the sentence of the peak above and task numbers below
+_SENTENCE = 11.0  # baseline of the sentence of the peak
+_LEAST_NAME = 80.0  # pixels of a task's name that are never cut off
+_FIRST_LABEL = 40.0  # pixels from the middle of the first label to that of the next
+_BEFORE_OPTIMIZER = 6.0  # pixels kept free, because the optimizer's name is as wide as its region
 _ROW = 15.0  # pixels of one name in a gutter
-_MOST_COLUMNS = 500  # more would not be seen
+_MOST_COLUMNS = 500  # more would not be visible
 _FORWARD_SHARE = 0.2  # of the plot, where the forward was recorded: as in the live chart
 _FORWARD_COLUMNS = 100
-_OPTIMIZER_SHARE = 0.12  # of the plot, where a whole step was: wide enough for its name
+_OPTIMIZER_SHARE = 0.12  # of the plot of a step: wide enough for the name
 _STANDING = (Category.PARAMETER, Category.STATE)  # lowest in the stack
 _MOST_POLICIES = 6  # peaks that are named
 _HEADROOM = 1.05  # as in the live chart
@@ -38,13 +38,14 @@ _OTHER_DASH = "9 3 2 3"
 def memory_elements(
     timelines: Mapping[str, Timeline], sentence: str, width: float, begins: int | None = None
 ) -> Iterator[str]:
-    """The chart, `width` × `HEIGHT` from (0, 0). The first of `timelines`, by policy, is stacked.
+    """Yield the elements of the chart, `width` × `HEIGHT` pixels from (0, 0).
 
     Args:
-        timelines: memory by policy.
-        sentence: says what the peak is made of.
-        width: in pixels.
-        begins: of a whole step the event with which it begins; those before made what was there. None: of a backward.
+        timelines: memory by policy. The first one is drawn as a stack.
+        sentence: a description of the peak.
+        width: the width in pixels.
+        begins: for a step, the number of its first event; earlier events allocated memory before the step. None for a
+            backward.
     """
     shown = next(iter(timelines.values()))
     plot = _Plot(timelines, width, begins)
@@ -53,7 +54,7 @@ def memory_elements(
     yield from _phases(plot)
     for policy, timeline in list(timelines.items())[1:]:
         path = _steps(plot.levels(timeline.task_peaks, timeline))
-        yield f'<path class="ts-other" stroke-dasharray="{_dash(policy)}" d="{path}"/>'
+        yield f'<path class="ts-other" stroke-dasharray="{_DASHES.get(policy, _OTHER_DASH)}" d="{path}"/>'
     line = plot.forward_levels(shown.levels) + plot.levels(shown.task_peaks, shown)
     line += plot.later_levels(shown.levels[shown.starts[-1] :])
     yield f'<path class="ts-level" d="{_steps(line)}"/>'
@@ -64,7 +65,7 @@ def memory_elements(
 
 
 class _Plot:
-    """Where events, tasks and bytes are in the picture. Forward and optimizer are those of the first policy."""
+    """The positions of events, tasks and bytes in the chart. Forward and optimizer are the first policy's."""
 
     def __init__(self, timelines: Mapping[str, Timeline], width: float, begins: int | None) -> None:
         self.right = width - _RIGHT
@@ -80,37 +81,31 @@ class _Plot:
         self.tasks = max(len(timeline.order) for timeline in timelines.values())
 
     def x(self, place: float) -> float:
-        """Where the task at a place starts."""
+        """Return the position where a task starts, by its place in the order."""
         return self.start + (self.stop - self.start) * place / max(self.tasks, 1)
 
     def y(self, nbytes: float) -> float:
         return _BOTTOM - (_BOTTOM - _TOP) * nbytes / (max(self.most, 1) * _HEADROOM)
 
     def levels(self, column: Sequence[int], timeline: Timeline) -> list[tuple[float, float]]:
-        """(x, y) where each step begins, and where the last one ends. `column` has bytes by place."""
+        """Return the start (x, y) of each level, and the end of the last. `column` has bytes by place."""
         points = [(self.x(first), self.y(column[highest])) for first, highest in _columns(timeline)]
         return [*points, (self.x(len(timeline.order)), points[-1][1])]
 
-    def peak_event(self, timeline: Timeline) -> int | None:
-        """Of a step whose peak is in its forward or its optimizer, at which event of that; None where it is not."""
-        outside = timeline.peak_place < 0 or timeline.peak_place >= len(timeline.order)
-        if not self.is_step or not outside:
-            return None
-        levels = timeline.levels
-        first = self.begins if timeline.peak_place < 0 else timeline.starts[-1]
-        last = timeline.starts[0] + 1 if timeline.peak_place < 0 else len(levels)
-        return max(range(first, last), key=levels.__getitem__) - first
-
     def peak_x(self, timeline: Timeline) -> float:
-        place, event = timeline.peak_place, self.peak_event(timeline)
-        if event is None:
+        """Return the position of the peak: in the middle of its task, or at its event in a step's other phases."""
+        place, levels = timeline.peak_place, timeline.levels
+        if not self.is_step or 0 <= place < len(timeline.order):
             return self.x(min(max(place, 0), len(timeline.order)) + 0.5)
+        first = self.begins if place < 0 else timeline.starts[-1]
+        last = timeline.starts[0] + 1 if place < 0 else len(levels)
+        event = max(range(first, last), key=levels.__getitem__) - first
         if place < 0:
             return _LEFT + (self.start - _LEFT) * event / (self.forward_events + 1)
         return self.stop + (self.right - self.stop) * event / (self.later_events + 1)
 
     def forward_levels(self, column: Sequence[int]) -> list[tuple[float, float]]:
-        """The same for the forward, whose events are equally far apart; none where it was not recorded.
+        """Return the levels of the forward, whose events have equal widths; empty if it was not recorded.
 
         `column` has bytes before each of its events, and at its end.
         """
@@ -118,7 +113,7 @@ class _Plot:
         return self._levels(own, _LEFT, self.start) if self.forward_events else []
 
     def later_levels(self, column: Sequence[int]) -> list[tuple[float, float]]:
-        """The same after the last task, and where it ends; none where no step was recorded."""
+        """Return the levels after the last task; empty without a step."""
         if not self.later_events:
             return []
         return [*self._levels(column, self.stop, self.right), (self.right, self.y(column[-1]))]
@@ -131,7 +126,7 @@ class _Plot:
 
 
 def _columns(timeline: Timeline) -> Iterator[tuple[int, int]]:
-    """(First place, place of the highest level) of so many tasks as are one column of the picture."""
+    """Yield the first place and the place of the highest level, for each group of tasks that share a column."""
     peaks = timeline.task_peaks
     together = -(-len(peaks) // _MOST_COLUMNS)
     for first in range(0, len(peaks), together):
@@ -152,7 +147,7 @@ def _scale(plot: _Plot) -> Iterator[str]:
 
 
 def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
-    """By category what is between the levels of those below and its own."""
+    """Yield one area for each category, between the sum of the categories below and its own level."""
     before, columns = forward_category_levels(timeline), timeline.category_levels
     later = later_category_levels(timeline) if plot.later_events else {}
     below = _Below(
@@ -189,7 +184,7 @@ def _added(below: list[int], column: array[int] | None) -> list[int]:
 
 
 def _phases(plot: _Plot) -> Iterator[str]:
-    """The names of forward and optimizer, and where the backward begins and ends."""
+    """Yield the names of forward and optimizer, and the lines where the backward begins and ends."""
     phases = (
         (plot.forward_events, "forward", plot.start, (_LEFT + plot.start) / 2),
         (plot.later_events, "optimizer", plot.stop, (plot.stop + plot.right) / 2),
@@ -201,7 +196,7 @@ def _phases(plot: _Plot) -> Iterator[str]:
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:
-    """Along the levels, each kept until the next step."""
+    """Return a path along the levels; each holds until the next one."""
     data = f"M{_number(points[0][0])} {_number(points[0][1])}"
     for (_, y), (next_x, next_y) in pairwise(points):
         if next_y != y:
@@ -210,7 +205,7 @@ def _steps(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _steps_back(points: Sequence[tuple[float, float]]) -> str:
-    """The same from the end to the start."""
+    """Return the same path from its end to its start, without the first command."""
     data = f"{_number(points[-1][0])} {_number(points[-1][1])}"
     for (x, y), (_, later_y) in reversed(list(pairwise(points))):
         if y != later_y:
@@ -220,8 +215,9 @@ def _steps_back(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _task_numbers(plot: _Plot) -> Iterator[str]:
-    """Below the columns of some tasks their places in the run, as on the page."""
-    step = next(each for each in _round_numbers() if plot.tasks / each <= 10)
+    """Yield the positions of some tasks in the run, below their columns, as on the page."""
+    round_numbers = (base * 10**power for power in count() for base in (1, 2, 5))
+    step = next(each for each in round_numbers if plot.tasks / each <= 10)
     for task in sorted({1, *range(step, plot.tasks + 1, step)}):
         if task > 1 and plot.x(task) - plot.x(1) < _FIRST_LABEL:
             continue
@@ -233,15 +229,8 @@ def _task_numbers(plot: _Plot) -> Iterator[str]:
     yield f'<text class="ts-soft" {end}>task</text>'
 
 
-def _round_numbers() -> Iterator[int]:
-    power = 1
-    while True:
-        yield from (power, 2 * power, 5 * power)
-        power *= 10
-
-
 def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
-    """A ring, and its sentence above the plot, where it hides no line: in the page's words."""
+    """Yield a ring at the peak, and the sentence above the plot, where it hides no line; worded as on the page."""
     place = timeline.peak_place
     x, y = plot.peak_x(timeline), plot.y(timeline.peak_bytes)
     start = f"peak {size_text(timeline.peak_bytes)}"
@@ -251,7 +240,8 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     when = _when(timeline, plot.is_step, max(_LEAST_NAME, left - text_width(f": the {nth(place + 1)} task, {after}")))
     rest = shorten(f": {when}{after}", left)
     needed = text_width(start, bold=True) + text_width(rest)
-    first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)  # beside the plot is room, too
+    # The space beside the plot is free, too.
+    first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)
     at = min(max(x - needed / 2, first), last - needed)
     yield f'<circle class="ts-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
     yield (
@@ -270,7 +260,7 @@ def _when(timeline: Timeline, is_step: bool, name_width: float) -> str:
 
 
 def _legend(timeline: Timeline) -> Iterator[str]:
-    """By category the bytes at the peak."""
+    """Yield the categories with their bytes at the peak."""
     for row, (category, nbytes) in enumerate(category_levels_at_peak(timeline).items()):
         y = _TOP + 4 + row * _ROW
         colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
@@ -281,7 +271,7 @@ def _legend(timeline: Timeline) -> Iterator[str]:
 
 
 def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
-    """Each policy's peak at its own height, moved where they would overlap."""
+    """Yield the name of each policy at the height of its peak, moved if names would overlap."""
     named = sorted(list(timelines.items())[:_MOST_POLICIES], key=lambda each: -each[1].peak_bytes)
     first = next(iter(timelines))
     rows = _spread([plot.y(timeline.peak_bytes) for _, timeline in named])
@@ -291,7 +281,7 @@ def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
         if policy == first:
             yield f'<rect class="ts-chosen" x="{_number(x + 11)}" y="{_number(row - 4)}" width="14" height="8"/>'
         else:
-            dash = _dash(policy)
+            dash = _DASHES.get(policy, _OTHER_DASH)
             yield f'<path class="ts-other" stroke-dasharray="{dash}" d="M{_number(x + 11)} {_number(row)}h14"/>'
         amount = size_text(timeline.peak_bytes)
         name = shorten(policy.upper(), _RIGHT - 34 - text_width(amount, bold=True), bold=True)
@@ -300,7 +290,7 @@ def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
 
 
 def _spread(heights: Iterable[float]) -> list[float]:
-    """Heights of rows, in order, near their own ones, inside the plot, without overlap."""
+    """Return heights for rows, close to these, in the same order, inside the plot and without overlap."""
     placed: list[float] = []
     for height in heights:
         placed.append(max(height, _TOP, placed[-1] + _ROW if placed else 0.0))
@@ -309,10 +299,6 @@ def _spread(heights: Iterable[float]) -> list[float]:
         placed[at] = min(placed[at], limit)
         limit = placed[at] - _ROW
     return placed
-
-
-def _dash(policy: str) -> str:
-    return _DASHES.get(policy, _OTHER_DASH)
 
 
 def _number(value: float) -> str:

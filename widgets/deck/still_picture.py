@@ -1,4 +1,4 @@
-"""A picture of a deck, for where no page runs: GitHub, nbconvert, a notebook opened without its kernel."""
+"""A still picture of a deck, for viewers that run no page: GitHub, nbconvert, a notebook without its kernel."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory_chart as still_memory
 from .page_data import peak_words
 
-_WIDTH = 900.0  # pixels which an output cell of a notebook has at least on a usual screen
+_WIDTH = 900.0  # pixels; an output cell of a notebook is at least as wide on a usual screen
 _MARGIN = 20.0
 _INSIDE = _WIDTH - 2 * _MARGIN
 _HEADER = 52.0
 _FOOTER = 34.0
 
-_ROOM = (_INSIDE / 0.9, 560.0)  # pixels at full scale, in which the graph is folded until it fits
-_LEAST_SCALE = 0.72  # text of 11 pixels has then 8
+_ROOM = (_INSIDE / 0.9, 560.0)  # pixels at full scale; the graph is folded until it fits into them
+_LEAST_SCALE = 0.72  # 11 pixels of text become 8
 _MOST_HEIGHT = 1000.0  # of the graph at full scale: about a screen
 _MOST_BYTES = 200_000
 _LONGEST_BASIS = 560.0  # pixels
-_MOST_DRAWN = 30_000  # tasks: laying out more would hold the cell up
-_MOST_TRIED = 8  # so many boxes are tried one by one of a large graph, each of which takes a tenth of a second
+_MOST_DRAWN = 30_000  # tasks; laying out more would delay the cell
+_MOST_TRIED = 8  # boxes of a large graph that are unfolded one by one, each in a tenth of a second
 _LARGE = 5_000  # tasks
-_STANDS_S = 1.0  # without news, after which a deck is drawn as it stands: to draw each step would hold it up
+_STANDS_S = 1.0  # seconds without news before the deck is drawn; drawing each step would slow it down
 
 _MARK = (
     '<g class="ts-mark"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
     '<path d="M2.6 13.5h4.6l1.2-1.6h3.2l1.2 1.6h4.6"/><path class="ts-head-of-mark" d="M8.6 15.5h2.8v2H8.6z"/></g>'
 )
-_FOOTNOTE = "A still picture of tapescope’s deck. Run the cell to play it, step through it and ask it."
+_FOOTNOTE = "A still picture of tapescope’s deck. Run the cell to play it and step through it."
 _STYLE = f"""
 .ts-still text{{font-family:{FONT}}}
 .ts-still .ts-mark{{fill:none;stroke:var(--accent);stroke-width:1.6;stroke-linejoin:round}}
@@ -71,15 +71,15 @@ _STYLE = f"""
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the picture tells of a deck at one time.
+    """The state of a deck that a picture shows.
 
     Attributes:
-        policy: the name of the one that picks.
-        ran, of: how many tasks have run, and how many there are to run.
-        timelines: memory by policy, this one's first. Empty: it is not known.
-        order: the ids of all that run, first of those which have. Of one that is under way the graph shows how far.
-        current: the id of the one that runs next.
-        begins: of a whole step the event with which it begins, see `memory_elements`.
+        policy: the name of the policy.
+        ran, of: the number of tasks that have run, and of all tasks.
+        timelines: memory by policy, this policy's first; empty if unknown.
+        order: the ids of all tasks, those that have run first. If some but not all have run, the graph shows which.
+        current: the id of the task that runs next.
+        begins: for a step, the number of its first event, see `memory_elements`.
     """
 
     policy: str
@@ -91,7 +91,7 @@ class Moment:
     begins: int | None = None
 
     def states(self, graph: Graph) -> Sequence[State]:
-        """By task how far it is; nothing before the first has run and when all have."""
+        """Return the state of each task; empty if none or all have run."""
         if not 0 < self.ran < len(self.order):
             return ()
         pending = Pending(graph)
@@ -103,10 +103,10 @@ class Moment:
 
 
 class Still:
-    """The picture of one deck, and the output in which it is shown. The live page hides that: it knows it by `id`.
+    """The still picture of one deck, and its output in the notebook, which the live page hides by its `id`.
 
-    It follows the deck: what a notebook keeps is its last state. It is drawn again when a cell ends, when the deck has
-    stood for a second, and when it closes.
+    The notebook stores the deck's last state. The picture is drawn again when a cell ends, when the deck has not
+    changed for a second, and when it closes.
     """
 
     def __init__(self, deck_id: str, title: str, graph: Graph) -> None:
@@ -117,10 +117,10 @@ class Still:
         self._shown: Moment | None = None
         self._wanted: tuple[Moment, str] | None = None
         self._timer: Timer | None = None
-        self._drawing = RLock()  # the collector may let go a deck where one is drawn
+        self._drawing = RLock()  # reentrant: the garbage collector may close a deck while another is drawn
 
     def show(self, moment: Moment, text: str) -> None:
-        """Displays it, below the deck. `text` stands for the deck where not even a picture can be shown."""
+        """Display the picture below the deck. `text` is shown where pictures cannot be."""
         if not self._is_shown and (shell := get_ipython()) is not None:
             shell.events.register("post_run_cell", self._draw_now)
         self._is_shown = True
@@ -129,12 +129,12 @@ class Still:
         display(data, metadata=metadata, raw=True, display_id=self.id)
 
     def update(self, moment: Moment, text: str) -> None:
-        """The deck stands there now. Draws nothing yet, unless its memory is known that was not before."""
+        """Note the deck's new state. It is drawn later, or at once if its memory has become known."""
         if not self._is_shown or self._shown is None:
             return
         last = self._shown if self._wanted is None else self._wanted[0]
         had_memory = bool(last.timelines)
-        if had_memory and not moment.timelines:  # it was let go with the session
+        if had_memory and not moment.timelines:  # it was released with the session
             moment = replace(moment, timelines=last.timelines)
         if moment == last:
             return
@@ -148,18 +148,18 @@ class Still:
         self._timer.start()
 
     def end(self) -> None:
-        """Draws the last state, and follows no more."""
+        """Draw the last state, and stop following the deck."""
         self._rest()
         self._draw_now()
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
-        """Follows no more: the deck is closed, or its output is gone."""
+    def release(self) -> None:
+        """Stop following the deck, because it is closed or its output is gone."""
         self._rest()
         if self._is_shown and (shell := get_ipython()) is not None:
-            with suppress(ValueError):  # somebody has taken all callbacks away
+            with suppress(ValueError):  # another extension has removed all callbacks
                 shell.events.unregister("post_run_cell", self._draw_now)
-        with self._drawing:  # what draws meanwhile would keep what it has drawn
+        with self._drawing:  # a drawing under way would set these again
             self._is_shown = False
             self._shown = self._wanted = None
 
@@ -169,9 +169,10 @@ class Still:
             self._timer = None
 
     def _draw_now(self, *_: object) -> None:
-        """Draws the picture that was shown again, if it is another one.
+        """Draw the picture again if the state has changed.
 
-        It is sent as coming from the cell that runs now, hence without the context, which may be an earlier one's.
+        It is sent in an empty context, so that IPython attributes it to the cell that is running. The current context
+        may be an earlier cell's.
         """
         with self._drawing:
             wanted, self._wanted = self._wanted, None
@@ -182,7 +183,7 @@ class Still:
             Context().run(update_display, data, metadata=metadata, raw=True, display_id=self.id)
 
     def svg(self, moment: Moment) -> str:
-        """Header, graph and memory, one below the other."""
+        """Return the picture: header, graph and memory, one below the other."""
         parts, y = [self._header(moment)], _HEADER
         for elements, height in (self._graph_part(moment), _memory_part(moment)):
             if height:
@@ -225,33 +226,32 @@ class Still:
 
     @cached_property
     def _placed(self) -> Layout | None:
-        """Laid out once: a deck may be shown and updated several times."""
-        return _fitting(self._graph)
+        """The layout with as many modules unfolded as can be read; None if even the outermost are too many.
+
+        It is computed once for all updates.
+        """
+        graph = self._graph
+        if len(graph) > _MOST_DRAWN:
+            return None
+        placed = first_view(graph, *_ROOM, most_tried=_MOST_TRIED if len(graph) > _LARGE else MOST_TRIED)
+        drawing = draw_layout(graph, placed)
+        small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
+        return placed if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
 
     def _graph_part(self, moment: Moment) -> tuple[Sequence[str], float]:
-        """Elements and height."""
+        """Return the elements of the graph and their height."""
         if self._placed is None:
-            said = f"The graph of {len(self._graph):,} tasks is too large for a still picture: the live deck shows it."
+            said = f"The graph of {len(self._graph):,} tasks is too large for a still picture; the live deck shows it."
             return [f'<text class="ts-second ts-larger" y="4">{said}</text>'], 8.0
         drawing = draw_layout(self._graph, self._placed, states=moment.states(self._graph))
         scale = min(1.0, _INSIDE / drawing.width)
         left = (_INSIDE - scale * drawing.width) / 2
         start = f'<g transform="translate({_number(left)} 0) scale({scale:.4g})">'
-        return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with some air
-
-
-def _fitting(graph: Graph) -> Layout | None:
-    """The graph with as much of it unfolded as can be read, None where even the outermost modules are too many."""
-    if len(graph) > _MOST_DRAWN:
-        return None
-    placed = first_view(graph, *_ROOM, most_tried=_MOST_TRIED if len(graph) > _LARGE else MOST_TRIED)
-    drawing = draw_layout(graph, placed)
-    small = drawing.width * _LEAST_SCALE <= _INSIDE and drawing.height <= _MOST_HEIGHT
-    return placed if small and sum(map(len, drawing.elements)) <= _MOST_BYTES else None
+        return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with 10 free pixels
 
 
 def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
-    """Elements and height; none where memory is not known."""
+    """Return the elements of the memory chart and their height; empty if memory is unknown."""
     if not any(timeline.peak_bytes for timeline in moment.timelines.values()):
         return [], 0.0
     shown = next(iter(moment.timelines.values()))
@@ -282,7 +282,7 @@ def _counted(moment: Moment) -> str:
 
 
 def _peaks(timelines: Mapping[str, Timeline], room: float) -> str:
-    """As many as there is room for, but the first in any case: the chart names all."""
+    """Return as many peaks as fit, at least the first; the chart names all."""
     peaks = [f"{_name(policy).upper()} {size_text(timeline.peak_bytes)}" for policy, timeline in timelines.items()]
     said = peaks[:4]
     while len(said) > 1 and text_width("  ·  ".join(said), 12) > room:
@@ -291,7 +291,7 @@ def _peaks(timelines: Mapping[str, Timeline], room: float) -> str:
 
 
 def _name(policy: str) -> str:
-    """A user's policy may be called anything."""
+    """Return a policy's name, cut off if a user's policy has a long one."""
     return shorten(policy, 100)
 
 

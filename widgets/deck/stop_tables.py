@@ -15,12 +15,12 @@ _NUMBERS = ("number", "hits", "tasks", "ran", "edits")
 class StopsView:
     """The breakpoints and watchpoints of a deck: `deck.stops`.
 
-    Iterating gives them all, `deck.stops[2]` the one of this number. What changes them is done in the deck's thread,
-    between two tasks if one runs.
+    Iterate over it, or index it by number: `deck.stops[2]`. Changes run in the deck's thread, between two tasks if one
+    is running.
 
     Args:
-        stops: the session's.
-        do: has the deck's thread do something, and waits for it.
+        stops: the stops of the session.
+        do: runs a function in the deck's thread and waits for it.
     """
 
     def __init__(self, stops: Stops, do: Callable[[Callable[[], None]], None]) -> None:
@@ -37,19 +37,19 @@ class StopsView:
         return self._stops[number]
 
     def enable(self, number: int) -> None:
-        """Lets it stop runs again.
+        """Enable a breakpoint or watchpoint again.
 
         Raises:
-            ValueError: there is none of this number.
+            ValueError: if there is none with this number.
         """
         self._do(lambda: self._stops.enable(number))
 
     def disable(self, number: int) -> None:
-        """It stays, and stops nothing."""
+        """Disable a breakpoint or watchpoint; it keeps its number and stops nothing."""
         self._do(lambda: self._stops.disable(number))
 
     def delete(self, number: int) -> None:
-        """Takes it away; its number is not given again."""
+        """Delete a breakpoint or watchpoint. Its number is not used again."""
         self._do(lambda: self._stops.delete(number))
 
     @property
@@ -71,7 +71,7 @@ class StopsView:
 
 
 class BranchesView(Sequence[Branch]):
-    """The ways in which a deck's session went, as they were when they were asked for: `deck.branches`."""
+    """The branches of a deck's session at the time of the call: `deck.branches`."""
 
     def __init__(self, branches: Sequence[Branch]) -> None:
         self._branches = branches
@@ -91,7 +91,7 @@ class BranchesView(Sequence[Branch]):
                 [
                     f"{branch.number}{' (current)' if branch.is_current else ''}",
                     branch.policy,
-                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} taken back)" if branch.ahead else ""),
+                    f"{len(branch.order):,}" + (f" (+{branch.ahead:,} undone)" if branch.ahead else ""),
                     "" if branch.parent is None else f"from {branch.parent} after {branch.forked_at:,}",
                     str(len(branch.edits) or ""),
                 ]
@@ -99,7 +99,13 @@ class BranchesView(Sequence[Branch]):
         return found
 
     def __repr__(self) -> str:
-        return "\n".join(lines_of(self.cells, numbers=_NUMBERS)) if len(self) else "no branches: no history is kept"
+        return (
+            "\n".join(lines_of(self.cells, numbers=_NUMBERS))
+            if len(self)
+            else "no branches, because no history is kept"
+        )
 
     def _repr_html_(self) -> str:
-        return cells_html(self.cells, [] if len(self) else ["There are no branches: no history is kept."], _NUMBERS)
+        return cells_html(
+            self.cells, [] if len(self) else ["There are no branches, because no history is kept."], _NUMBERS
+        )

@@ -17,25 +17,27 @@ _OPERATOR = re.compile(r"\s*([<>])\s*")
 
 
 def place(text: str) -> str:
-    """Where to break. The page gives tasks by their ids, as #12.
+    """Return the place of a breakpoint for typed text. The page writes tasks by their ids, such as #12.
 
     Raises:
-        ValueError: nothing was typed.
+        ValueError: if the text is empty.
     """
     if not text.strip():
         raise ValueError(
-            "break where? Give a task (53rd), a node (Addmm), a module (encoder.layer.3), a parameter (head.weight) "
-            "or a line (model.py:120)"
+            "missing place to break; expected a task (53rd), a node (Addmm), a module (encoder.layer.3), a parameter "
+            "(head.weight) or a line (model.py:120)"
         )
     found = _TASK.fullmatch(text)
     return text.strip() if found is None else f"task:{found[1]}"
 
 
 def watched(text: str) -> tuple[list[str], str | None]:
-    """What to watch for, and where: `nan, inf`, `norm > 1e3 and upcast at encoder.*`. None: everywhere.
+    """Return the conditions and the module of typed text such as `nan, inf` or `norm > 1e3 and upcast at encoder.*`.
+
+    The module is None if none is typed: then all modules are watched.
 
     Raises:
-        ValueError: nothing was typed.
+        ValueError: if the text has no condition.
     """
     what, _, where = re.sub(r"\s+", " ", f" {text} ").partition(" at ")
     words = _OPERATOR.sub(r"\1", what).replace(",", " ").replace(" or ", " ").split()
@@ -51,8 +53,8 @@ def watched(text: str) -> tuple[list[str], str | None]:
             conditions.append(word)
     if not conditions or joined:
         raise ValueError(
-            "watch for what? Give conditions, as nan, inf, zero, norm>1e3, ratio<0.01, upcast, shape or missing, and "
-            "after `at` a module where it is not everywhere"
+            "missing condition to watch for; expected nan, inf, zero, norm>1e3, ratio<0.01, upcast, shape or missing, "
+            "and optionally `at` with a module"
         )
     return conditions, where.strip() or None
 
@@ -61,7 +63,7 @@ _TYPED = re.compile(r"\s*(?:(?P<place>\d[\d,]*)(?:st|nd|rd|th)?|#(?P<created>\d+
 
 
 class Running(Protocol):
-    """A session, or a deck."""
+    """A session or a deck, as far as typed tasks need it."""
 
     @property
     def graph(self) -> Graph: ...
@@ -77,41 +79,42 @@ class Running(Protocol):
 
 
 def run_of(session: Running) -> Sequence[int]:
-    """The ids of its tasks in the order in which they ran and are going to, as far as that is known."""
-    asks = isinstance(session, Stepper) and is_dynamic(session.picks)  # the user's function, for each task to come
-    if not asks and (planned := session.planned):
+    """Return the ids of the tasks in the order in which they ran and will run, as far as it is known."""
+    # A dynamic policy is a user's function, which would have to be called for each coming task.
+    decides_later = isinstance(session, Stepper) and is_dynamic(session.picks)
+    if not decides_later and (planned := session.planned):
         return planned
     try:
         current = session.current
-    except PolicyError:  # it fails to choose
+    except PolicyError:  # the user's policy fails to choose
         current = None
     return [*session.order, *([] if current is None else [current.id])]
 
 
 def told(session: Running) -> Graph:
-    """Its graph, which says of tasks at which place they ran or are going to run."""
+    """Return the session's graph, which describes tasks with their positions in the run."""
     return session.graph.in_order(run_of(session))
 
 
 def is_typed_task(text: str) -> bool:
-    """Whether it is a number by which a task may be typed."""
+    """Return whether a text is a task's position or number, such as `53rd` or `#26`."""
     return _TYPED.fullmatch(text) is not None
 
 
 def typed_task(text: str, graph: Graph, order: Sequence[int]) -> Task:
-    """The task that is typed: `53rd` or `53`, its place in this order; `#26`, the one created as that number.
+    """Return the task for typed text: `53rd` or `53` is its position in this order, `#26` its number of creation.
 
     Raises:
-        ValueError: it is neither, or no task has this place.
+        ValueError: if the text is neither, or no task has this position.
     """
     found = _TYPED.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"which task? {text.strip()!r} is no place of one in this run, as 53rd; find and queue show them"
+            f"unknown task {text.strip()!r}; expected its position in this run, such as 53rd, which find and queue show"
         )
     if found["created"] is not None:
         return graph.task(int(found["created"]))
     place = int(found["place"].replace(",", ""))
     if not 1 <= place <= len(order):
-        raise ValueError(f"no task runs {nth(place)}: known are the 1st to the {nth(len(order))} of this run")
+        raise ValueError(f"no task runs {nth(place)}; this run has the 1st to the {nth(len(order))} task")
     return graph.tasks[order[place - 1]]

@@ -74,9 +74,8 @@ class MagicLine:
             raise UsageError(f"%tapescope {self.verb} takes no argument, got {self.text!r}")
 
 
-def _deck() -> Deck:
-    """Return the most recent deck."""
-    return latest_deck()  # type: ignore[no-any-return]
+_deck: Callable[[], Deck] = latest_deck
+"""Return the most recent deck."""
 
 
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:

@@ -26,7 +26,7 @@ from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Rele
 from ...engine.planning.policies import POLICIES
 from ...engine.schedule.device_queues import QUEUES
 from ...inspector.capture.capture import capture
-from ...inspector.graph.freed_nodes import first_over
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
@@ -252,8 +252,9 @@ def run_captured(
     with suppress(BaseException), capture(module, keep_inputs=keep_inputs, every_call=True) as tape:
         vars(shell)["_showtraceback"] = keep  # run_cell prints errors and does not raise them
         count = shell.execution_count
-        # run_cell names the code by this number in tracebacks.
-        shell.execution_count = _cell_number(shell)
+        # run_cell names the code by this number in tracebacks. The shell's own counter may already be one higher.
+        number = getattr(shell.displayhook.exec_result, "execution_count", None)
+        shell.execution_count = count if number is None else int(number)
         try:
             result = shell.run_cell(cell)
         finally:
@@ -269,12 +270,6 @@ def run_captured(
         with suppress(ValueError):  # raised if the forward built no graph before the error
             display(tape.graph())
         raise _with_users_lines(shell, error)
-
-
-def _cell_number(shell: InteractiveShell) -> int:
-    """Return the number of the running cell. The shell's own counter may already be one higher."""
-    number = getattr(shell.displayhook.exec_result, "execution_count", None)
-    return shell.execution_count if number is None else int(number)
 
 
 def _refuse_await(shell: InteractiveShell, cell: str) -> None:
@@ -351,7 +346,7 @@ def _is_freed(loss: Tensor) -> bool:
     found = [] if loss.grad_fn is None else [loss.grad_fn]
     seen = set(found)
     for node in found:
-        if first_over([node]) is not None:
+        if is_freed(node):
             return True
         nexts = [each for each, _ in node.next_functions if each is not None and each not in seen]
         if len(found) < _NEAR:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ...engine.studies.accumulation_study import FUSED, AccumulationStudy, StudiedRule
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text, unit_name, unit_of
-from .figure_page import studies_page
+from .glossary import COLUMNS
 from .notebook_figure import figure_of
+from .page_frame import studies_page
 from .plotly_data import Drawing, escaped
-from .report_html import COLUMNS, cells_html
-from .theme import Colours, colours_of, figure_style, hover_label
+from .report_html import cells_html
+from .theme import Colours, axis_style, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,8 +29,8 @@ _COLOURS = {"inplace": "accent", "out_of_place": "saved", "list": "pgrad"}
 _DASHES = {
     ("freed", False): "solid",
     ("freed", True): "dash",
-    ("kept", False): "longdash",
-    ("kept", True): "longdashdot",
+    ("kept", False): "dot",
+    ("kept", True): "dashdot",
 }
 """The dash of a rule's line, by graph rule and by whether consumed gradients are kept."""
 
@@ -117,8 +118,8 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
         "hovermode": "closest",
         "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
-        "xaxis": _axis(colours) | {"showgrid": False},
-        "yaxis": _axis(colours) | (_linear_axis(scale) if clock else _bytes_axis(floor, highest, scale)),
+        "xaxis": axis_style(colours) | {"showgrid": False},
+        "yaxis": axis_style(colours) | (_linear_axis(scale) if clock else _bytes_axis(floor, highest, scale)),
     }
     if clock:
         layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
@@ -134,7 +135,10 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
             "tickvals": [-_FORWARD / 2, *shares],
             "ticktext": ["forward", *(f"{share} %" for share in shares)],
         }
-        layout["shapes"] = [_backward_start(colours)]
+        line = {"color": colours["line2"], "width": 1}  # at the start of the backward
+        layout["shapes"] = [
+            {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+        ]
     return {"data": traces, "layout": layout}
 
 
@@ -176,16 +180,10 @@ def _highest_steps(levels: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield first, max(range(first, min(first + per_point, len(levels))), key=levels.__getitem__)
 
 
-def _backward_start(colours: Colours) -> Drawing:
-    """Return the vertical line at the start of the backward."""
-    line = {"color": colours["line2"], "width": 1}
-    return {"type": "line", "xref": "x", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1, "line": line}
-
-
 def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
     """Return the style of a row's line. Lower lines are wider, so that equal lines are all visible."""
     if row.kind == "PyTorch":
-        return {"color": colours["line2"], "width": 6 if row.graph == "freed" else 4}
+        return {"color": colours["line2"]} | ({"width": 6} if row.graph == "freed" else {"width": 4, "dash": "dot"})
     if row.kind == "HIPS":
         return {"color": colours["held"], "width": 1.8, "dash": "dashdot"}
     if row.rule is None:
@@ -194,15 +192,6 @@ def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
         "color": colours[_COLOURS[row.rule.accumulate]],
         "width": (1.4 if row.rule.keeps else 2.2) - (0.6 if row.graph == "kept" else 0),
         "dash": _DASHES[row.graph, row.rule.keeps],
-    }
-
-
-def _axis(colours: Colours) -> dict[str, Any]:
-    return {
-        "showline": False,
-        "zeroline": False,
-        "gridcolor": colours["line"],
-        "tickfont": {"color": colours["ink3"]},
     }
 
 

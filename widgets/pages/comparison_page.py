@@ -9,10 +9,11 @@ from ...engine.recording.peak_report import PeakReport
 from ...engine.studies.comparison import Comparison, Row
 from ...inspector.text.sizes_and_counts import size_text
 from .figure_html import Figures
-from .figure_page import figure_page, words_section
+from .glossary import CATEGORIES, COLUMNS, glossary_section
 from .memory_figures import category_drawing, lifetimes_drawing, memory_drawing, peak_drawing
+from .page_frame import page_frame
 from .recompute_figures import recomputed_html
-from .report_html import CATEGORIES, COLUMNS, category_html, peak_html, table_html
+from .report_html import category_html, peak_html, table_html
 from .theme import LATER
 
 _STYLE = """
@@ -36,15 +37,26 @@ def page_html(comparison: Comparison, title: str) -> str:
     memory = figures.html("memory", "Memory by policy", memory_drawing(comparison.timelines, LATER, _POINTS))
     recomputed = recomputed_html(comparison, figures, _POINTS)
     panels = [_panel(comparison, row, number, figures) for number, row in enumerate(comparison.rows)]
-    tabs = "".join(_tab(comparison, row, number) for number, row in enumerate(comparison.rows))
+    tabs = []
+    for number, row in enumerate(comparison.rows):
+        chosen = row is comparison.highest
+        tabs.append(
+            f'<button role="tab" id="tab-{number}" aria-controls="panel-{number}" '
+            f'aria-selected="{str(chosen).lower()}" '
+            f'tabindex="{0 if chosen else -1}"><b>{escape(row.policy)}</b>{size_text(row.peak_bytes)}</button>'
+        )
+    # The glossary has the table's columns, and the categories that occur in the comparison.
+    there = {category for row in comparison.rows for category in row.timeline.category_levels}
+    words = {escape(word): meaning for word, meaning in COLUMNS.items()}
+    words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
     body = f"""<section>{table_html(comparison)}</section>
 <section><h2>Memory<span>the highest level while each task ran</span></h2>
 {memory}</section>
 {recomputed}
-<section><div role="tablist" aria-label="policy">{tabs}</div>
+<section><div role="tablist" aria-label="policy">{"".join(tabs)}</div>
 {"".join(panels)}</section>
-{_glossary(comparison)}"""
-    return figure_page(title, _subtitle(comparison), body, figures, _STYLE)
+{glossary_section(words)}"""
+    return page_frame(title, _subtitle(comparison), body, figures, _STYLE)
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -56,14 +68,6 @@ def _subtitle(comparison: Comparison) -> str:
     return f"{measured} {comparison.before.sentence()}".rstrip()
 
 
-def _glossary(comparison: Comparison) -> str:
-    """Return the glossary: the table's columns, and the categories that occur in the comparison."""
-    there = {category for row in comparison.rows for category in row.timeline.category_levels}
-    words = {escape(word): meaning for word, meaning in COLUMNS.items()}
-    words |= {category_html(category): meaning for category, meaning in CATEGORIES.items() if category in there}
-    return words_section(words)
-
-
 def _key(report: PeakReport) -> str:
     """Return the categories at the peak with their bytes. The treemap cannot label the small ones."""
     amounts = (
@@ -71,14 +75,6 @@ def _key(report: PeakReport) -> str:
         for category, _, _ in report.shown(0)
     )
     return f'<p class="key">{"".join(amounts)}</p>'
-
-
-def _tab(comparison: Comparison, row: Row, number: int) -> str:
-    chosen = row is comparison.highest
-    return (
-        f'<button role="tab" id="tab-{number}" aria-controls="panel-{number}" aria-selected="{str(chosen).lower()}" '
-        f'tabindex="{0 if chosen else -1}"><b>{escape(row.policy)}</b>{size_text(row.peak_bytes)}</button>'
-    )
 
 
 def _panel(comparison: Comparison, row: Row, number: int, figures: Figures) -> str:

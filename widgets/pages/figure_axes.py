@@ -62,18 +62,15 @@ class Axis:
                     yield at, str(text)
             return
         low, high = sorted((self.low, self.high))
-        step = _round_step((high - low) / options.get("nticks", _TICKS))
+        # Round the distance of the numbers up to 1, 2 or 5 times a power of ten.
+        least = (high - low) / options.get("nticks", _TICKS)
+        power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+        step = next((each * power for each in (1, 2, 5) if each * power >= least), 10 * power)
         # The tolerance keeps a tick at an end of the axis in spite of rounding.
         for count in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1):
             value = count * step
             shown = 10**value if self.is_log else value
             yield self.at(shown), f"{shown:,.10g}{self.suffix}"
-
-
-def _round_step(least: float) -> float:
-    """Return the least value rounded up to 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
-    return next((each * power for each in (1, 2, 5) if each * power >= least), 10 * power)
 
 
 def axes_of(layout: Mapping[str, Any], top: float, bottom: float) -> dict[str, Axis]:

@@ -6,7 +6,7 @@ Only a few kinds of figures are supported, and ranges can differ from plotly's b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -25,7 +25,11 @@ def filled(figure: Mapping[str, Any]) -> Drawing | None:
     if any(each is None for each in traces):
         return None
     known: list[Drawing] = [each for each in traces if each is not None]
-    without_range = [name for name in _axes(layout, known) if "range" not in layout.get(name, {})]
+    # The axes of the traces, then the layout's others.
+    used = {each.get(f"{letter}axis", letter) for each in known if "y" in each for letter in "xy"}
+    names = [f"{axis[0]}axis{axis[1:]}" for axis in sorted(used)]
+    names += [name for name in layout if name[1:5] == "axis" and name[0] + name[5:] not in used]
+    without_range = [name for name in names if "range" not in layout.get(name, {})]
     # The range of bars and stacked areas depends on all traces together; tapescope's own figures set it.
     if without_range and any(each["type"] != "scatter" or "stackgroup" in each for each in known):
         return None
@@ -35,7 +39,11 @@ def filled(figure: Mapping[str, Any]) -> Drawing | None:
         axis = layout[name] = axis | layout.get(name, {})
         values = [value for each in on_axis for value in each[name[0]] if value is not None]
         if values and all(isinstance(value, str) for value in values):
-            _replace_names(axis, name[0], on_axis, values)
+            # Names get the positions 0, 1, 2 and so on, in the order of their first use.
+            places = {text: place for place, text in enumerate(dict.fromkeys(values))}
+            for each in on_axis:
+                each[name[0]] = [None if value is None else places[value] for value in each[name[0]]]
+            axis |= {"range": [-0.5, len(places) - 0.5], "tickvals": list(places.values()), "ticktext": list(places)}
         elif not values or not all(isinstance(value, Real) for value in values):
             return None
         else:
@@ -43,13 +51,6 @@ def filled(figure: Mapping[str, Any]) -> Drawing | None:
     if "paper_bgcolor" not in layout and "paper_bgcolor" in style:
         layout["paper_bgcolor"] = style["paper_bgcolor"]
     return {"data": known, "layout": layout}
-
-
-def _axes(layout: Drawing, traces: Sequence[Drawing]) -> Iterator[str]:
-    """Yield the names of the layout's axes, those of the traces first."""
-    used = {each.get(f"{letter}axis", letter) for each in traces if "y" in each for letter in "xy"}
-    yield from (f"{axis[0]}axis{axis[1:]}" for axis in sorted(used))
-    yield from (name for name in layout if name[1:5] == "axis" and name[0] + name[5:] not in used)
 
 
 def _histogram_as_curve(trace: Drawing) -> Drawing | None:
@@ -71,14 +72,6 @@ def _histogram_as_curve(trace: Drawing) -> Drawing | None:
     shown: Drawing = {name: trace[name] for name in ("name", "showlegend", "xaxis", "yaxis") if name in trace}
     area: Drawing = {"fill": "tozeroy", "fillcolor": colour, "line": {"shape": "hv", "width": 0}} if colour else {}
     return {"type": "scatter", "mode": "lines", "x": edges, "y": [*counts, 0], **shown, **area}
-
-
-def _replace_names(axis: Drawing, letter: str, traces: Sequence[Drawing], values: Sequence[str]) -> None:
-    """Replace names by positions 0, 1, 2 and so on, in the order of their first use."""
-    places = {name: place for place, name in enumerate(dict.fromkeys(values))}
-    for each in traces:
-        each[letter] = [None if value is None else places[value] for value in each[letter]]
-    axis |= {"range": [-0.5, len(places) - 0.5], "tickvals": list(places.values()), "ticktext": list(places)}
 
 
 def _range(axis: Drawing, values: Sequence[float], padded: bool) -> tuple[float, float]:

@@ -55,7 +55,13 @@ class Figures:
             ValueError: the figure has a kind of trace that is not supported.
         """
         number_of = f"f{len(self._hover_data)}"
-        plot = plot_of({"data": drawing["data"], "layout": _without_legend(drawing["layout"])})
+        # The legend is not part of the picture, so the space for it above the plot is left out.
+        layout = drawing["layout"]
+        margins = layout.get("margin", {})
+        above = any(note.get("yref") == "paper" and note["y"] >= 1 for note in layout.get("annotations", ()))
+        top = min(margins["t"], _ABOVE + (_NOTE if above else 0.0))
+        layout = {**layout, "margin": {**margins, "t": top}, "height": layout["height"] - margins["t"] + top}
+        plot = plot_of({"data": drawing["data"], "layout": layout})
         if plot is None:
             raise ValueError(f"figure {name!r} has a kind of trace that saved pages do not support")
         if plot.traces and plot.traces[0]["type"] == "treemap":
@@ -70,9 +76,9 @@ class Figures:
         }
         kinds = " beside" if page.has_gutter else ""
         kinds += "" if plot.layout.get("legend", {}).get("orientation") == "h" else " side"
-        margins = f"--left:{_left(plot):g}px;--right:{max(plot.margins['r'], _LEAST_RIGHT):g}px"
+        style = f"--left:{_left(plot):g}px;--right:{max(plot.margins['r'], _LEAST_RIGHT):g}px"
         return (
-            f'<div class="figure{kinds}" data-figure="{escape(name)}" style="{margins}">{page.legend()}'
+            f'<div class="figure{kinds}" data-figure="{escape(name)}" style="{style}">{page.legend()}'
             f'<div class="scroll"><div class="room" tabindex="0" role="group" aria-roledescription="figure" '
             f'aria-label="{escape(title)}">{picture}</div></div></div>'
         )
@@ -109,7 +115,7 @@ class Figures:
         data = trace.get("customdata", ())
         columns = list(zip(*data, strict=True)) if data and isinstance(data[0], tuple) else [data]
         say = trace["hovertemplate"].replace("<extra></extra>", "")
-        return {"say": say, "told": [self._list(list(map(self._text, column))) for column in columns]}
+        return {"say": say, "columns": [self._list(list(map(self._text, column))) for column in columns]}
 
     def _text(self, text: str) -> int | list[int]:
         """Return the index of a text, or of each of its lines."""
@@ -179,9 +185,8 @@ class _Fluid:
         size = f'width="100%" height="{number(self.height)}"'
         edges = f'data-top="{number(plot.top)}" data-bottom="{number(plot.bottom)}"'
         picture = f'<svg class="plot" {size} {edges} aria-hidden="true">{self.hatches.defs}{"".join(parts)}</svg>'
-        return picture + "".join(
-            f"<p>{rich(title.text)}</p>" for title in self.across
-        )  # HTML text wraps; SVG text does not
+        # The titles are HTML, because SVG text does not wrap.
+        return picture + "".join(f"<p>{rich(title.text)}</p>" for title in self.across)
 
     def legend(self) -> str:
         """Return the legend. Its entries are buttons if the figure allows readers to hide traces."""
@@ -295,14 +300,6 @@ def _moves(points: Sequence[tuple[int, int]], steps: bool) -> Iterator[str]:
         across = 0
     if across:
         yield f"h{across}"
-
-
-def _without_legend(layout: Drawing) -> Drawing:
-    """Return the layout without the space for a legend above the plot."""
-    margins = layout.get("margin", {})
-    above = any(note.get("yref") == "paper" and note["y"] >= 1 for note in layout.get("annotations", ()))
-    top = min(margins["t"], _ABOVE + (_NOTE if above else 0.0))
-    return {**layout, "margin": {**margins, "t": top}, "height": layout["height"] - margins["t"] + top}
 
 
 def _left(plot: Plot) -> float:

@@ -54,7 +54,9 @@ class _Still:
         self.plot = plot
         self.hatches = Hatches()
         self.width = float(plot.layout.get("width", WIDTH))
-        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"] - self._legend_width()
+        self.left, self.right = plot.margins["l"], self.width - plot.margins["r"]
+        if plot.layout.get("legend", {}).get("orientation") != "h":  # the legend stands at the right of the plot
+            self.right -= max(map(_entry_width, plot.named), default=0.0)
 
     def parts(self) -> Iterator[str]:
         plot = self.plot
@@ -132,12 +134,6 @@ class _Still:
                 if height >= (count + 1) * 15 and len(line) > 2:
                     at = f'x="{number(x + 4)}" y="{number(y + 13 + count * 15)}"'
                     yield f"<text {at} {text_attributes(inks[index], SIZE, 'start')}>{escaped(line)}</text>"
-
-    def _legend_width(self) -> float:
-        """Return the width of a legend at the right of the plot."""
-        if self.plot.layout.get("legend", {}).get("orientation") == "h":
-            return 0.0
-        return max(map(_entry_width, self.plot.named), default=0.0)
 
     def _legend(self) -> Iterator[str]:
         """Yield the legend: rows above the plot, or a column at its right."""

@@ -6,8 +6,9 @@ from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, P
 from ...engine.training.fits import Fit
 from ...inspector.text.sizes_and_counts import both_units
 from .figure_html import Figures
-from .figure_page import figure_page, words_section
 from .figure_still import figure_svg
+from .glossary import glossary_section
+from .page_frame import page_frame
 from .report_html import phases_html
 from .step_figure import step_drawing, step_lifetimes_drawing
 from .theme import AUTO, LATER
@@ -35,11 +36,11 @@ def page_html(fit: Fit, title: str) -> str:
 {figures.html("memory", "Memory over the step", step_drawing(timeline, LATER, _POINTS))}</section>
 <section><h2>Lifetimes<span>largest bytes × time first, below the blocks that live during the whole step</span></h2>
 {figures.html("lifetimes", "Lifetimes", step_lifetimes_drawing(timeline, LATER))}</section>
-{words_section({kind: meaning for kind, meaning in _KINDS.items() if kind in timeline.kinds})}"""
+{glossary_section({kind: meaning for kind, meaning in _KINDS.items() if kind in timeline.kinds})}"""
     batch = "" if fit.batch_size is None else f" with a batch of {fit.batch_size:,}"
     on = "" if fit.device.type == "meta" else f"{fit.device.type.upper()} "
     subtitle = f"Predicted on fake tensors for {both_units(fit.memory)} of {on}memory{batch}."
-    return figure_page(title, subtitle, body, figures)
+    return page_frame(title, subtitle, body, figures)
 
 
 def fit_html(fit: Fit) -> str:

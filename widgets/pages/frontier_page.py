@@ -119,7 +119,8 @@ def _content(frontier: PlanFrontier, measured: Mapping[str, Timeline]) -> dict[s
                 f"{name!r} belongs to a different graph: its backward ran {len(timeline.order):,} tasks, the plans are "
                 f"for {count:,}"
             )
-    listed = _listed(plans)
+    every = {each.number: each for plan in reversed(plans) for each in plan.storages}
+    listed = sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
     return {
         "tasks": count,
         "size": size,
@@ -129,7 +130,7 @@ def _content(frontier: PlanFrontier, measured: Mapping[str, Timeline]) -> dict[s
         "measured": [{"name": name, **_curve(each, size)} for name, each in measured.items()],
         "notes": frontier.sentences,
         "storages": [_described(each) for each in listed],
-        "others": len({each.number for plan in plans for each in plan.storages}) - len(listed),
+        "others": len(every) - len(listed),
         "plans": [
             {
                 **_curve(plan.timeline, size),
@@ -205,12 +206,6 @@ def _figures(plan: PlannedRecompute, plain: PlannedRecompute) -> dict[str, Any]:
         ],
         "sentences": sentences,
     }
-
-
-def _listed(plans: Sequence[PlannedRecompute]) -> list[PlannedStorage]:
-    """Return the largest storages that occur in any plan."""
-    every = {each.number: each for plan in reversed(plans) for each in plan.storages}
-    return sorted(every.values(), key=lambda each: (-each.nbytes, each.number))[:_MOST_STORAGES]
 
 
 def _described(storage: PlannedStorage) -> list[str]:

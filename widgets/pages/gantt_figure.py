@@ -49,7 +49,17 @@ def gantt_drawing(rows: Sequence[Gantt], colours: Colours, lower_bound_ns: int |
         top = 1 - (number * (_GAP + _ROW * len(devices)) + _GAP) / plot
         bottom = top - _ROW * len(devices) / plot
         axis = f"y{number + 1 if number else ''}"
-        axes[axis.replace("y", "yaxis")] = _devices_axis(devices, max(bottom, 0), top, colours)
+        axes[axis.replace("y", "yaxis")] = {
+            "domain": [max(bottom, 0), top],
+            "range": [len(devices) - 0.5, -0.5],
+            "tickvals": list(range(len(devices))),
+            "ticktext": [escaped(cut(device, 12)) for device in devices],
+            "ticklabelstandoff": 5,
+            "tickfont": {"color": colours["ink2"]},
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        }
         traces += _tasks(gantt, devices, axis, scale, colours)
         traces += _idle(gantt, devices, axis, scale, colours)
         traces += _waiting(gantt, devices, axis, scale, colours)
@@ -96,20 +106,6 @@ def _layout(end: float, unit: str, plot: int, rows: int, colours: Colours) -> di
             "itemdoubleclick": False,
         },
         "showlegend": True,
-    }
-
-
-def _devices_axis(devices: Sequence[str], bottom: float, top: float, colours: Colours) -> dict[str, Any]:
-    return {
-        "domain": [bottom, top],
-        "range": [len(devices) - 0.5, -0.5],
-        "tickvals": list(range(len(devices))),
-        "ticktext": [escaped(cut(device, 12)) for device in devices],
-        "ticklabelstandoff": 5,
-        "tickfont": {"color": colours["ink2"]},
-        "showgrid": False,
-        "zeroline": False,
-        "fixedrange": True,
     }
 
 

@@ -116,7 +116,14 @@ class LoopPage(ipywidgets.VBox):
         try:
             # A deck displays itself when it is created. Outside of a cell, that output would end up elsewhere.
             with capture_output(stdout=False, stderr=False):
-                self.deck = self._deck_of(step)
+                if step in self._kept:
+                    self.deck = replay(self._kept[step], *self._functions).deck()
+                elif step in self._recorded:
+                    self.deck = self._recorded[step].deck()
+                else:
+                    kept = ", ".join(map(str, self._kept)) or "none"
+                    recorded = f"; recorded: {', '.join(map(str, self._recorded))}" if self._recorded else ""
+                    raise ValueError(f"step {step} is not kept; kept: {kept}{recorded}")
         except Exception as error:
             self._error.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
             self.children = [self._page, self._error]
@@ -124,14 +131,6 @@ class LoopPage(ipywidgets.VBox):
         self._page.layout.display = "none"
         self.children = [self._page, self._back, self.deck]
         self._page.send({"shown": "deck"})
-
-    def _deck_of(self, step: int) -> Any:
-        if step in self._kept:
-            return replay(self._kept[step], *self._functions).deck()
-        if step in self._recorded:
-            return self._recorded[step].deck()
-        recorded = f"; recorded: {', '.join(map(str, self._recorded))}" if self._recorded else ""
-        raise ValueError(f"step {step} is not kept; kept: {', '.join(map(str, self._kept)) or 'none'}{recorded}")
 
     def close_deck(self) -> None:
         """Close the deck and show the page."""

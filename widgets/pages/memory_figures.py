@@ -18,7 +18,7 @@ from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import share_text, size_text, unit_name, unit_of
 from .notebook_figure import figure_of
 from .plotly_data import LINE, Drawing, cut, escaped, wrapped
-from .theme import CATEGORY_COLOURS, Colours, colours_of, figure_style, hover_label
+from .theme import CATEGORY_COLOURS, Colours, axis_style, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -175,7 +175,7 @@ def _bars(
         start, stop = _span(storage, end, clock)
         category = Category(timeline.born_as[storage.number])
         for event, place, becomes in timeline.changes_of.get(storage.number, ()):
-            at = _clock_of(timeline, event) if clock else float(place)
+            at = timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6 if clock else float(place)
             if at >= stop:
                 break
             if at > start:
@@ -291,7 +291,7 @@ class _PeakTree:
         self._tints, self._inks = [colours["sunk"]], [colours["on-sunk"]]
         self._labels = [f"the peak  {size_text(report.nbytes)}"]
         self._hover_texts = [f"<b>{size_text(report.nbytes)}</b> alive at the peak"]
-        # Groups are told apart by identity, because two groups can have equal contents.
+        # By identity, because two groups can have equal contents.
         self._largest = set(map(id, heapq.nlargest(_MOST_LEAVES, report.groups, key=lambda group: group.nbytes)))
         for category in report.categories:
             self._add_category(category)
@@ -331,7 +331,11 @@ class _PeakTree:
         self._tints.append(colours[CATEGORY_COLOURS[category]])
         self._inks.append(colours[f"on-{CATEGORY_COLOURS[category]}"])
         title = escaped(cut(report.title(group) if group else label, LINE))
-        details = f"<br>{_group_text(group)}" if group else ""
+        details = ""
+        if group is not None:
+            parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
+            count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
+            details = f"<br>{count}{'<br>'.join(map(wrapped, parts))}"
         self._hover_texts.append(f"<b>{title}</b><br>{size_text(nbytes)}, {share_text(nbytes, report.nbytes)}{details}")
 
     def treemap(self) -> Drawing:
@@ -364,13 +368,7 @@ def _grad_mark(group: PeakGroup) -> str:
 
 
 def _layout(colours: Colours, height: int) -> dict[str, Any]:
-    axis = {
-        "showline": False,
-        "zeroline": False,
-        "gridcolor": colours["line"],
-        "tickfont": {"color": colours["ink3"]},
-        "tickcolor": colours["line2"],
-    }
+    axis = axis_style(colours) | {"tickcolor": colours["line2"]}
     return {
         "height": height,
         **figure_style(colours),
@@ -459,10 +457,6 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
     return found
 
 
-def _clock_of(timeline: Timeline, event: int) -> float:
-    return timeline.event_ns[min(event, len(timeline.event_ns) - 1)] / 1e6
-
-
 def _span(storage: Storage, end: float, clock: bool) -> tuple[float, float]:
     """Return the start and end of a storage's bar.
 
@@ -489,9 +483,3 @@ def _hover_text(words: StorageWords, storage: Storage) -> str:
         f"<br>{wrapped(f'kept: {words.kept_by([storage], storage.category)}')}"
         f"<br>{wrapped(f'freed {words.freed_by([storage])}')}"
     )
-
-
-def _group_text(group: PeakGroup) -> str:
-    parts = (f"made by {group.made_by}", f"kept: {group.kept_by}", f"freed {group.freed_by}")
-    count = f"{len(group.storages):,} storages<br>" if len(group.storages) > 1 else ""
-    return count + "<br>".join(map(wrapped, parts))

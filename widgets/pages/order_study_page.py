@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...engine.studies.studied_orders import Block, Cell, OrderStudy, StudiedWorkload, ratio_text
 from ...inspector.renderers import GraphTheme
 from .figure_html import Figures
-from .figure_page import figure_page
 from .gantt_figure import gantt_drawing
 from .notebook_figure import figure_of
+from .page_frame import page_frame
 from .plotly_data import Drawing, cut, escaped
 from .report_html import STYLE
 from .theme import LATER, LIGHT, Colours, colours_of, figure_style, hover_label
@@ -62,7 +62,7 @@ def page_html(study: OrderStudy, title: str) -> str:
             )
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in study.how_measured)
     parts.append(f'<section class="said"><h2>How it was measured</h2>{sentences}</section>')
-    return figure_page(title, f"Measured on {study.machine}.", "\n".join(parts), figures, _STYLE)
+    return page_frame(title, f"Measured on {study.machine}.", "\n".join(parts), figures, _STYLE)
 
 
 def study_html(study: OrderStudy) -> str:

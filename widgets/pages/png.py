@@ -78,8 +78,4 @@ def bundle_of(svg: str, text: str, scale: float = _NOTEBOOKS_SCALE) -> Bundle:
 def _in_light_colours(svg: str) -> str:
     """Return the picture with the light theme's colours in place of variables."""
     colours = dict(_SET.findall(_IN_THE_DARK.sub("", "".join(_STYLED.findall(svg)))))
-
-    def coloured(styled: re.Match[str]) -> str:
-        return _USED.sub(lambda used: colours[used[1]], _IN_THE_DARK.sub("", styled[0]))
-
-    return _STYLED.sub(coloured, svg)
+    return _STYLED.sub(lambda styled: _USED.sub(lambda used: colours[used[1]], _IN_THE_DARK.sub("", styled[0])), svg)

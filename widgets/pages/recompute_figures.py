@@ -14,7 +14,7 @@ from .figure_html import Figures
 from .notebook_figure import figure_of
 from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .theme import LATER, Colours, colours_of, figure_style, hover_label
+from .theme import LATER, Colours, axis_style, colours_of, figure_style, hover_label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -57,7 +57,8 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
         ValueError: if the row has no plan.
     """
     if row.plan is None:
-        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {_with_plans(comparison) or 'no rows'}")
+        planned = ", ".join(repr(each.policy) for each in comparison.rows if each.plan is not None)
+        raise ValueError(f"{row.policy!r} ran without a plan; expected one of {planned or 'no rows'}")
     rows = {row.policy: (row, "accent")}
     if (plain := comparison.without(row)) is not None:
         rows = {plain.policy: (plain, "ink3"), **rows}
@@ -73,7 +74,6 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
         for name, (each, _) in rows.items()
         if each.predicted_levels
     ]
-    axis = {"showline": False, "zeroline": False, "gridcolor": colours["line"], "tickfont": {"color": colours["ink3"]}}
     count = len(row.timeline.order)
     layout = {
         "height": _HEIGHT,
@@ -82,14 +82,9 @@ def recomputed_drawing(comparison: Comparison, row: Row, colours: Colours, point
         "hovermode": "x unified",
         "hoverlabel": hover_label(colours),
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}},
-        "xaxis": axis
-        | {
-            "range": [0, count],
-            "showgrid": False,
-            "unifiedhovertitle": {"text": "after %{x} tasks"},
-            "title": {"text": "task, in the order in which they run", "standoff": 8},
-        },
-        "yaxis": axis
+        "xaxis": axis_style(colours, "task, in the order in which they run")
+        | {"range": [0, count], "showgrid": False, "unifiedhovertitle": {"text": "after %{x} tasks"}},
+        "yaxis": axis_style(colours)
         | {
             "range": [0, 1.1 * highest / 1024**scale or 1],
             "ticksuffix": f" {unit_name(scale)}",
@@ -115,7 +110,3 @@ def _line(name: str, levels: Sequence[int], scale: int, points: int, style: dict
         "hovertemplate": f"{escaped(name)}  %{{customdata}}<extra></extra>",
         "line": {"shape": "hv", **style},
     }
-
-
-def _with_plans(comparison: Comparison) -> str:
-    return ", ".join(repr(row.policy) for row in comparison.rows if row.plan is not None)

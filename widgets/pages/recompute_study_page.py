@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...engine.studies.recompute_study import (
     BELOW,
@@ -19,11 +19,11 @@ from ...engine.studies.recompute_study import (
 )
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import size_text
-from .figure_page import studies_page
 from .notebook_figure import figure_of
+from .page_frame import studies_page
 from .plotly_data import Drawing, escaped
 from .report_html import cells_html
-from .theme import Colours, colours_of, figure_style
+from .theme import Colours, axis_style, colours_of, figure_style
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -105,8 +105,8 @@ def study_drawing(study: RecomputeStudy, colours: Colours) -> Drawing:
         "hovermode": "closest",
         "showlegend": False,
         "annotations": names,
-        "xaxis": _axis(colours, "time relative to an unchanged step") | {"range": across, "ticksuffix": " ×"},
-        "yaxis": _axis(colours, "peak relative to an unchanged step") | {"range": up, "ticksuffix": " %"},
+        "xaxis": axis_style(colours, "time relative to an unchanged step") | {"range": across, "ticksuffix": " ×"},
+        "yaxis": axis_style(colours, "peak relative to an unchanged step") | {"range": up, "ticksuffix": " %"},
     }
     return {"data": traces, "layout": layout}
 
@@ -186,13 +186,3 @@ def _name_heights(values: Sequence[float], axis: Sequence[float]) -> list[float]
         found[place] = max(found[place], floor)
         floor = found[place] + spacing
     return found
-
-
-def _axis(colours: Colours, title: str) -> dict[str, Any]:
-    return {
-        "showline": False,
-        "zeroline": False,
-        "gridcolor": colours["line"],
-        "tickfont": {"color": colours["ink3"]},
-        "title": {"text": title, "standoff": 8},
-    }

@@ -11,38 +11,14 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from ...engine.memory.lifetimes import Category
-from ...engine.recording.peak_report import PeakGroup, PeakReport
+from ...engine.recording.peak_report import PeakReport
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import share_text, size_text
+from .glossary import CATEGORIES, COLUMNS
 from .theme import CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
     from ...engine.diagnose.advise import Advice
-
-CATEGORIES = {
-    Category.SAVED: "saved by a node for the backward",
-    Category.BUFFER: "a gradient in an input buffer, waiting for its task",
-    Category.GRADIENT: "the .grad of a leaf, which stays after the backward",
-    Category.FORWARD: "made by the forward and held by your code, not by a node; the loss, for example",
-    Category.HELD: "a gradient held by a hook or retain_grad(), neither a .grad nor in an input buffer",
-    Category.WORKSPACE: "allocated and freed within one task",
-    Category.UNKNOWN: "none of the other categories; memory that a library holds, for example",
-    Category.LISTED: 'one of several gradients in a list, which their task sums when it runs (accumulate="list")',
-    Category.CONSUMED: 'an input buffer of a task that has run, which is never freed (release="never")',
-    Category.PARAMETER: "a parameter or a buffer of the model (for whole steps)",
-    Category.STATE: "the optimizer's state (for whole steps)",
-}
-COLUMNS = {
-    "peak": "the highest level of the backward: bytes requested since just before the forward and not yet freed",
-    "average": "the mean level from the start of the backward's first task to the end of its last one; each level "
-    "counts for as long as it lasted",
-    "predicted": "simulated in this order from another policy's measured run, or from the recomputation plan; exact "
-    "means equal to the byte",
-    "dry run": "predicted from the forward alone, before any backward ran",
-    "peak in": "the task in which the peak was reached",
-    "longest queue": "the largest number of tasks that were ready at the same time",
-    "time": "the median time of backwards without memory recording",
-}
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
@@ -83,7 +59,13 @@ def peak_html(report: PeakReport) -> str:
         name = category_html(category)
         share = _non_breaking(share_text(nbytes, report.nbytes))
         rows.append(_row(f"<b>{_non_breaking(size_text(nbytes))}</b>", f"<b>{share}</b>", name, ""))
-        rows += [_group_row(report, group) for group in groups]
+        for group in groups:
+            details = "<br>".join(
+                f'<span class="soft">{word}</span> {escape(text)}' for word, text in report.sentences(group)
+            )
+            nbytes_text, share = size_text(group.nbytes), share_text(group.nbytes, report.nbytes)
+            title = escape(report.title(group))
+            rows.append(_row(_non_breaking(nbytes_text), _non_breaking(share), title, details))
         if rest:
             rows.append(_row("", "", f'<span class="soft">{rest}</span>', ""))
     parts.append(
@@ -196,13 +178,10 @@ def _text(heading: str, text: str, right: bool, bar: float | None) -> str:
 
 def category_html(category: Category) -> str:
     """Return a category's colour and name, with its meaning on hover."""
-    return f'<span style="color:{_colour(category)}">■</span> <b{_title(CATEGORIES[category])}>{category.title}</b>'
-
-
-def _group_row(report: PeakReport, group: PeakGroup) -> str:
-    details = "<br>".join(f'<span class="soft">{word}</span> {escape(text)}' for word, text in report.sentences(group))
-    nbytes, share = size_text(group.nbytes), share_text(group.nbytes, report.nbytes)
-    return _row(_non_breaking(nbytes), _non_breaking(share), escape(report.title(group)), details)
+    name = CATEGORY_COLOURS[category]
+    # Notebooks do not define the variables of saved pages, so there is a fallback.
+    colour = f"var(--{name},{LIGHT[name]})"
+    return f'<span style="color:{colour}">■</span> <b{_title(CATEGORIES[category])}>{category.title}</b>'
 
 
 def _row(nbytes: str, share: str, what: str, details: str) -> str:
@@ -228,9 +207,3 @@ def _cell(right: bool, name: str = "") -> str:
 def _non_breaking(text: str) -> str:
     """Return the text with non-breaking spaces, which keep a number and its unit on one line."""
     return text.replace(" ", "\u00a0")
-
-
-def _colour(category: Category) -> str:
-    name = CATEGORY_COLOURS[category]
-    # Notebooks do not define the variables of saved pages, so there is a fallback.
-    return f"var(--{name},{LIGHT[name]})"

@@ -41,15 +41,12 @@ class ShownFigure(go.Figure):
             return
         if self.layout.paper_bgcolor == _CLEAR:
             display({"text/html": _STYLE}, raw=True)
-        picture, metadata = self._picture()
+        picture: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
+        if (svg := self.still()) is not None:
+            # Before plotly runs, its JupyterLab extension shows the picture at its full size and clips it: use scale 1.
+            picture, metadata = bundle_of(svg, "", scale=1.0)
+            del picture["text/plain"]
+            if "image/png" in picture:  # the SVG would only add detail, which the figure's data already provide
+                del picture["image/svg+xml"]
         display({**picture, **data}, metadata=metadata, raw=True)
-
-    def _picture(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        svg = self.still()
-        if svg is None:
-            return {}, {}
-        # Before plotly runs, its JupyterLab extension shows the picture at its full size and clips it, so use scale 1.
-        data, metadata = bundle_of(svg, repr(self.layout.title.text or "a figure"), scale=1.0)
-        if "image/png" in data:  # the SVG would only add detail, which the figure's data already provide
-            del data["image/svg+xml"]
-        return {name: each for name, each in data.items() if name != "text/plain"}, metadata

@@ -110,7 +110,7 @@ def step_lifetimes_drawing(timeline: StepTimeline, colours: Colours) -> Drawing:
     """
     end = _end_of(timeline)
     deaths = [timeline.deaths.get(number, int(end) - 1) for number in range(len(timeline))]
-    # As in the curve of levels, the memory after an event begins at the event's number plus 1.
+    # Bars match the curve: `levels[event + 1]` is the level after an event, so its change is drawn at event + 1.
     spans = [(born + 1, died - born) for born, died in zip(timeline.births, deaths, strict=True)]
     standing: dict[str, list[int]] = {}
     others = []

@@ -117,6 +117,13 @@ def figure_style(colours: Colours) -> dict[str, Any]:
     }
 
 
+def axis_style(colours: Colours, title: str = "") -> dict[str, Any]:
+    """Return the options that axes share, with the axis's title if there is one."""
+    named = {"title": {"text": title, "standoff": 8}} if title else {}
+    lines = {"showline": False, "zeroline": False, "gridcolor": colours["line"]}
+    return {**lines, "tickfont": {"color": colours["ink3"]}, **named}
+
+
 def hover_label(colours: Colours) -> dict[str, Any]:
     """Return the style of hover boxes. They cover other marks, so they always have a background."""
     colours = LIGHT if colours is AUTO else colours

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pprint
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.console import RenderableType
 
 from ...engine.planning.policies import POLICIES
 from ...engine.recording.perfetto import ENDINGS
@@ -16,8 +19,9 @@ from ..deck.save_deck import save_picture
 from ..deck.task_and_stop_syntax import told
 from . import tables as tables
 from .console import Interrupt, one_number, plain, say, show, step_words
-from .prompt_session import Debuggee, error_text, statements
-from .stops import read_break, read_watch
+from .expressions import statements
+from .prompt_session import Debuggee, error_text
+from .stops import PromptStops, Session, read_break, read_watch
 
 _MOST_FOUND = 50
 
@@ -28,16 +32,13 @@ def do_zero(at: Debuggee, arg: str) -> None:
     at.show_gradients(task)
 
 
-def do_scale(at: Debuggee, arg: str) -> None:
-    factor, task = at.factor(arg)
-    at.session.scale(factor, task)
+def _scale_or_clip(verb: Literal["scale", "clip"], at: Debuggee, arg: str) -> None:
+    number, task = at.factor(arg)
+    getattr(at.session, verb)(number, task)
     at.show_gradients(task)
 
 
-def do_clip(at: Debuggee, arg: str) -> None:
-    norm, task = at.factor(arg)
-    at.session.clip(norm, task)
-    at.show_gradients(task)
+do_scale, do_clip = partial(_scale_or_clip, "scale"), partial(_scale_or_clip, "clip")
 
 
 def do_replace(at: Debuggee, arg: str) -> None:
@@ -125,8 +126,11 @@ def do_info(at: Debuggee, arg: str) -> None:
         show(tables.recorded_table("output", record.outputs))
 
 
-def do_queue(at: Debuggee, arg: str) -> None:
-    show(tables.queue_table(at.session))
+def _show_table(table: Callable[[Session], RenderableType], at: Debuggee, arg: str) -> None:
+    show(table(at.session))
+
+
+do_queue, do_memory = partial(_show_table, tables.queue_table), partial(_show_table, tables.memory_table)
 
 
 def do_find(at: Debuggee, arg: str) -> None:
@@ -140,12 +144,11 @@ def do_find(at: Debuggee, arg: str) -> None:
         say(f"and {len(found) - _MOST_FOUND:,} more", style="dim")
 
 
-def do_print(at: Debuggee, arg: str) -> None:
-    say(*repr(at.value(arg)).splitlines())
+def _print(as_text: Callable[[object], str], at: Debuggee, arg: str) -> None:
+    say(*as_text(at.value(arg)).splitlines())
 
 
-def do_pp(at: Debuggee, arg: str) -> None:
-    say(*pprint.pformat(at.value(arg)).splitlines())
+do_print, do_pp = partial(_print, repr), partial(_print, pprint.pformat)
 
 
 def do_saved(at: Debuggee, arg: str) -> None:
@@ -157,10 +160,6 @@ def do_saved(at: Debuggee, arg: str) -> None:
         say(f"{told(at.session).describe(task)} has run and released its saved tensors")
     else:
         say(f"{told(at.session).describe(task)} has no saved tensors that can be shown")
-
-
-def do_memory(at: Debuggee, arg: str) -> None:
-    show(tables.memory_table(at.session))
 
 
 def do_slowest(at: Debuggee, arg: str) -> None:
@@ -198,12 +197,11 @@ def do_step(at: Debuggee, arg: str) -> None:
     at.go(steps, stops_itself=True)
 
 
-def do_over(at: Debuggee, arg: str) -> None:
-    at.run(at.session.step_over)
+def _step_over_or_out(verb: Literal["step_over", "step_out"], at: Debuggee, arg: str) -> None:
+    at.run(getattr(at.session, verb))
 
 
-def do_out(at: Debuggee, arg: str) -> None:
-    at.run(at.session.step_out)
+do_over, do_out = partial(_step_over_or_out, "step_over"), partial(_step_over_or_out, "step_out")
 
 
 def do_until(at: Debuggee, arg: str) -> None:
@@ -275,19 +273,14 @@ def do_stops(at: Debuggee, arg: str) -> None:
     )
 
 
-def do_enable(at: Debuggee, arg: str) -> None:
+def _change_stops(change: Callable[[PromptStops, int], None], at: Debuggee, arg: str) -> None:
     for number in map(one_number, arg.replace(",", " ").split()):
-        at.stops.enable(number, True)
+        change(at.stops, number)
 
 
-def do_disable(at: Debuggee, arg: str) -> None:
-    for number in map(one_number, arg.replace(",", " ").split()):
-        at.stops.enable(number, False)
-
-
-def do_delete(at: Debuggee, arg: str) -> None:
-    for number in map(one_number, arg.replace(",", " ").split()):
-        at.stops.delete(number)
+do_enable = partial(_change_stops, partial(PromptStops.enable, on=True))
+do_disable = partial(_change_stops, partial(PromptStops.enable, on=False))
+do_delete = partial(_change_stops, PromptStops.delete)
 
 
 def do_stop(at: Debuggee, arg: str) -> None:

@@ -67,7 +67,10 @@ def completions(
     if takes == "condition" and re.search(r"(^|\s)if\s", before) and not re.search(r"\sat\s*$", before):
         return [*_expressions(word, names), *(["at"] if "at".startswith(word) else [])]
     words = _words(takes, session, stops, word, before)
-    return with_space(sorted({each for each in words if each.startswith(word)}, key=_sort_key)[:_MOST])
+    found = {each for each in words if each.startswith(word)}
+    # Numbers are sorted by value, so that 9th comes before 10th.
+    parts = {each: [int(part) if part.isdecimal() else -1 for part in re.split(r"(\d+)", each)] for each in found}
+    return with_space(sorted(found, key=lambda each: (parts[each], each))[:_MOST])
 
 
 def with_space(words: list[str]) -> list[str]:
@@ -148,8 +151,3 @@ def _files(word: str) -> list[str]:
     if not word or "." in Path(word).name:
         return sorted(found)
     return [*sorted(found), *(f"{word}{ending}" for ending in (".json", ".html", ".svg", ".png"))]
-
-
-def _sort_key(word: str) -> tuple[object, ...]:
-    """Return a sort key that puts 9th before 10th."""
-    return tuple(int(part) if part.isdecimal() else -1 for part in re.split(r"(\d+)", word)), word

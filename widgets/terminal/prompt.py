@@ -15,7 +15,8 @@ from . import commands as commands
 from . import tables as tables
 from .completion import completions, with_space
 from .console import ArgumentError, plain, prompt_words, say, show
-from .prompt_session import Debuggee, Names, assigns, goes_back, message_of, users_frame
+from .expressions import Names, is_assignment, users_frame
+from .prompt_session import Debuggee, goes_back, message_of
 from .stops import Session
 
 
@@ -97,7 +98,7 @@ class Prompt(Cmd):
         return line
 
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
-        if line.startswith("!") or assigns(line):
+        if line.startswith("!") or is_assignment(line):
             return "execute", line.removeprefix("!"), line
         command, argument, line = super().parseline(line)
         return SHORT.get(command, command) if command else command, argument, line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -30,8 +30,9 @@ from ...inspector.torch_private.engine import redirect_backward
 from ...inspector.torch_private.sequence_numbers import pins_open
 from .commands import do_close, do_continue
 from .console import say
+from .expressions import Names, users_frame
 from .prompt import Prompt
-from .prompt_session import Debuggee, Names, users_frame
+from .prompt_session import Debuggee
 from .stops import Session, read_break, read_watch
 
 
@@ -102,29 +103,26 @@ class ScriptPrompt(Prompt):
         self.at.names, self.at.heading, self._closed = names, what, False
         try:
             self.at.enter(session)
-            self._debug(session)
+            if not self.at.stops.wait:
+                self.at.greet()
+                self.talk()
+            elif (stop := session.stop_here()) is not None:
+                self.at.show_stop(stop)
+                self.talk()
+            elif not self.run_on():
+                self.talk()
+            if self.at.error is not None:
+                raise self.at.error
+            if self.has_quit:
+                raise Quit
+            if self.detached:
+                for each in session.stops:
+                    session.stops.disable(each.number)
+            # The script needs the gradients, so the rest of the backward runs without a prompt.
+            if session.left and not self._closed:
+                session.run()
         finally:
             self.at.names = Names(None)  # a reference to the frame would keep its variables alive
-
-    def _debug(self, session: Session) -> None:
-        if not self.at.stops.wait:
-            self.at.greet()
-            self.talk()
-        elif (stop := session.stop_here()) is not None:
-            self.at.show_stop(stop)
-            self.talk()
-        elif not self.run_on():
-            self.talk()
-        if self.at.error is not None:
-            raise self.at.error
-        if self.has_quit:
-            raise Quit
-        if self.detached:
-            for each in session.stops:
-                session.stops.disable(each.number)
-        # The script needs the gradients, so the rest of the backward runs without a prompt.
-        if session.left and not self._closed:
-            session.run()
 
     def run_on(self) -> bool:
         """Run to a stop or to the end of the backward. Return whether the end was reached."""
@@ -213,22 +211,20 @@ class EveryBackward:
     ) -> None:
         self._exits.__exit__(None, None, None)  # passing the error would make the capture keep its frames
         if not self.prompt.detached and not self.prompt.has_quit and (error is None or ended_well(error)):
-            for line in self._messages():
+            if not self._count:
+                messages = ["the script did not call .backward() in its main thread"]
+            elif self._count <= self._skip:
+                called = f"the script called .backward() {self._count} times"
+                messages = [f"{called}, so --skip {self._skip} left none to debug"]
+            else:
+                messages = [*self.prompt.at.stops.unmatched_messages()]
+            for line in messages:
                 print(f"tapescope: {line}", file=sys.stderr)
 
     @property
     def matched_nothing(self) -> bool:
         """Whether there were breakpoints or watchpoints, and none of them matched in any backward."""
         return self.prompt.at.stops.matched_nothing and not self.prompt.detached and not self.prompt.has_quit
-
-    def _messages(self) -> Iterator[str]:
-        """Yield messages that explain why no prompt was opened, or which stops never matched."""
-        if not self._count:
-            yield "the script did not call .backward() in its main thread"
-        elif self._count <= self._skip:
-            yield f"the script called .backward() {self._count} times, so --skip {self._skip} left none to debug"
-        else:
-            yield from self.prompt.at.stops.unmatched_messages()
 
     def _backward(
         self,

@@ -67,18 +67,12 @@ def place_view(session: Session) -> Group:
     code = _code(task.source)
     if code:
         lines.append(Text.assemble("-> ", plain(code)))
-    lines.append(plain(f"   {state_text(session)}", "dim"))
-    return Group(*lines)
-
-
-def state_text(session: Session) -> str:
-    """Return a line such as `5 of 338 tasks have run under heap, 3 ready, 1.2 MiB of gradients wait`."""
-    ran = len(session.order)
-    parts = [f"{ran} of {ran + session.left} tasks have run under {session.policy}", f"{len(session.ready)} ready"]
-    nbytes = waiting_bytes(session)
+    ran, nbytes = len(session.order), waiting_bytes(session)
+    state = f"{ran} of {ran + session.left} tasks have run under {session.policy}, {len(session.ready)} ready"
     if nbytes is not None:
-        parts.append(f"{size_text(nbytes)} of gradients wait")
-    return ", ".join(parts)
+        state += f", {size_text(nbytes)} of gradients wait"
+    lines.append(plain(f"   {state}", "dim"))
+    return Group(*lines)
 
 
 def where_view(session: Session, task: Task) -> Group:
@@ -147,7 +141,8 @@ def _statistics_table(
         if each.unavailable is not None:
             made.add_row(str(number), plain(shown), plain(each.unavailable, "dim"))
             continue
-        floats = [_number(value) for value in (each.min, each.max, each.mean, each.norm)]
+        values = (each.min, each.max, each.mean, each.norm)
+        floats = ["–" if value is None else f"{value:.4g}" for value in values]
         bad = [Text(f"{count:,}", style="bold red" if count else "dim") for count in _counts(each)]
         made.add_row(str(number), plain(shown), *floats, *bad, f"{each.zero_count or 0:,}")
     if any(each is not None and any(_counts(each)) for each in found):
@@ -157,10 +152,6 @@ def _statistics_table(
 
 def _counts(found: Statistics) -> tuple[int, int]:
     return found.nan_count or 0, found.inf_count or 0
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
 
 
 def queue_table(session: Session) -> RenderableType:

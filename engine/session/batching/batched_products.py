@@ -60,13 +60,13 @@ class Operands:
         both = (product.left.output, product.right.output)  # convolution_backward needs both factors for either output
         taken = both if product.function == "convolution" else outputs
         others = {output: saved_tensor(node, product.other(output).slot) for output in taken}
-        by_columns = frozenset(output for output in outputs if _lay_by_columns(node, product.factor(output).slot))
-        return cls(product, gradient, others, by_columns, len(node.next_functions))
-
-
-def _lay_by_columns(node: Node, slot: str) -> bool:
-    strides = saved_value(node, f"{slot}_sym_strides")
-    return strides is not None and tuple(strides) == (1, saved_value(node, f"{slot}_sym_sizes")[0])
+        by_columns = set()
+        for output in outputs:
+            slot = product.factor(output).slot
+            strides = saved_value(node, f"{slot}_sym_strides")
+            if strides is not None and tuple(strides) == (1, saved_value(node, f"{slot}_sym_sizes")[0]):
+                by_columns.add(output)
+        return cls(product, gradient, others, frozenset(by_columns), len(node.next_functions))
 
 
 def alone(operands: Operands, output: int) -> Tensor:
@@ -138,22 +138,18 @@ def _product(operands: Operands, output: int, gradient: Tensor, other: Tensor, t
     left, right = (gradient, other.mH) if is_left else (other.mH, gradient)
     if by_columns:
         left, right = (other.conj(), gradient.mT) if is_left else (gradient.mT, other.conj())
-    made = _wide(left, right)
+    if left.dim() == 2:
+        made = torch.mm(left, right)
+    elif left.shape[0] > 1 and right.stride(0) == 0 and left.stride(0) == left.shape[1] * left.stride(1):
+        # a batch with one repeated right factor is one product of all rows
+        made = torch.mm(left.flatten(0, 1), right[0]).view(*left.shape[:2], right.shape[-1])
+    else:
+        made = torch.bmm(left, right)
     tally.launches += 1
     if product.alpha != 1:
         made.mul_(product.alpha.conjugate())
         tally.launches += 1
     return made.mT if by_columns else made
-
-
-def _wide(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply matrices or batches of them; a batch with one repeated right factor is one product of all rows."""
-    if left.dim() == 2:
-        return torch.mm(left, right)
-    count, rows, _ = left.shape
-    if count > 1 and right.stride(0) == 0 and left.stride(0) == rows * left.stride(1):
-        return torch.mm(left.flatten(0, 1), right[0]).view(count, rows, right.shape[-1])
-    return torch.bmm(left, right)
 
 
 def _stack_gradients(members: Sequence[Operands], outputs: Collection[int], tally: Tally) -> Tensor:
@@ -184,12 +180,9 @@ def _stack(tensors: Sequence[Tensor], tally: Tally) -> Tensor:
 def _is_one(tensors: Sequence[Tensor]) -> bool:
     """Return whether these tensors are the same matrix; they may be different objects, because unpacking creates a new
     one."""
-    first = _place(tensors[0])
-    return all(_place(each) == first for each in tensors[1:])
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    places = ((each.data_ptr(), each.shape, each.stride(), each.is_conj(), each.is_neg()) for each in tensors)
+    first = next(places)
+    return all(place == first for place in places)
 
 
 def _hand_out(

@@ -13,7 +13,7 @@ from torch import nn
 from ....inspector.capture.build_graph import graph_meant
 from ....inspector.garbage_collector import collector_paused
 from ....inspector.graph.capture_records import Operation
-from ....inspector.graph.graph import Edge, Graph, Outputs, TensorMeta
+from ....inspector.graph.graph import Edge, Graph, Outputs
 from ....inspector.graph.matrix_products import Factor, Product, Side, products_of
 from ....inspector.graph.paths_and_repeats import ranks_from
 from ....inspector.text.progress import telling
@@ -134,21 +134,19 @@ class _Sources:
     def of(self, edge: Edge) -> _Source:
         """Return the destination of an edge, past nodes that only change the layout. Takes time linear in that
         chain."""
-        graph, between = self._graph, []
-        while (facts := self._layout_facts(edge.next_task)) is not None:
+        graph, between = self._graph, list[Hashable]()
+        while True:
+            task = edge.next_task
+            if task not in self._facts:  # how the node changes the layout; None if it does more, or has other inputs
+                alone = len(graph.in_edges[task]) == len(graph.out_edges[task]) == 1 and task not in self._roots
+                layout = alone and graph.tasks[task].short_name in _LAYOUT
+                saved = saved_facts(graph.nodes[task]) if layout else None
+                self._facts[task] = None if saved is None else (graph.tasks[task].name, saved)
+            facts = self._facts[task]
+            if facts is None:
+                return task, edge.input, tuple(between)
             between.append(facts)
-            (edge,) = graph.out_edges[edge.next_task]
-        return edge.next_task, edge.input, tuple(between)
-
-    def _layout_facts(self, task: int) -> Hashable:
-        """Return how a node changes the layout; None if it does more, or has other inputs."""
-        if task not in self._facts:
-            graph = self._graph
-            alone = len(graph.in_edges[task]) == len(graph.out_edges[task]) == 1 and task not in self._roots
-            layout = alone and graph.tasks[task].short_name in _LAYOUT
-            facts = saved_facts(graph.nodes[task]) if layout else None
-            self._facts[task] = None if facts is None else (graph.tasks[task].name, facts)
-        return self._facts[task]
+            (edge,) = graph.out_edges[task]
 
 
 class _Trees:
@@ -223,7 +221,7 @@ class _Trees:
         others = [product.other(output) for product in products]
         side: Side = "right" if output == products[0].left.output else "left"
         shared = _is_one([other.identity for other in others])
-        gradients = sum(_nbytes(product.result) for product in products)
+        gradients = sum(product.result.nbytes or 0 for product in products)
         itemsize = products[0].result.dtype.itemsize
         distinct = {other.identity: other.numel * itemsize for other in others}
         each = launches_of(products[0], (output,), None)
@@ -272,7 +270,10 @@ class _Stacks:
         forward = self._direction == "forward"
         if len(self._outputs) < 2:
             return [], []
-        nexts, waits = _as_forward(self._graph) if forward else _as_backward(self._graph)
+        nexts, waits = _as_backward(self._graph)
+        if forward:
+            nexts = [[edge.task for edge in edges] for edges in self._graph.in_edges]
+            waits = list(map(len, self._graph.out_edges))
         ends = levels(nexts, waits)
         found, small = [], []
         numbers: dict[Hashable, int] = {}  # keys are slow to hash, so number them
@@ -282,7 +283,7 @@ class _Stacks:
                 small.append((number, batch))
             elif tasks := self._allowed(batch.tasks):
                 found += [self._group(part, ends) for part in self._parts(tasks)]
-        self._say_small(small)
+        self._refuse_small(small)
         refused = [Refused(tuple(tasks), why, self._direction) for why, tasks in self._refused.items()]
         return [group for group in found if group.gains], [*refused, *without_gain(found)]
 
@@ -292,13 +293,6 @@ class _Stacks:
             return product.signature, self._outputs[task]
         shapes = product.left.shape, product.right.shape
         return product.function, shapes, product.result, product.alpha, product.beta, product.settings
-
-    def _family(self, task: int) -> Hashable:
-        """Return a key for products that differ only in their shapes."""
-        product = self._products[task]
-        sides = product.left.wanted, product.right.wanted, product.addend
-        meta = product.result.dtype, product.result.device, product.alpha, product.beta, product.settings
-        return product.function, self._outputs[task], meta, sides if self._direction == "backward" else ()
 
     def _used(self, product: Product) -> list[tuple[Side, Factor]]:
         """Return the factors by which the group multiplies."""
@@ -364,7 +358,7 @@ class _Stacks:
     def _too_few(self, count: int, product: Product) -> str:
         return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
 
-    def _say_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
+    def _refuse_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
         """Record products that are near each other but too few, of equal or of different shapes.
 
         Those of different shapes were near each other if the last of them was ready when the first ran.
@@ -372,7 +366,12 @@ class _Stacks:
         open_: dict[Hashable, tuple[int, list[ReadyBatch]]] = {}
         closed: list[list[ReadyBatch]] = []
         for number, batch in small:
-            family = self._family(batch.tasks[0])
+            task = batch.tasks[0]
+            product = self._products[task]
+            sides = product.left.wanted, product.right.wanted, product.addend
+            meta = product.result.dtype, product.result.device, product.alpha, product.beta, product.settings
+            # products of one family differ only in their shapes
+            family = product.function, self._outputs[task], meta, sides if self._direction == "backward" else ()
             start, together = open_.get(family, (number, []))
             if batch.ready_since > start:
                 closed.append(together)
@@ -396,7 +395,7 @@ class _Stacks:
         used = self._used(first)
         stacked, shared = 0, list[Side]()
         if self._direction == "backward":
-            stacked += _nbytes(first.result)
+            stacked += first.result.nbytes or 0
         itemsize = first.result.dtype.itemsize
         for side, factor in used:
             identities = [self._identity(product, side) for product in products]
@@ -407,9 +406,13 @@ class _Stacks:
         kind: GroupKind = "grouped_conv" if convolution else "bmm"
         if self._direction == "forward":
             before, after = 1, 1 + len(used) - len(shared)
-            if first.addend is not None and not self._is_shared(first, [self._addend(product) for product in products]):
+            addends: list[Hashable] = [
+                None if each.addend is None else self._sources.of(self._edge(each, each.addend)) for each in products
+            ]
+            if first.addend is not None and not self._is_shared(first, addends):
                 after += 1
-                stacked += self._addend_bytes(first)
+                edge = self._edge(first, first.addend)
+                stacked += self._graph.tasks[edge.next_task].inputs[edge.input].nbytes or 0
         else:
             before = launches_of(first, outputs, addend_shape(self._graph, products))
             after = before + 1 + len(used) - len(shared)
@@ -448,25 +451,11 @@ class _Stacks:
     def _edge(self, product: Product, output: int) -> Edge:
         return next(edge for edge in self._graph.out_edges[product.task] if edge.output == output)
 
-    def _addend(self, product: Product) -> _Source | None:
-        return None if product.addend is None else self._sources.of(self._edge(product, product.addend))
-
-    def _addend_bytes(self, product: Product) -> int:
-        assert product.addend is not None
-        edge = self._edge(product, product.addend)
-        return _nbytes(self._graph.tasks[edge.next_task].inputs[edge.input])
-
 
 def _as_backward(graph: Graph) -> tuple[list[list[int]], list[int]]:
     """Return the successors of each task in the backward, and its number of incoming edges."""
     nexts = [[edge.next_task for edge in edges] for edges in graph.out_edges]
     return nexts, list(map(len, graph.in_edges))
-
-
-def _as_forward(graph: Graph) -> tuple[list[list[int]], list[int]]:
-    """Return the successors of each task in the forward, and its number of incoming edges."""
-    nexts = [[edge.task for edge in edges] for edges in graph.in_edges]
-    return nexts, list(map(len, graph.out_edges))
 
 
 def _is_one(identities: list[Hashable]) -> bool:
@@ -483,10 +472,6 @@ def _inner(product: Product, output: int) -> int:
 def _span(tasks: Iterable[int], ends: list[int]) -> tuple[int, int]:
     found = [ends[task] for task in tasks]
     return min(found), max(found)
-
-
-def _nbytes(meta: TensorMeta) -> int:
-    return meta.nbytes or 0
 
 
 def _slot_reason(product: Product, output: int, kept: str) -> str:

@@ -28,6 +28,7 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 _MOST_ROWS = 40  # rows shown in a table; records() has all
 _ALIKE = 3  # from this many groups on, those that differ only in their place share a row
 _MOST_SAID = 5  # refusals listed in sentences
+_RIGHT = ("level", "launches", "copies")  # columns of numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,29 +284,34 @@ class Groups(ShownAsFindings):
     @property
     def sentences(self) -> tuple[str, ...]:
         """Sentences that sum up the table."""
-        return tuple(self._sentences())
-
-    def _sentences(self) -> Iterator[str]:
         if len(self.products) < 2:
             count = "One task" if self.products else "No task"
-            yield f"{count} of this graph multiplies matrices of known shapes, so there is nothing to join."
-            if hidden := sum("DifferentiableGraph" in task.name for task in self.graph.tasks):
-                yield (
-                    f"{counted(hidden, 'task')} of TorchScript may multiply without showing it; call the module from "
-                    "before torch.jit.script or torch.jit.trace."
-                )
-            return
-        yield self.summary("backward")
+            sentence = f"{count} of this graph multiplies matrices of known shapes, so there is nothing to join."
+            hidden = sum("DifferentiableGraph" in task.name for task in self.graph.tasks)
+            if not hidden:
+                return (sentence,)
+            return (
+                sentence,
+                f"{counted(hidden, 'task')} of TorchScript may multiply without showing it; call the module from "
+                "before torch.jit.script or torch.jit.trace.",
+            )
+        found = [self.summary("backward")]
         if trees := [group for group in self.backward if group.kind == "tree"]:
-            names = joined([self._sum_name(group) for group in trees])
+            names = []
+            for group in trees:
+                task, number = group.into or (group.tasks[0], 0)
+                name = self.graph.tasks[task].parameter
+                names.append(name or f"input {number} of {self.graph.describe(task)}")
             held = size_text(sum(group.held_bytes for group in trees))
-            yield f"The sum for {names} waits for the last of its products, which keeps {held} of factors alive."
-        yield self.summary("forward")
-        said = dict.fromkeys(f"{self.refused_title(refused)}: {refused.why}." for refused in self.refused)
-        for sentence in list(said)[:_MOST_SAID]:
-            yield f"Not joined, {sentence}"
-        if len(said) > _MOST_SAID:
-            yield f"{counted(len(said) - _MOST_SAID, 'more reason')} in .refused."
+            found.append(
+                f"The sum for {joined(names)} waits for the last of its products, which keeps {held} of factors alive."
+            )
+        found.append(self.summary("forward"))
+        reasons = list(dict.fromkeys(f"{self.refused_title(refused)}: {refused.why}." for refused in self.refused))
+        found += [f"Not joined, {reason}" for reason in reasons[:_MOST_SAID]]
+        if len(reasons) > _MOST_SAID:
+            found.append(f"{counted(len(reasons) - _MOST_SAID, 'more reason')} in .refused.")
+        return tuple(found)
 
     def summary(self, direction: Direction) -> str:
         """Return a sentence that sums up the groups of one direction."""
@@ -325,11 +331,6 @@ class Groups(ShownAsFindings):
             f"{taken:,} of {counted(len(self.products), 'product')}: {before:,} launches become {after:,}, "
             f"{f'for {size_text(copied)} of copies' if copied else 'without a copy'}."
         )
-
-    def _sum_name(self, group: Group) -> str:
-        task, number = group.into or (group.tasks[0], 0)
-        found = self.graph.tasks[task]
-        return found.parameter or f"input {number} of {self.graph.describe(task)}"
 
     @property
     def cells(self) -> list[list[str]]:
@@ -361,11 +362,6 @@ class Groups(ShownAsFindings):
             rows.append([f"and {len(parts) - _MOST_ROWS:,} more", *[""] * 6])
         return rows
 
-    @property
-    def right(self) -> Sequence[str]:
-        """Headings of the columns of numbers."""
-        return _RIGHT
-
     def records(self) -> list[dict[str, Any]]:
         """Return one flat dict per group, for `pandas.DataFrame(groups.records())`."""
         return [
@@ -391,15 +387,13 @@ class Groups(ShownAsFindings):
             for group in self.found
         ]
 
+    right = _RIGHT
     __repr__ = ShownAsFindings.__str__
 
     def _repr_html_(self) -> str:
         # A label and a product's shapes stay on one line; only the place may wrap.
         cells = [[*(text.replace(" ", "\u00a0") for text in row[:3]), *row[3:]] for row in self.cells]
         return text_of("findings as HTML", cells, self.sentences, _RIGHT)
-
-
-_RIGHT = ("level", "launches", "copies")
 
 
 def modules_of(graph: Graph, tasks: Iterable[int]) -> str:

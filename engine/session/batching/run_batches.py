@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from ....inspector.graph.freed_nodes import is_spent
-from ....inspector.graph.graph import Edge, Graph, told_apart
+from ....inspector.graph.graph import Edge, Graph, unique_name
 from ....inspector.torch_private.engine import retains_any, run_engine
 from ....inspector.torch_private.hooks import node_hooks
 from ....inspector.torch_private.nodes import call_node
@@ -42,7 +42,7 @@ AnyBatch = Literal["auto"] | GroupRules | None
 
 
 class GroupLoop(Protocol):
-    """The part of a backward under way that running a group needs."""
+    """The part of a `DirectBackward` that running a group needs."""
 
     graph: Graph
     stops: Stops
@@ -66,45 +66,42 @@ class _Tree:
         output: number of the output that is summed.
         paths: for each task, the tasks between it and the sum, which only change the layout.
         left: its tasks that have not run.
+        kept: the operands of the others.
     """
 
     def __init__(self, group: Group, graph: Graph) -> None:
         self.group = group
         (self.output,) = group.outputs
-        self.paths = {task_id: self._path(graph, task_id) for task_id in group.tasks}
+        self.paths: dict[int, tuple[int, ...]] = {}
+        for task_id in group.tasks:
+            edge = next(edge for edge in graph.out_edges[task_id] if edge.output == self.output)
+            path = []
+            while (edge.next_task, edge.input) != group.into:
+                path.append(edge.next_task)
+                (edge,) = graph.out_edges[edge.next_task]
+            self.paths[task_id] = tuple(path)
         self.left = set(group.tasks)
-        self._kept: list[Operands] = []
+        self.kept: list[Operands] = []
         self._versions: list[tuple[int, int]] = []  # versions of gradient and factor
-
-    def _path(self, graph: Graph, task_id: int) -> tuple[int, ...]:
-        edge = next(edge for edge in graph.out_edges[task_id] if edge.output == self.output)
-        found = []
-        while (edge.next_task, edge.input) != self.group.into:
-            found.append(edge.next_task)
-            (edge,) = graph.out_edges[edge.next_task]
-        return tuple(found)
-
-    @property
-    def begun(self) -> bool:
-        return bool(self._kept)
 
     def add(self, member: Operands) -> None:
         """Keep the operands of one of its tasks, instead of multiplying them."""
         self.left.discard(member.product.task)
-        self._kept.append(replace(member, others={self.output: member.others[self.output]}))
+        self.kept.append(replace(member, others={self.output: member.others[self.output]}))
         self._versions.append((version_of(member.gradient), version_of(member.others[self.output])))
 
-    def total(self, graph: Graph, order: Sequence[int]) -> tuple[Tensor, Batch | None]:
-        """Return the sum of the kept operands' products, and its record if it combines several; release the operands.
+    def total(self, graph: Graph, order: Sequence[int], batches: list[Batch]) -> Tensor:
+        """Return the sum of the kept operands' products, and release the operands.
 
         Args:
             graph: the graph.
             order: ids of the tasks that have run.
+            batches: receives the record of a sum that combines several products.
 
         Raises:
             RuntimeError: a factor or a gradient was modified in place since its task ran.
         """
-        kept, output = self._kept, self.output
+        kept, output = self.kept, self.output
         for each, versions in zip(kept, self._versions, strict=True):
             now = version_of(each.gradient), version_of(each.others[output])
             if now != versions:
@@ -114,22 +111,19 @@ class _Tree:
                     f"{modified} of {task} was modified in place after the task ran and before the batched product was "
                     "computed; run this backward without batch="
                 )
-        tasks, held = tuple(each.product.task for each in kept), self._held_bytes
+        tasks = tuple(each.product.task for each in kept)
+        waited = kept[:-1]  # these operands were kept until the last task
+        factors = {each.others[output].data_ptr(): each.others[output].nbytes for each in waited}
+        held = sum(each.gradient.nbytes for each in waited) + sum(factors.values())
+        del waited
         tally, begun_ns = Tally(), perf_counter_ns()
         found = summed(kept, output, tally)
         elapsed_ns = perf_counter_ns() - begun_ns
         before = launches_of(self.group.product, self.group.outputs, None) * len(tasks) + len(tasks) - 1
         kept.clear()
-        if len(tasks) < 2:
-            return found, None
-        return found, Batch("tree", tasks, before, tally.launches, tally.copied_bytes, held, elapsed_ns)
-
-    @property
-    def _held_bytes(self) -> int:
-        """Bytes kept for all tasks but the last."""
-        behind = self._kept[:-1]
-        others = {each.others[self.output].data_ptr(): each.others[self.output].nbytes for each in behind}
-        return sum(each.gradient.nbytes for each in behind) + sum(others.values())
+        if len(tasks) > 1:
+            batches.append(Batch("tree", tasks, before, tally.launches, tally.copied_bytes, held, elapsed_ns))
+        return found
 
 
 class GroupRunner:
@@ -167,7 +161,7 @@ class GroupRunner:
         found = find_batches(graph, rules)
         self._products = found.products
         for group in found.backward:
-            if (why := self._never(group)) is not None:
+            if (why := self._obstacle(group)) is not None:
                 fallbacks.append(Fallback(group.kind, group.tasks, why))
             elif group.kind == "tree":
                 tree = _Tree(group, graph)
@@ -196,8 +190,8 @@ class GroupRunner:
             last: the task before which the run stops.
         """
         stack = self._stacks.get(task_id)
-        if stack is not None and (why := self._why_apart(loop, stack, task_id, last)) is not None:
-            self._give_up(loop, stack, why)
+        if stack is not None and (why := self._why_not_together(loop, stack, task_id, last)) is not None:
+            self._dissolve(loop, stack, why)
             stack = None
         queue = loop.queue
         assert isinstance(queue, HoldingQueue | HoldingChoiceQueue), "groups need a queue that holds tasks back"
@@ -206,19 +200,19 @@ class GroupRunner:
         found = self._of(task_ids)
         if found and (why := self._why_alone(loop, task_ids, hooks)) is not None:
             for group in found:
-                self._give_up(loop, group, why)
+                self._dissolve(loop, group, why)
             found = []
         if found:
             self._run_all(loop, task_ids, by_hand)
         else:
             loop.execute(task_id, hooks, by_hand)
 
-    def give_up_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
+    def dissolve_all(self, loop: GroupLoop, why: Callable[[str], str]) -> None:
         """Dissolve all groups, so that every task runs alone. `why` returns the reason from the name of a task."""
         for group in self._of([*self._stacks, *self._trees]):
-            self._give_up(loop, group, why(self._name_of(group.tasks[0])))
+            self._dissolve(loop, group, why(self._name_of(group.tasks[0])))
 
-    def _never(self, group: Group) -> str | None:
+    def _obstacle(self, group: Group) -> str | None:
         """Return the reason why a group cannot run as one in this backward."""
         first, runner = group.tasks[0], self._runner
         if runner.graph_task.create_graph:
@@ -235,7 +229,7 @@ class GroupRunner:
         return None
 
     def _name_of(self, task_id: int) -> str:
-        return told_apart(self._graph, task_id)
+        return unique_name(self._graph, task_id)
 
     def _of(self, task_ids: Sequence[int]) -> list[Group]:
         """Return the groups that contain these tasks."""
@@ -247,7 +241,7 @@ class GroupRunner:
             found.update((id(group), group) for group in of_task)
         return list(found.values())
 
-    def _why_apart(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
+    def _why_not_together(self, loop: GroupLoop, stack: Group, task_id: int, last: int | None) -> str | None:
         """Return the reason why a stack's tasks cannot run at the same time."""
         describe = self._name_of
         missing = next((each for each in stack.tasks if each not in loop.queue), None)
@@ -256,9 +250,10 @@ class GroupRunner:
         others = [each for each in stack.tasks if each != task_id]
         if last in others:
             return f"the run stops before {describe(others[others.index(last)])}"
-        for each in others if loop.stops.asks else ():
-            if (breakpoint_ := loop.stops.breakpoint_at(each)) is not None:
-                return f"breakpoint {breakpoint_.number} ({breakpoint_.text}) may stop before {describe(each)}"
+        for each in others:
+            for breakpoint_ in loop.stops.breakpoints:
+                if breakpoint_.tasks is None or each in breakpoint_.tasks:
+                    return f"breakpoint {breakpoint_.number} ({breakpoint_.text}) may stop before {describe(each)}"
         return None
 
     def _why_alone(self, loop: GroupLoop, task_ids: Sequence[int], hooks: bool) -> str | None:
@@ -275,16 +270,24 @@ class GroupRunner:
         if why is not None or not hooks:
             return why
         if quiet:
-            self._retain(loop, task_ids)
+            # Set the .grad of tensors that retain it, without hooks, in one engine run whose roots are also its inputs.
+            edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
+            buffers = [loop.buffers.by_task[task_id] for task_id in task_ids]
+            given = [gradient for buffer in buffers for gradient in buffer.gradients if gradient is not None]
+            run_engine(edges, given, True, False, edges)
             return None
         for place, task_id in enumerate(task_ids):
+            names: list[tuple[str, str]] = []  # each hook's kind and name
+            node, gradients = self._graph.nodes[task_id], loop.buffers.by_task[task_id].gradients
             try:
-                names = self._run_hooks(task_id, loop.buffers.by_task[task_id].gradients)
+                gradients[:] = run_tensor_hooks(
+                    self._runner.graph_task, node, gradients, lambda *hook, names=names: names.append(hook)
+                )
             except BaseException as error:
                 loop.fail(error, task_id)
                 raise
             if names:
-                self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: names})
+                self._runner.hooked.update({**dict.fromkeys(task_ids[:place], ()), task_id: tuple(names)})
                 at = self._name_of(task_id)
                 return f"the tensor of {at} has the hook {names[0][1]}, which needs that task alone"
         return None
@@ -306,26 +309,12 @@ class GroupRunner:
         return None
 
     def _retained(self, trees: Sequence[_Tree]) -> str | None:
-        for tree in (tree for tree in trees if not tree.begun):
+        for tree in (tree for tree in trees if not tree.kept):
             between = {task_id: self._graph.nodes[task_id] for path in tree.paths.values() for task_id in path}
             if retains_any(list(between.values())):
                 at = self._name_of(min(between))
                 return f"the tensor of {at}, or another between such a product and the sum, retains its gradient"
         return None
-
-    def _retain(self, loop: GroupLoop, task_ids: Sequence[int]) -> None:
-        """Set the .grad of tensors that retain it, without hooks, in one engine run whose roots are also its inputs."""
-        edges = [GradientEdge(self._graph.nodes[task_id], 0) for task_id in task_ids]
-        buffers = [loop.buffers.by_task[task_id] for task_id in task_ids]
-        given = [gradient for buffer in buffers for gradient in buffer.gradients if gradient is not None]
-        run_engine(edges, given, True, False, edges)
-
-    def _run_hooks(self, task_id: int, gradients: list[Tensor | None]) -> tuple[tuple[str, str], ...]:
-        """Run the tensor hooks on a node's output, which may replace its gradient; return each hook's kind and name."""
-        names: list[tuple[str, str]] = []
-        node = self._graph.nodes[task_id]
-        gradients[:] = run_tensor_hooks(self._runner.graph_task, node, gradients, lambda *hook: names.append(hook))
-        return tuple(names)
 
     def _unusual(self, loop: GroupLoop, task_ids: Sequence[int]) -> str | None:
         """Return the reason why a gradient cannot be stacked with the others."""
@@ -394,7 +383,16 @@ class GroupRunner:
         with without_torch_function():  # as in a C++ node, which ignores __torch_function__ of its factors
             found: list[Outputs] = [[None] * each.width for each in members]
             if stack is not None:
-                found = self._stacked(stack, members)
+                addend = addend_shape(self._graph, [each.product for each in members])
+                tally, begun_ns = Tally(), perf_counter_ns()
+                found = stacked(members, stack.outputs, addend, tally)
+                elapsed_ns = perf_counter_ns() - begun_ns
+                before = launches_of(stack.product, stack.outputs, addend) * len(members)
+                tasks = tuple(each.product.task for each in members)
+                batch = Batch(stack.kind, tasks, before, tally.launches, tally.copied_bytes, 0, elapsed_ns)
+                self._batches.append(batch)
+                for task_id in tasks:
+                    del self._stacks[task_id]
             for member, outputs in zip(members, found, strict=True):
                 self._at = member.product.task
                 self._complete(loop, member, outputs)
@@ -403,18 +401,6 @@ class GroupRunner:
         if self._runner.frees:
             for task_id in task_ids:
                 free_saved(saved_variables(self._graph.nodes[task_id]))
-        return found
-
-    def _stacked(self, stack: Group, members: Sequence[Operands]) -> list[Outputs]:
-        addend = addend_shape(self._graph, [each.product for each in members])
-        tally, begun_ns = Tally(), perf_counter_ns()
-        found = stacked(members, stack.outputs, addend, tally)
-        elapsed_ns = perf_counter_ns() - begun_ns
-        before = launches_of(stack.product, stack.outputs, addend) * len(members)
-        tasks = tuple(each.product.task for each in members)
-        self._batches.append(Batch(stack.kind, tasks, before, tally.launches, tally.copied_bytes, 0, elapsed_ns))
-        for task_id in tasks:
-            del self._stacks[task_id]
         return found
 
     def _complete(self, loop: GroupLoop, member: Operands, outputs: Outputs) -> None:
@@ -430,15 +416,9 @@ class GroupRunner:
         for output, tree in trees.items():
             tree.add(member)
             if not tree.left:
-                outputs[output] = self._total(loop, tree)
+                outputs[output] = tree.total(self._graph, loop.order, self._batches)
 
-    def _total(self, loop: GroupLoop, tree: _Tree) -> Tensor:
-        found, batch = tree.total(self._graph, loop.order)
-        if batch is not None:
-            self._batches.append(batch)
-        return found
-
-    def _give_up(self, loop: GroupLoop, group: Group, why: str) -> None:
+    def _dissolve(self, loop: GroupLoop, group: Group, why: str) -> None:
         """Dissolve a group, so that its tasks run alone; add the operands kept by a tree to its sum."""
         left, tree = group.tasks, None
         for task_id in group.tasks:
@@ -451,13 +431,13 @@ class GroupRunner:
                 self._stacks.pop(task_id, None)
         if tree is not None:
             left = tuple(task_id for task_id in group.tasks if task_id in tree.left)
-            if tree.begun:
+            if tree.kept:
                 self._add_partial(loop, tree)
         else:
             assert isinstance(loop.queue, HoldingQueue | HoldingChoiceQueue), (
                 "groups need a queue that holds tasks back"
             )
-            loop.queue.let_go(group.tasks)
+            loop.queue.release(group.tasks)
         self._fallbacks.append(Fallback(group.kind, left, why))
 
     def _add_partial(self, loop: GroupLoop, tree: _Tree) -> None:
@@ -467,7 +447,7 @@ class GroupRunner:
         ran = next(task_id for task_id in tree.group.tasks if task_id not in tree.left)
         gradient: Tensor | None
         with without_torch_function():
-            gradient = self._total(loop, tree)
+            gradient = tree.total(self._graph, loop.order, self._batches)
         for task_id in tree.paths[ran]:
             (gradient,) = call_node(self._graph.nodes[task_id], [gradient])
         task_id, number = tree.group.into

@@ -11,9 +11,7 @@ from torch import Tensor
 from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
-from ....inspector.validation import a_kind
 from ...schedule.find_tasks import Where as Place
-from ...schedule.find_tasks import tasks_and_calls_at
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
 
@@ -100,12 +98,15 @@ class Breakpoint:
     ) -> Stop | None:
         """Return the stop before this task, or None.
 
-        An exception in a predicate is a stop, too, since it must not end the backward.
+        An exception in a predicate also stops the run, because it must not end the backward.
         """
         if self.tasks is not None and task_id not in self.tasks:
             return None
-        if self.calls is not None and self._is_inside(task_id, order):
-            return None
+        if self.calls is not None:
+            self._entered.update(self.calls[ran] for ran in order[self._seen :] if ran in self.calls)
+            self._seen = len(order)
+            if self.calls[task_id] in self._entered:  # only the first task of a module call stops
+                return None
         task = graph.tasks[task_id]
         place = graph.describe(task, len(order))
         for predicate in self.when:
@@ -113,7 +114,7 @@ class Breakpoint:
                 if not predicate(task, gradients()):
                     return None
             except Exception as error:
-                text = f"the predicate of breakpoint {self.number} raised {said(error)} before {place}"
+                text = f"the predicate of breakpoint {self.number} raised {error_text(error)} before {place}"
                 return Stop("breakpoint", self.number, task_id, text)
         self._matches.add(task_id)
         if self.hit is not None and self._matched(order) + 1 != self.hit:
@@ -122,14 +123,7 @@ class Breakpoint:
         hit = "" if self.hit is None else f", hit {self.hit}"
         return Stop("breakpoint", self.number, task_id, f"breakpoint {self.number}{name}{hit}, before {place}")
 
-    def _is_inside(self, task_id: int, order: Sequence[int]) -> bool:
-        """Return whether a task of this task's module call has run already."""
-        calls = self.calls or {}
-        self._entered.update(calls[ran] for ran in order[self._seen :] if ran in calls)
-        self._seen = len(order)
-        return calls[task_id] in self._entered
-
-    def taken_back(self) -> None:
+    def forget_undone(self) -> None:
         """Forget the module calls entered, after an undo."""
         self._entered.clear()
         self._seen = 0
@@ -143,22 +137,6 @@ class Breakpoint:
         return len(self.tasks.intersection(order))
 
 
-def make_breakpoint(graph: Graph, number: int, where: Where, hit: int | None, when: Predicate | None) -> Breakpoint:
-    """Create a breakpoint; see `Verbs.break_at`."""
-    if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
-        raise ValueError(f"hit must be a whole number of at least 1, got {hit!r}")
-    if when is not None and not callable(when):
-        raise TypeError(f"when must be a function (task, gradients) -> bool, got {a_kind(when)}")
-    predicates = () if when is None else (when,)
-    if callable(where):
-        return Breakpoint(number, name_of(where), None, hit, (where, *predicates))
-    tasks, calls = tasks_and_calls_at(graph, where)
-    text = where if isinstance(where, str) else f"#{min(tasks)}"
-    if when is not None:
-        text = f"{text} when {name_of(when)}"
-    return Breakpoint(number, text, tasks, hit, predicates, calls=calls)
-
-
 def name_of(predicate: Callable[..., object]) -> str:
     """Return a name for a user's function."""
     name = str(getattr(predicate, "__name__", type(predicate).__name__))
@@ -168,7 +146,7 @@ def name_of(predicate: Callable[..., object]) -> str:
     return f"lambda at {Source(code.co_filename, code.co_firstlineno, name).short}"
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the type and first line of an exception."""
     message = str(error).partition("\n")[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}"

@@ -90,6 +90,9 @@ class LateReadings:
 
     Each reading is passed to its `judge` after it has been copied, in the order of the requests on one stream. The
     gradient itself is not kept.
+
+    Known limitation: elements beyond 1e19 or below 1e-19 have squares outside the range of float32, in which norms are
+    summed.
     """
 
     def __init__(self) -> None:
@@ -102,25 +105,32 @@ class LateReadings:
     def ask(self, gradient: Tensor, needs: frozenset[Need], judge: Callable[[Reading], None]) -> str:
         """Launch the reading of a gradient and return ""; or return the reason why it cannot be read. Must be called
         `unobserved`."""
-        values = _plain_values(gradient)
-        if isinstance(values, str):
-            return values
+        parts, unread = elements_of(gradient)
+        if unread:
+            return unread
+        plain = [each if each.dtype in PLAIN or each.is_complex() else each.float() for each in map(computable, parts)]
+        values = plain[0] if len(plain) == 1 else torch.cat([each.flatten() for each in plain or [torch.empty(0)]])
         if not values.numel():
             judge(Reading(norm=0.0))
             return ""
         # One kernel, the largest absolute value, decides "finite" and "zero": it is NaN if an element is.
-        numbers = [torch.linalg.vector_norm(values, math.inf, dtype=_real(values.dtype))]
+        # torch needs a complex dtype for complex tensors.
+        dtype = values.dtype if values.is_complex() else _wide(values.dtype)
+        numbers = [torch.linalg.vector_norm(values, math.inf, dtype=dtype)]
         if "norm" in needs:
-            numbers.append(torch.linalg.vector_norm(values, dtype=_real(values.dtype)))
+            numbers.append(torch.linalg.vector_norm(values, dtype=dtype))
         if "inf" in needs:
             numbers.append(values.isinf().any().to(numbers[0].dtype))
         # Kernels of one stream finish in order, so one copy after the last of them has all results.
-        key = values.device, numbers[0].dtype, _stream(values.device)
+        device = values.device
+        stream = 0 if device.type == "cpu" else torch.accelerator.current_stream(device).stream_id
+        key = device, numbers[0].dtype, stream
         batch = self._open.get(key)
         if batch is None:
-            batch = self._open[key] = _Batch(values.device)
-        batch.add(numbers, needs, judge)
-        if len(batch) >= _TOGETHER:
+            batch = self._open[key] = _Batch(device)
+        batch.numbers += numbers
+        batch.asked.append((needs, judge))
+        if len(batch.asked) >= _TOGETHER:
             del self._open[key]
             batch.send()
             self._coming.append(batch)
@@ -136,7 +146,7 @@ class LateReadings:
                 batch.send()
                 self._coming.append(batch)
             self._open.clear()
-        while self._coming and (wait or self._coming[0].has_come()):
+        while self._coming and (wait or ((sent := self._coming[0].sent) is not None and sent.is_ready())):
             self._coming.popleft().judge()
 
     def forget(self) -> None:
@@ -150,57 +160,19 @@ class _Batch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._numbers: list[Tensor] = []
-        self._asked: list[tuple[frozenset[Need], Callable[[Reading], None]]] = []
-        self._sent: LateTensor | None = None
-
-    def __len__(self) -> int:
-        return len(self._asked)
-
-    def add(self, numbers: list[Tensor], needs: frozenset[Need], judge: Callable[[Reading], None]) -> None:
-        self._numbers.extend(numbers)
-        self._asked.append((needs, judge))
+        self.numbers: list[Tensor] = []
+        self.asked: list[tuple[frozenset[Need], Callable[[Reading], None]]] = []
+        self.sent: LateTensor | None = None
 
     def send(self) -> None:
-        self._sent = LateTensor(torch.stack(self._numbers))
-        self._numbers.clear()
-
-    def has_come(self) -> bool:
-        return self._sent is not None and self._sent.has_come()
+        self.sent = LateTensor(torch.stack(self.numbers))
+        self.numbers.clear()
 
     def judge(self) -> None:
-        assert self._sent is not None
-        numbers = iter(self._sent.read().tolist())
-        for needs, judge in self._asked:
+        assert self.sent is not None
+        numbers = iter(self.sent.read().tolist())
+        for needs, judge in self.asked:
             largest = next(numbers)
             norm = next(numbers) if "norm" in needs else math.nan
             inf = bool(next(numbers)) if "inf" in needs else math.isinf(largest)
             judge(Reading(math.isnan(largest), inf, largest == 0, norm))
-
-
-def _plain_values(gradient: Tensor) -> Tensor | str:
-    """Return the elements as a tensor that has a norm, or the reason why they cannot be read."""
-    parts, unread = elements_of(gradient)
-    if unread:
-        return unread
-    values = [_of_plain_dtype(each) for each in parts]
-    return values[0] if len(values) == 1 else torch.cat([each.flatten() for each in values or [torch.empty(0)]])
-
-
-def _of_plain_dtype(values: Tensor) -> Tensor:
-    values = computable(values)
-    return values if values.dtype in PLAIN or values.is_complex() else values.to(torch.float32)
-
-
-def _real(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which norms of this dtype are summed; torch needs a complex dtype for complex tensors.
-
-    Known limitation: elements beyond 1e19 or below 1e-19 have squares outside the range of float32.
-    """
-    if dtype.is_complex:
-        return dtype
-    return _wide(dtype)
-
-
-def _stream(device: torch.device) -> int:
-    return 0 if device.type == "cpu" else torch.accelerator.current_stream(device).stream_id

@@ -4,6 +4,7 @@ those."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ....inspector.graph.graph import Graph, Task, told_apart
+from ....inspector.graph.graph import Graph, Task, unique_name
+from ....inspector.graph.phrases import joined
 from ....inspector.text.sizes_and_counts import dtype_name, nth
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.saved_variables import SavedSlot, saved_numbers, saved_slots
@@ -53,6 +55,7 @@ FORMULAS: dict[str, tuple[str, ...]] = {
 """For each output, the formula of an elementwise node in terms of its saved tensors (derivatives.yaml)."""
 
 _NAMES = {"gradient", "self", "other", "result", "exponent"}
+_WORD = re.compile("[a-z]+")
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "cosh": torch.cosh,
     "log": math.log,
@@ -199,14 +202,13 @@ def what_is_bad(tensor: Tensor | None) -> str:
     words = [f"{word} in {count:,}" for word, count in counts if count]
     count = sum(each.numel() for each in found)
     first = f", first at {index_text(first_bad(bad))}" if bad.shape == tensor.shape and len(parts) == 1 else ""
-    return f"{listed(words)} of {count:,} elements{_of_part(tensor)}{first}"
-
-
-def _of_part(tensor: Tensor) -> str:
-    """Return a phrase for the elements that were read, if they are not the tensor's own."""
+    part = ""  # names the elements that were read, if they are not the tensor's own
     if not computes_itself(tensor) or tensor.is_nested:
-        return " that it stores" if tensor.layout in SPARSE else ""
-    return " of this rank's part" if local_of(tensor) is not tensor else f" of the {type(tensor).__name__}'s tensors"
+        part = " that it stores" if tensor.layout in SPARSE else ""
+    else:
+        local = local_of(tensor) is not tensor
+        part = " of this rank's part" if local else f" of the {type(tensor).__name__}'s tensors"
+    return f"{joined(words)} of {count:,} elements{part}{first}"
 
 
 def first_bad(tensor: Tensor) -> tuple[int, ...]:
@@ -255,15 +257,22 @@ def _at_first_bad(
     is_formula = formula is not None and _is_the_value(formula, values, result)
     if len(said) == 1 and not is_formula:
         return "", False
-    text = f"{f'at {index_text(index)} ' if index else ''}{listed(said)}"
+    text = f"{f'at {index_text(index)} ' if index else ''}{joined(said, len(said))}"
     if not is_formula or formula is None:
         return text, False
-    return f"{text}: {formula} = {_filled(formula, values)} = {number_text(result.item())}", True
+    filled = _WORD.sub(lambda word: _number_of(word[0], values), formula)
+    return f"{text}: {formula} = {filled} = {number_text(result.item())}", True
+
+
+def _number_of(word: str, values: Mapping[str, object]) -> str:
+    """Return a variable of a formula as its number, in parentheses if it is negative; other words as they are."""
+    text = number_text(values[word]) if word in _NAMES else word
+    return f"({text})" if text.startswith("-") else text
 
 
 def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) -> bool:
     """Return whether a formula yields this value; a node may use another formula, as norms of other orders do."""
-    if not all(word in values for word in _words(formula) if word in _NAMES):
+    if not all(word in values for word in _WORD.findall(formula) if word in _NAMES):
         return False
     if any(values.get(name, 2.0) != 2.0 for name in ("ord", "p")):  # FORMULAS has only the 2-norm's formula
         return False
@@ -279,26 +288,6 @@ def _is_the_value(formula: str, values: Mapping[str, object], result: Tensor) ->
         if bool(torch.isclose(value.to(result.dtype), result, equal_nan=True)):
             return True
     return False
-
-
-def _words(formula: str) -> list[str]:
-    return "".join(each if each.isalpha() else " " for each in formula).split()
-
-
-def _filled(formula: str, values: Mapping[str, object]) -> str:
-    parts, word = [], ""
-    for each in f"{formula}\0":
-        if each.isalpha():
-            word += each
-            continue
-        parts += [_factor(values[word]) if word in _NAMES else word, each]
-        word = ""
-    return "".join(parts).rstrip("\0")
-
-
-def _factor(value: object) -> str:
-    text = number_text(value)
-    return f"({text})" if text.startswith("-") else text
 
 
 def value_at(tensor: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> object | None:
@@ -343,7 +332,8 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
             made = f"their sum overflowed, or {made}"
         if not all(giver in as_received for giver in givers):
             made = f"PyTorch's sum over broadcast dimensions, or its cast, overflowed, or {made}"
-        yield f"the gradients returned by {listed([told_apart(graph, giver) for giver in givers])} were finite: {made}"
+        names = joined([unique_name(graph, giver) for giver in givers], len(givers))
+        yield f"the gradients returned by {names} were finite: {made}"
     elif any(known(giver) is None for giver in givers):
         yield ('earlier gradients were not read; watch all of them from the start, or record them (trace="cheap")')
 
@@ -369,14 +359,14 @@ class _ForwardWalk:
             code = code_of(task)
             yield (
                 f"the earliest bad value that is still saved was the input `{given.name}` of "
-                f"{told_apart(graph, task)} in the forward, which has "
+                f"{unique_name(graph, task)} in the forward, which has "
                 f"{what_is_bad(given.tensor)}{f': {code}' if code else ''}"
             )
             yield self._from_outside(given)
             return
         task = graph.tasks[self._ids[first]]
         code = code_of(task)
-        described = f"{told_apart(graph, task)}{f': {code}' if code else ''}"
+        described = f"{unique_name(graph, task)}{f': {code}' if code else ''}"
         if task.is_leaf:
             yield f"{task.parameter or 'a leaf'} itself has {what_is_bad(value)}"
         elif first is keeper:
@@ -492,7 +482,7 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
             reach *= max(largest, 1.0)
     reach *= max((each.numel() for each in inputs if each is not None), default=1)
     if sizes:
-        text = f"all inputs are finite ({listed(sizes)})"
+        text = f"all inputs are finite ({joined(sizes, len(sizes))})"
         limit = torch.finfo(output.dtype).max
         yield f"{text}; the largest {dtype_name(output.dtype)} is {number_text(limit)}" if reach > limit else text
 
@@ -510,8 +500,3 @@ def number_text(value: object) -> str:
 
 def index_text(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]"
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Join parts: `a`, `a and b`, `a, b and c`."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

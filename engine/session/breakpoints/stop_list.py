@@ -9,8 +9,10 @@ from typing import TypeAlias
 from torch import Tensor
 
 from ....inspector.graph.graph import Graph
+from ....inspector.validation import a_kind
 from ...recording.task_records import Trace
-from .breakpoints import Breakpoint, Gradients, Predicate, Stop, Where, make_breakpoint
+from ...schedule.find_tasks import tasks_and_calls_at
+from .breakpoints import Breakpoint, Gradients, Predicate, Stop, Where, name_of
 from .watch_conditions import GradientPredicate
 from .watch_gradients import Watching
 from .watchpoints import Watchpoint, make_watchpoint
@@ -23,8 +25,8 @@ class Stops:
 
     Iterating yields them all, `stops[number]` returns one. The methods that change them may be called from any thread.
 
-    An engine calls `before` before each task while `asks` is True, `produced` after each task while `watches` is True,
-    then `found`, and finally `at_end`. None of them raises, even if a user's predicate does.
+    An engine calls `before` before each task while a breakpoint is enabled, `produced` after each task while a
+    watchpoint is, then `found`, and finally `at_end`. None of them raises, even if a user's predicate does.
 
     Args:
         graph: the graph.
@@ -34,7 +36,11 @@ class Stops:
     Attributes:
         stopped: the reason why the session's last run ended before its end, set by the session; None if it did not.
         stop_asked: whether a run is to return before its next task.
+        breakpoints, watchpoints: the enabled ones; the engine may read these tuples at any time.
     """
+
+    breakpoints: tuple[Breakpoint, ...]
+    watchpoints: tuple[Watchpoint, ...]
 
     def __init__(
         self, graph: Graph, needed: Collection[int] | None = None, trace: Callable[[], Trace] | None = None
@@ -64,24 +70,20 @@ class Stops:
             raise ValueError(f"unknown breakpoint or watchpoint {number!r}; {known}")
         return found
 
-    @property
-    def asks(self) -> bool:
-        """Whether a breakpoint is enabled, so that `before` has to be called."""
-        return bool(self._breakpoints)
-
-    @property
-    def first_watch(self) -> Watchpoint | None:
-        """The first enabled watchpoint."""
-        return next(iter(self._watching.watchpoints), None)
-
-    @property
-    def watches(self) -> bool:
-        """Whether a watchpoint is enabled, so that `produced` has to be called."""
-        return bool(self._watching.watchpoints)
-
     def break_at(self, where: Where, hit: int | None = None, when: Predicate | None = None) -> Breakpoint:
         """Create a breakpoint; see `Verbs.break_at`."""
-        made = make_breakpoint(self._graph, self._made + 1, where, hit, when)
+        if hit is not None and (isinstance(hit, bool) or not isinstance(hit, int) or hit < 1):
+            raise ValueError(f"hit must be a whole number of at least 1, got {hit!r}")
+        if when is not None and not callable(when):
+            raise TypeError(f"when must be a function (task, gradients) -> bool, got {a_kind(when)}")
+        number, predicates = self._made + 1, () if when is None else (when,)
+        if callable(where):
+            made = Breakpoint(number, name_of(where), None, hit, (where, *predicates))
+        else:
+            tasks, calls = tasks_and_calls_at(self._graph, where)
+            text = where if isinstance(where, str) else f"#{min(tasks)}"
+            text = text if when is None else f"{text} when {name_of(when)}"
+            made = Breakpoint(number, text, tasks, hit, predicates, calls=calls)
         self._add(made)
         return made
 
@@ -93,10 +95,10 @@ class Stops:
         self._add(made)
         return made
 
-    def speak_of(self, order: Sequence[int]) -> None:
+    def use_order(self, order: Sequence[int]) -> None:
         """Use this order for task positions in messages; it may grow."""
         self._graph = self._graph.in_order(order)
-        self._watching.speak_of(order)
+        self._watching.use_order(order)
 
     def number_from(self, number: int) -> None:
         """Continue the numbering of an earlier session: the next entry gets at least this number."""
@@ -129,15 +131,10 @@ class Stops:
             gradients: returns the task's input buffer; only called if a predicate needs it.
         """
         first = None
-        for each in self._breakpoints:  # evaluate all, because each counts its hits
+        for each in self.breakpoints:  # evaluate all, because each counts its hits
             found = each.stops(self._graph, task_id, order, gradients)
             first = first or found
         return first
-
-    def breakpoint_at(self, task_id: int) -> Breakpoint | None:
-        """Return the first breakpoint that may stop before this task, without calling predicates; None if there is
-        none."""
-        return next((each for each in self._breakpoints if each.tasks is None or task_id in each.tasks), None)
 
     def produced(
         self,
@@ -177,33 +174,33 @@ class Stops:
         """
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
 
-    def asked(self) -> Stop | None:
+    def take_request(self) -> Stop | None:
         """Return the stop requested by `stop_asked` and clear the request; None if there is no request."""
         asked, self.stop_asked = self.stop_asked, False
         return Stop("asked", None, None, "stop() was called") if asked else None
 
     def unread(self) -> dict[int, str]:
         """Return, per task whose gradients a watchpoint could not read, the reason."""
-        return {task: why for each in self._watching.watchpoints for task, why in each.unread.items()}
+        return {task: why for each in self.watchpoints for task, why in each.unread.items()}
 
     def reaching_leaves(self) -> frozenset[int]:
         """Return the ids of tasks whose non-finite gradients reach a leaf in the end."""
         return self._watching.bad.reaching_leaves(self._graph, self.unread())
 
-    def taken_back(self, task_ids: Collection[int]) -> None:
+    def forget_undone(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
         back = frozenset(task_ids)
-        self._watching.taken_back(back)
+        self._watching.forget_undone(back)
         for each in self:
             if isinstance(each, Breakpoint):
-                each.taken_back()
+                each.forget_undone()
             elif each.flow is not None:
                 each.flow.forget(back)
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Release the graph's nodes when the session is over."""
         self._graph = replace(self._graph, nodes=())
-        self._watching.let_go()
+        self._watching.close()
 
     def _add(self, entry: Entry) -> None:
         self._made = entry.number
@@ -211,6 +208,12 @@ class Stops:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Update the tuples of enabled entries, which the engine may read at any time."""
-        self._breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
-        self._watching.watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
+        """Update the tuples of enabled entries."""
+        self.breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
+        self.watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
+        self._watching.enable(self.watchpoints)
+
+
+def session_over(why: str) -> RuntimeError:
+    """Return the error for a verb of a session that is over."""
+    return RuntimeError(f"this session is over ({why}); start a new one on a fresh forward with ts.debug(loss)")

@@ -176,21 +176,13 @@ def as_conditions(given: tuple[str | GradientPredicate, ...]) -> Conditions:
             ratios.append(bound)
         else:
             conditions.append(tuple(_term(part, each) for part in re.split(r"\s+and\s+", each.strip())))
-    return Conditions(_without_second_look(conditions), tuple(ratios), missing)
+    if (WORDS["nan"],) in conditions:  # one reading decides both, which saves a kernel on an accelerator
+        either = Term("inf", frozenset({"finite"}), lambda read: read.inf)
+        conditions = [(either,) if each == (WORDS["inf"],) else each for each in conditions]
+    return Conditions(tuple(conditions), tuple(ratios), missing)
 
 
-def _without_second_look(conditions: list[Condition]) -> tuple[Condition, ...]:
-    """Drop the test for infinite elements in gradients with NaN if "nan" is watched, too.
-
-    This saves a kernel on an accelerator.
-    """
-    if (WORDS["nan"],) not in conditions:
-        return tuple(conditions)
-    either = Term("inf", frozenset({"finite"}), lambda read: read.inf)
-    return tuple((either,) if each == (WORDS["inf"],) else each for each in conditions)
-
-
-def _term(part: str, whole: str) -> Term:
+def _term(part: str, condition: str) -> Term:
     word = part.strip().lower()
     if word in WORDS:
         return WORDS[word]
@@ -200,7 +192,7 @@ def _term(part: str, whole: str) -> Term:
     if bound is not None or word == MISSING:
         about = "a module's call" if bound is not None else "a parameter at the end of the backward"
         raise ValueError(
-            f'"{part.strip()}" in "{whole}" describes {about}, not one gradient; pass it as a separate condition'
+            f'"{part.strip()}" in "{condition}" describes {about}, not one gradient; pass it as a separate condition'
         )
     near = get_close_matches(word, _KNOWN, 1)
     hint = f' (did you mean "{near[0]}"?)' if near else ""

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from ....inspector.graph.capture_records import Operation
-from ....inspector.graph.graph import Edge, Graph, Task, told_apart
+from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.text.sizes_and_counts import counted
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.tensors import version_of
 from ....inspector.torch_private.thread_state import unobserved
 from ...recording.task_records import Trace
 from ...schedule.find_tasks import knows_forward
-from .breakpoints import Stop, said
+from .breakpoints import Stop, error_text
 from .gradient_readings import FINITE, LateReadings, Need, Reading, read_now, why_unread
 from .nan_origin import Known, Origin, about, origin_of, shown
 from .watch_conditions import Condition, Output
@@ -27,12 +27,12 @@ from .watchpoints import Watchpoint, head, say, say_late, say_ratio, unread_text
 class BadGradients:
     """The NaN and infinite gradients that watchpoints, and the trace before them, have seen.
 
-    Args:
+    Attributes:
         trace: returns the records so far; None if nothing is recorded.
     """
 
     def __init__(self, trace: Callable[[], Trace] | None) -> None:
-        self._trace = trace
+        self.trace = trace
         self._of_task: dict[int, bool] = {}  # whether a task returned a non-finite gradient
         self._outputs: set[tuple[int, int]] = set()  # non-finite outputs read before the next task
 
@@ -54,15 +54,9 @@ class BadGradients:
         if bad and number is not None:
             self._outputs.add((task_id, number))
 
-    def gave_none(self, task_id: int) -> None:
-        self._of_task[task_id] = False
-
     def forget(self, task_id: int) -> None:
         """Forget a task that runs again or was undone."""
         self._of_task.pop(task_id, None)
-
-    def let_go(self) -> None:
-        self._trace = None
 
     def known(self) -> Known:
         """Return a function that tells whether a task returned a non-finite gradient.
@@ -72,10 +66,10 @@ class BadGradients:
         trace: list[Trace] = []  # created at most once, on demand, because it copies all records
 
         def known(task_id: int) -> bool | None:
-            if task_id in self._of_task or self._trace is None:
+            if task_id in self._of_task or self.trace is None:
                 return self._of_task.get(task_id)
             if not trace:
-                trace.append(self._trace())
+                trace.append(self.trace())
             record = trace[0].of(task_id)
             if record is None:
                 return None
@@ -89,7 +83,7 @@ class BadGradients:
     def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
         """Return ids of the tasks whose non-finite gradients eventually reach a leaf.
 
-        Gradients of `unread` tasks may be non-finite, too.
+        Gradients of `unread` tasks may also be non-finite.
         """
         stack = [task.id for task in graph.tasks if task.is_leaf]
         found: set[int] = set()
@@ -111,21 +105,20 @@ class FoundStop:
     Attributes:
         stop: the stop; None if nothing was found.
         ran: the number of tasks watched.
+        reported: by task, the watchpoints and outputs that were reported.
     """
 
     def __init__(self, hint: str) -> None:
         self._hint = hint
         self.stop: Stop | None = None
         self.ran = 0
-        self._reported: dict[
-            int, set[tuple[int, int]]
-        ] = {}  # by task: pairs of watchpoint and output that were reported
+        self.reported: dict[int, set[tuple[int, int]]] = {}
 
     def next_task(self, task_id: int) -> None:
         """Clear the result for the next task."""
         self.stop = None
         self.ran += 1
-        self._reported.pop(task_id, None)
+        self.reported.pop(task_id, None)
 
     def add(self, watchpoint: Watchpoint, stop: Stop) -> None:
         """Add a stop; if a task has several, the others are lines of the first."""
@@ -155,17 +148,11 @@ class FoundStop:
         stop = Stop("watchpoint", watchpoint.number, task_id, text, tuple(lines), since=since)
         self.add(watchpoint, stop)
 
-    def is_reported(self, watchpoint: Watchpoint, task_id: int, number: int, givers: Iterable[Edge]) -> bool:
-        """Return whether a task that feeds this one was reported already, and record this output as reported."""
-        reported = any((watchpoint.number, edge.output) in self._reported.get(edge.task, ()) for edge in givers)
-        self._reported.setdefault(task_id, set()).add((watchpoint.number, number))
-        return reported
-
-    def taken_back(self, task_ids: Collection[int]) -> None:
+    def forget_undone(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
         self.stop = None
         for task_id in task_ids:
-            self._reported.pop(task_id, None)
+            self.reported.pop(task_id, None)
 
 
 _NORM: frozenset[Need] = frozenset({"norm"})
@@ -187,20 +174,17 @@ class Watching:
         self._graph = graph
         self._order: Sequence[int] = ()
         self._watchpoints: tuple[Watchpoint, ...] = ()
-        self._found = FoundStop(_hint(graph))
+        known = graph.is_tape or knows_forward(graph)
+        hint = "" if known else "its module and line are unknown; run the forward under `with ts.capture():`"
+        self._found = FoundStop(hint)
         self._late = LateReadings()
         self._judged: dict[int, _Judged] = {}  # by leaf: the gradient last read on its way there
         self._got: dict[int, bool] = {}  # by leaf: whether it received a gradient
 
-    @property
-    def watchpoints(self) -> tuple[Watchpoint, ...]:
-        """The enabled watchpoints; the engine may read them at any time."""
-        return self._watchpoints
-
-    @watchpoints.setter
-    def watchpoints(self, enabled: tuple[Watchpoint, ...]) -> None:
-        self._watchpoints = enabled
-        if not enabled:
+    def enable(self, watchpoints: tuple[Watchpoint, ...]) -> None:
+        """Set the enabled watchpoints, from any thread."""
+        self._watchpoints = watchpoints
+        if not watchpoints:
             self._found.stop = None  # without watchpoints `produced` is not called and would not clear it
 
     def produced(
@@ -219,7 +203,7 @@ class Watching:
         except Exception as error:  # an unusual tensor may raise anything, which must not end the backward
             where = self._graph_in_order(task_id).describe(task_id)
             self._found.stop = Stop(
-                "watchpoint", None, task_id, f"the outputs of {where} cannot be read: {said(error)}"
+                "watchpoint", None, task_id, f"the outputs of {where} cannot be read: {error_text(error)}"
             )
 
     def found(self, wait: bool) -> Stop | None:
@@ -263,10 +247,10 @@ class Watching:
                 return Stop("watchpoint", each.number, unread[0], text, unread=tuple(unread))
         return None
 
-    def taken_back(self, task_ids: Collection[int]) -> None:
+    def forget_undone(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
         self._late.forget()
-        self._found.taken_back(task_ids)
+        self._found.forget_undone(task_ids)
         for task_id in task_ids:
             self._forget(task_id)
             self._got.pop(task_id, None)
@@ -276,18 +260,18 @@ class Watching:
         for watchpoint in self._watchpoints:
             watchpoint.unread.pop(task_id, None)
 
-    def speak_of(self, order: Sequence[int]) -> None:
-        """See `Stops.speak_of`."""
+    def use_order(self, order: Sequence[int]) -> None:
+        """See `Stops.use_order`."""
         self._order = order
 
     def _graph_in_order(self, task_id: int) -> Graph:
         """Return the graph with the tasks' positions in the run; a task that is still running comes next."""
         return self._graph.in_order(self._order if task_id in self._order else [*self._order, task_id])
 
-    def let_go(self) -> None:
+    def close(self) -> None:
         """Release the graph's nodes."""
         self._late.forget()
-        self.bad.let_go()
+        self.bad.trace = None
         self._graph = replace(self._graph, nodes=())
 
     def _look(
@@ -308,7 +292,7 @@ class Watching:
             if (judged := self._judged.pop(task.id, None)) is not None:
                 watching = [each for each in watching if not judged.by(each, inputs[0])]
         elif all(each is None for each in outputs):
-            self.bad.gave_none(task.id)
+            self.bad.note(task.id, FINITE)
         if not watching:
             return
         for number, (gradient, before) in enumerate(zip(outputs, raw, strict=True)):
@@ -362,7 +346,7 @@ class Watching:
                 if not term.looks(output):
                     return False
             except Exception as error:
-                text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {said(error)}"
+                text = f"the condition {term.text} of watchpoint {watchpoint.number} raised {error_text(error)}"
                 after = self._graph_in_order(output.task.id).describe(output.task)
                 self._found.add(
                     watchpoint, Stop("watchpoint", watchpoint.number, output.task.id, f"{text} after {after}")
@@ -394,7 +378,8 @@ class Watching:
         tensors = origin.tensors
         if not task.is_leaf:
             tensors = {f"output {output.number}": shown(output), **tensors}
-        tensors = {name: _without_graph(each) for name, each in tensors.items()}
+        # without its graph, so that a stop does not keep the forward alive
+        tensors = {name: each if each.grad_fn is None else each.detach() for name, each in tensors.items()}
         self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
 
     def _judge_later(self, watching: list[Watchpoint], output: Output) -> str:
@@ -427,14 +412,17 @@ class Watching:
                 self._found.add_late(watchpoint, task_id, text, about(graph, task), ran)
 
     def _was_reported(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
-        """Return whether a task that feeds this one was reported already.
+        """Record this output as reported. Return whether a task that feeds this one was reported already.
 
-        This applies to leaves, and to NaN and infinite gradients, which spread to all later tasks and are reported
-        where they begin.
+        Only tasks that feed leaves count, and those with NaN or infinite gradients, which spread to all later tasks and
+        are reported where they begin.
         """
         reported_by_givers = _spreads(condition) or task.is_leaf
         givers = self._graph.in_edges[task.id] if reported_by_givers else ()
-        return self._found.is_reported(watchpoint, task.id, number, givers)
+        reported = self._found.reported
+        was_reported = any((watchpoint.number, edge.output) in reported.get(edge.task, ()) for edge in givers)
+        reported.setdefault(task.id, set()).add((watchpoint.number, number))
+        return was_reported
 
     def _follow(self, watchpoint: Watchpoint, task: Task, gradients: Sequence[Tensor | None], entered: bool) -> None:
         """Track the norms of gradients that enter or leave module calls here."""
@@ -459,7 +447,7 @@ class Watching:
 
     def _compare(self, watchpoint: Watchpoint, port: tuple[int, int], entered: bool, ran: int, read: Reading) -> None:
         assert watchpoint.flow is not None, "it watches a ratio"
-        for call, came, left in (watchpoint.flow.came if entered else watchpoint.flow.left)(port, read.norm):
+        for call, came, left in watchpoint.flow.record(port, read.norm, entered):
             ratio = left / came if came else float("inf") if left else float("nan")
             if any(bound.beyond(ratio) for bound in watchpoint.conditions.ratios):
                 self._found.add_late(watchpoint, port[0], say_ratio(self._graph, watchpoint, call, came, left), (), ran)
@@ -479,7 +467,7 @@ class Watching:
         count = f"{leaves} leaf" if leaves == 1 else f"{leaves} leaves"
         lines = []
         for task_id, name in zip(missing, names, strict=True):
-            givers = " and ".join(told_apart(graph, edge.task) for edge in graph.in_edges[task_id])
+            givers = " and ".join(unique_name(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} returned no gradient")
         lines += [f"{name} is not in the graph; ts.find_unused(make_loss, model) says why" for name in outside]
         text = f"{head(watchpoint)}: {count} received no gradient: {', '.join([*names, *outside])}"
@@ -490,12 +478,6 @@ def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None
     for each in watching:
         if each.needs or each.flow is not None:
             each.unread[task_id] = why
-
-
-def _hint(graph: Graph) -> str:
-    if graph.is_tape or knows_forward(graph):
-        return ""
-    return "its module and line are unknown; run the forward under `with ts.capture():`"
 
 
 class _Judged:
@@ -513,11 +495,6 @@ class _Judged:
         if gradient is None or self._gradient() is not gradient:
             return False
         return watchpoint.number in self._by and self._version == version_of(gradient) >= 0
-
-
-def _without_graph(tensor: Tensor) -> Tensor:
-    """Return the tensor without its graph, so that a stop does not keep the forward alive."""
-    return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _at_once(watchpoint: Watchpoint, gradient: Tensor) -> bool:

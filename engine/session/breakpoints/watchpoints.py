@@ -54,45 +54,33 @@ class ModuleFlow:
                 around[task.call] = frozenset(calls_of(graph, task.id)).intersection(self._calls)
         tasks = graph.tasks
         for root in graph.roots:
-            self._enter(around[tasks[root.task].call], (root.task, root.input))
+            self._add(around[tasks[root.task].call], (root.task, root.input), enters=True)
         for edge in graph.edges:
             if tasks[edge.next_task].is_leaf or (needed is not None and edge.next_task not in needed):
                 continue
             here, there = around[tasks[edge.task].call], around[tasks[edge.next_task].call]
             if here != there:
-                self._leave(here - there, (edge.task, edge.output))
-                self._enter(there - here, (edge.next_task, edge.input))
+                self._add(here - there, (edge.task, edge.output), enters=False)
+                self._add(there - here, (edge.next_task, edge.input), enters=True)
 
-    def _enter(self, calls: Iterable[int], port: Port) -> None:
+    def _add(self, calls: Iterable[int], port: Port, enters: bool) -> None:
         for call in calls:
-            self._calls[call].enters.add(port)
-            self._entered_at.setdefault(port, []).append(call)
-            self._ports.setdefault(port[0], set()).add(port)
-
-    def _leave(self, calls: Iterable[int], port: Port) -> None:
-        for call in calls:
-            self._calls[call].leaves.add(port)
-            self._left_at.setdefault(port, []).append(call)
+            (self._calls[call].enters if enters else self._calls[call].leaves).add(port)
+            (self._entered_at if enters else self._left_at).setdefault(port, []).append(call)
             self._ports.setdefault(port[0], set()).add(port)
 
     def asks(self, port: Port, entered: bool) -> bool:
         return port in (self._entered_at if entered else self._left_at)
 
-    def came(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
-        """Record the norm of an input, and return the calls that are now complete with their norms in and out."""
-        return self._know(port, norm, entered=True)
-
-    def left(self, port: Port, norm: float) -> list[tuple[int, float, float]]:
-        """Record the norm of an output; see `came`."""
-        return self._know(port, norm, entered=False)
-
-    def _know(self, port: Port, norm: float, entered: bool) -> list[tuple[int, float, float]]:
+    def record(self, port: Port, norm: float, entered: bool) -> list[tuple[int, float, float]]:
+        """Record the norm of an input (`entered`) or an output. Return the calls that are now complete, with their
+        norms in and out."""
         done = []
         for number in (self._entered_at if entered else self._left_at).get(port, ()):
             call = self._calls[number]
             (call.came if entered else call.left)[port] = norm
             if len(call.came) == len(call.enters) and len(call.left) == len(call.leaves) and call.leaves:
-                done.append((number, _together(call.came), _together(call.left)))
+                done.append((number, math.hypot(*call.came.values()), math.hypot(*call.left.values())))
         return done
 
     def forget(self, task_ids: Collection[int]) -> None:
@@ -103,10 +91,6 @@ class ModuleFlow:
                     self._calls[call].came.pop(port, None)
                 for call in self._left_at.get(port, ()):
                     self._calls[call].left.pop(port, None)
-
-
-def _together(norms: dict[Port, float]) -> float:
-    return math.hypot(*norms.values())
 
 
 @dataclass(slots=True, eq=False)

@@ -154,12 +154,13 @@ class TapedForward:
     Attributes:
         log: the arrays.
         makers: the creator of each array, by number.
+        root: the argument's node, the tape's last one.
     """
 
     def __init__(self, root: RecordedNode) -> None:
         self.log = ArrayLog()
         self.makers: dict[int, Maker] = {}
-        self._root = root
+        self.root = root
         self._turns: list[_ForwardTurn] = []
         self._risen: list[int] = []
         self._made_by: list[Maker] = []
@@ -176,10 +177,6 @@ class TapedForward:
                 self.makers.setdefault(self.log.number(owner, Category.FORWARD), maker)
             del owner
         self._begin_turn()
-
-    def is_of(self, tape: HipsTape) -> bool:
-        """Return whether this tape is the one recorded."""
-        return tape.nodes[-1] is self._root
 
     def rows(self, until: int) -> list[ArrayRow]:
         """Return the events up to this row of the log, with the workspace of each node."""
@@ -240,7 +237,7 @@ class ArrayWatch:
 
     def __init__(self, tape: HipsTape, forward: TapedForward | None = None) -> None:
         self._tape = tape
-        self._forward = forward if forward is not None and forward.is_of(tape) else None
+        self._forward = forward if forward is not None and forward.root is tape.nodes[-1] else None
         self._log = ArrayLog() if self._forward is None else self._forward.log
         self._tracing = Tracing()
         self._turns: list[_Turn] = []

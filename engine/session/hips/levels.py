@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from time import perf_counter_ns
 from types import ModuleType, TracebackType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ....inspector.hips.observers import FOLLOWED
 from ....inspector.validation import expect_callable, expect_number
-from ...memory.function_levels import Step, StepLevels, TracedSteps, levels_traced
+from ...memory.function_levels import StepLevels, TracedSteps, levels_traced
 
 if TYPE_CHECKING:
     from .array_memory import TapedForward
@@ -85,8 +86,13 @@ def hips_levels(fun: Callable[..., Any], *args: Any, argnum: int = 0) -> tuple[A
         value, end = trace(ToldNode.new_root(steps.forward_step), of_one, args[argnum])
         if end is None:
             raise ValueError(f"the value of {getattr(fun, '__name__', fun)} does not depend on argument {argnum}")
+
+        def announced(vjp: Callable[[Any], Any], gradient: Any) -> Any:
+            steps.step()
+            return vjp(gradient)
+
         for node in toposort(end):
-            node.vjp = _announced(node.vjp, steps.step)
+            node.vjp = partial(announced, node.vjp)
         gradient = backward_pass(vspace(value).ones(), end)
         steps.step()
         return gradient
@@ -121,11 +127,3 @@ def find_autograd() -> ModuleType:
             "this needs HIPS autograd, which is not installed: pip install 'tapescope[hips]'", name=error.name
         ) from None
     return import_module("autograd")
-
-
-def _announced(vjp: Callable[[Any], Any], step: Step) -> Callable[[Any], Any]:
-    def announced(gradient: Any) -> Any:
-        step()
-        return vjp(gradient)
-
-    return announced

@@ -57,9 +57,9 @@ class Finiteness:
                 self._sums.append(LateTensor(torch.stack(torch._foreach_norm(values_there, 2, summed)).sum()))
 
     @property
-    def comes_later(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether reading it would synchronize an accelerator."""
-        return any(each.comes_later for each in self._sums)
+        return any(each.is_pending for each in self._sums)
 
     def look(self) -> bool:
         """Return whether the number is finite. It may wait for an accelerator."""
@@ -233,7 +233,7 @@ class BlackBox(LoopPart):
             return
         loss = keeper.unit.micro_batches[-1].loss
         finiteness = self._finiteness([] if loss is None else [loss], gradients == _AFTER_BACKWARD)
-        if finiteness.comes_later and not training.synchronize and not keeper.stepping:
+        if finiteness.is_pending and not training.synchronize and not keeper.stepping:
             keeper.lasting = True
             self._late.append(_Late(finiteness, keeper.unit, self._step))
         elif finiteness.look():

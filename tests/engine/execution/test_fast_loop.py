@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.engine.execution import torch_nodes as task_runner
-from tapescope.engine.execution.fast_loop import BareTasks
+from tapescope.engine.execution.fast_loop import FastLoop
 from tapescope.engine.execution.find_hooks import HookWatch
 from tapescope.engine.recording import fast_recorder as bare_statistics
 from tapescope.engine.session.direct_engine import DirectBackward
@@ -114,7 +114,7 @@ def in_one_loop(
     plain = DirectBackward.is_plain if together else property(lambda self: False)
     with (
         mock.patch.object(DirectBackward, "is_plain", plain),
-        mock.patch.object(BareTasks, "_run_plain", autospec=True, side_effect=BareTasks._run_plain) as loop,
+        mock.patch.object(FastLoop, "_run_plain", autospec=True, side_effect=FastLoop._run_plain) as loop,
     ):
         run = ts.backward(loss, engine="direct", policy=policy(), **how)
     return run, [leaf.grad for leaf in leaves], loop.call_count

@@ -50,7 +50,7 @@ def causes(call: Callable[[], object], said: str) -> list[str]:
         return find
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_of_freed", "_of_written", "begun_by_session"):
+        for name in ("_notes_on_freed", "_notes_on_modified", "begun_by_session"):
             patch.setattr(spoiled_graph, name, noted(getattr(spoiled_graph, name)))
         with pytest.raises(RuntimeError, match=said) as raised:
             call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,11 @@ def _posed_problems_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, posed in (
         (limit_search, "MemoryStates", BlockStates),
         (limit_search, "Commuting", all_tame),
-        (lower_bound, "certain_memory", lambda problem, order: certain_blocks(problem)),
+        (
+            lower_bound,
+            "CertainMemoryReader",
+            lambda problem: SimpleNamespace(read=lambda order: certain_blocks(problem)),
+        ),
     ):
         monkeypatch.setattr(module, name, _either(getattr(module, name), posed))
 

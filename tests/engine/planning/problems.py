@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from tapescope.engine.planning.certain_memory import CertainBlock, CertainMemory
-from tapescope.engine.planning.scheduling_problem import Problem
+from tapescope.engine.planning.scheduling_problem import Blocks, Problem
 from tapescope.inspector.graph.graph import Edge, Graph, Root, Task, TensorMeta
 from tapescope.inspector.graph.kinds import Kind
 
@@ -38,15 +38,10 @@ class PosedProblem(Problem):
         posed = [each for each in posed if not each[1] or runs.intersection(each[1])]  # else nothing makes it
         makers = [tuple(task for task in makers if task in runs) for _, makers, _ in posed]
         users = [tuple(task for task in users if task in runs) for _, _, users in posed]
-        self._blocks = SimpleNamespace(
-            sizes=[nbytes for nbytes, _, _ in posed],
-            makers=makers,
-            users=users,
-            needs=[0] * len(graph),
-        )
+        self.blocks = Blocks([nbytes for nbytes, _, _ in posed], makers, users, [0] * len(graph))
         for task in self.tasks:
-            made = sum(self.sizes[block] for block in self.made_by[task])
-            self.needs[task] = made if needs is None else needs[task]
+            made = sum(self.blocks.sizes[block] for block in self.blocks.made_by[task])
+            self.blocks.needs[task] = made if needs is None else needs[task]
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         return self.levels(order)[0]
@@ -59,6 +54,7 @@ class BlockState:
     ran: int
     ready: int
     level: int
+    holders: None = None
 
 
 class BlockStates:
@@ -70,8 +66,8 @@ class BlockStates:
         for task in problem.tasks:
             for later in problem.nexts[task]:
                 self._awaits[later] |= 1 << task
-        self._makers = [sum(1 << task for task in set(makers)) for makers in problem.makers]
-        self._users = [sum(1 << task for task in set(users)) for users in problem.users]
+        self._makers = [sum(1 << task for task in set(makers)) for makers in problem.blocks.makers]
+        self._users = [sum(1 << task for task in set(users)) for users in problem.blocks.users]
 
     def start(self) -> BlockState:
         ready = sum(1 << task for task in self._problem.tasks if not self._awaits[task])
@@ -80,28 +76,25 @@ class BlockStates:
     def run(self, state: BlockState, task: int) -> tuple[BlockState, int]:
         problem, before, after = self._problem, state.ran, state.ran | 1 << task
         level, ready = state.level, state.ready ^ 1 << task
-        for block in problem.made_by[task]:
+        for block in problem.blocks.made_by[task]:
             if not self._makers[block] & before:
-                level += problem.sizes[block]
-        for block in problem.used_by[task]:
+                level += problem.blocks.sizes[block]
+        for block in problem.blocks.used_by[task]:
             if not self._users[block] & ~after:
-                level -= problem.sizes[block]
+                level -= problem.blocks.sizes[block]
         for later in problem.nexts[task]:
             if not self._awaits[later] & ~after:
                 ready |= 1 << later
-        return BlockState(after, ready, level), max(state.level + problem.needs[task], level)
+        return BlockState(after, ready, level), max(state.level + problem.blocks.needs[task], level)
 
     def key(self, state: BlockState) -> object:
         return state.ran
 
-    def pack(self, state: BlockState) -> None:
-        """There is nothing to forget."""
-
 
 def certain_blocks(problem: PosedProblem) -> CertainMemory:
-    """`certain_memory` of a posed problem: its blocks that have one maker at most."""
-    found = CertainMemory(problem.needs, [0] * len(problem.needs))
-    for nbytes, makers, users in zip(problem.sizes, problem.makers, problem.users, strict=True):
+    """`CertainMemoryReader` of a posed problem: its blocks that have one maker at most."""
+    found = CertainMemory(problem.blocks.needs, [0] * len(problem.blocks.needs))
+    for nbytes, makers, users in zip(problem.blocks.sizes, problem.blocks.makers, problem.blocks.users, strict=True):
         if len(makers) <= 1:
             found.blocks.append(CertainBlock(nbytes, makers, list(users), stays=not users))
     return found
@@ -201,7 +194,7 @@ def least_peak(problem: PosedProblem) -> int:
             for task in everything - ran:
                 if before[task] <= ran:
                     now = ran | {task}
-                    reached = max(peak, level + problem.needs[task])
+                    reached = max(peak, level + problem.blocks.needs[task])
                     if now not in following or reached < following[now][0]:
                         following[now] = (reached, _level(problem, now))
         best = following
@@ -212,6 +205,6 @@ def _level(problem: PosedProblem, ran: frozenset[int]) -> int:
     """Bytes alive between two tasks, once these have run."""
     return sum(
         nbytes
-        for nbytes, makers, users in zip(problem.sizes, problem.makers, problem.users, strict=True)
+        for nbytes, makers, users in zip(problem.blocks.sizes, problem.blocks.makers, problem.blocks.users, strict=True)
         if (not makers or not ran.isdisjoint(makers)) and not (users and ran.issuperset(users))
     )

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import tapescope as ts
 from tapescope.engine.planning import auto_policy as auto
 from tapescope.engine.planning import scheduling_problem as problem_module
+from tapescope.engine.planning.order_cache import forget_orders
 from tapescope.engine.planning.policies import PORTFOLIO, find_policy
 from tapescope.engine.planning.policy_orders import order_of, planned_order
 from tapescope.engine.planning.scheduling_problem import Problem
@@ -27,7 +28,7 @@ from ..graph_shapes import SHAPES, chain
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> None:
-    auto.forget_plans()
+    forget_orders()
 
 
 class Exp(torch.autograd.Function):

@@ -18,8 +18,7 @@ from torch.utils import checkpoint
 import tapescope as ts
 from tapescope.engine.planning import auto_policy as auto
 from tapescope.engine.planning import local_search
-from tapescope.engine.planning.auto_policy import forget_plans
-from tapescope.engine.planning.order_cache import fingerprint
+from tapescope.engine.planning.order_cache import fingerprint, forget_orders
 from tapescope.engine.planning.policies import POLICIES, PORTFOLIO, portfolio
 from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.planning.simulate import schedule
@@ -37,9 +36,9 @@ PLANNED = [name for name, policy in POLICIES.items() if policy.plan is not None 
 
 @pytest.fixture(autouse=True)
 def nothing_planned() -> Iterator[None]:
-    forget_plans()
+    forget_orders()
     yield
-    forget_plans()
+    forget_orders()
 
 
 def wide() -> Tensor:
@@ -232,9 +231,9 @@ def test_one_micro_batch_that_is_left_alone_leaves_no_other_alone_that_is_not() 
     model, make_loss = workload("din").build()
     own = auto._best
 
-    def best(problem: Problem, portfolio: Sequence[Policy]) -> auto._Taken:  # HEAP is the best once there are .grad
+    def best(problem: Problem, portfolio: Sequence[Policy]) -> auto._Adopted:  # HEAP is the best once there are .grad
         without = all(leaf.grad is None for leaf in problem.graph.leaves.values())
-        return own(problem, portfolio) if without else auto._Taken("heap")
+        return own(problem, portfolio) if without else auto._Adopted("heap")
 
     with mock.patch.object(auto, "_best", best):
         counts = ordered(lambda: [make_loss(), make_loss()], model, 5)

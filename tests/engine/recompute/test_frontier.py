@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.recompute.planned_recompute import _planned as reckoned
 from tapescope.engine.recompute.planned_recompute import prediction_of
+from tapescope.engine.recompute.planned_recompute import replanned as reckoned
 from tapescope.engine.recompute.solvers import FoundDrops, Goal, greedy
 from tapescope.inspector.text.sizes_and_counts import share_text, size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of

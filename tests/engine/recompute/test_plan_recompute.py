@@ -119,8 +119,9 @@ def test_a_budget_is_reached_if_it_can_be(snapshot: Snapshots) -> None:
     assert half.met and half.peak_bytes <= half.plain_peak_bytes // 2
     least = planned(make_loss, budget=1)
     assert not least.met and least.peak_bytes <= half.peak_bytes
-    says(least.notes[0], "1 B")
-    snapshot("plan_recompute", least.notes[0])
+    above = size_text(least.peak_bytes - 1)  # how far the search comes depends on the machine
+    says(least.notes[0], "1 B", above)
+    snapshot("plan_recompute", least.notes[0].replace(above, "SIZE"))
 
 
 def test_where_a_budget_is_out_of_reach_it_is_said_how_much_plans_can_let_go_of(snapshot: Snapshots) -> None:

@@ -64,7 +64,7 @@ def test_what_is_held_back_runs_if_nothing_else_is_there_or_the_group_is_given_u
     assert queue.choose() in GROUP
     assert len(queue.next_step()) == 1
     queue.push(1)
-    queue.let_go(GROUP)
+    queue.release(GROUP)
     assert queue.choose() == (4 if isinstance(policy, Policy) else 1)
     queue.remove(2)
     assert {entry.task.id for entry in queue.entries()} == {1, 4}

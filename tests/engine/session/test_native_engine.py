@@ -354,8 +354,8 @@ def test_live_numbers_are_numbered_anew_where_there_is_no_room_left() -> None:
     keys.update({200 + task: (task, 1) for task in range(200)})
     for task, key in keys.items():
         live.add(task, key)
-    assert live.order() == sorted(keys, key=keys.__getitem__)
-    assert live.order() == sorted(numbers, key=numbers.__getitem__, reverse=True)
+    assert live.tasks == sorted(keys, key=keys.__getitem__)
+    assert live.tasks == sorted(numbers, key=numbers.__getitem__, reverse=True)
     assert len(set(numbers.values())) == 400 and min(numbers.values()) > 0 and max(numbers.values()) < 2**63
 
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, save_on_cpu
 
 import tapescope as ts
-from tapescope.engine.planning import order_cache as kept_orders
-from tapescope.engine.planning.auto_policy import forget_plans
+from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
 from tapescope.engine.session import native_fast_path as unread
 from tapescope.inspector.graph import capture_records as facts
 from tapescope.inspector.torch_private.nodes import notes_on
@@ -39,9 +38,9 @@ STATIC = [name for name in ts.orders.POLICIES if name not in ("comm_first", "sea
 def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nor does a capture of another test say anything of these graphs."""
     monkeypatch.setattr(facts, "_alive", WeakSet())
-    forget_plans()
+    forget_orders()
     yield
-    forget_plans()
+    forget_orders()
 
 
 @pytest.fixture
@@ -150,7 +149,7 @@ def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
         scales.append(scale)
     del loss
     gc.collect()
-    assert len(kept_orders._orders) == 3 and [scale() for scale in scales] == [None] * 3
+    assert len(CACHED_ORDERS) == 3 and [scale() for scale in scales] == [None] * 3
 
 
 @pytest.mark.parametrize("policy", ["heap", "bfs", "lpmf", "random"])
@@ -200,7 +199,7 @@ def test_a_loop_reads_its_graph_once_however_the_policy_is_entered(reads: list[i
         with ts.policy("lpmf"):
             make_loss().backward()
     assert len(reads) == 1
-    forget_plans()
+    forget_orders()
     model.zero_grad()
     with ts.policy("lpmf"):
         make_loss().backward()
@@ -222,10 +221,10 @@ def test_what_hooks_packed_makes_another_plan_for_what_plans_memory() -> None:
 
     alone = []
     for packs in (True, False):
-        forget_plans()
+        forget_orders()
         alone.append(run(packs))
     assert alone[0] != alone[1], "the program is one in which it matters"
-    forget_plans()
+    forget_orders()
     assert [run(packs) for packs in (True, False, True)] == [alone[0], alone[1], alone[0]]
 
 
@@ -455,7 +454,7 @@ for _ in range(2):
 def test_gradients_that_look_alike_are_kept_once() -> None:
     _, make_loss = branches()
     ts.backward(make_loss(), policy="bfs")
-    (order,) = kept_orders._orders._found.values()
+    (order,) = CACHED_ORDERS._found.values()
     assert len(set(map(id, order._metas))) == len(set(order._metas)) < len(order) / 4
 
 
@@ -465,8 +464,8 @@ def test_what_is_kept_is_bounded() -> None:
         for _ in range(size):
             x = x.exp()
         ts.backward(x.sum(), policy="bfs")
-    found = kept_orders._orders
-    assert len(found) > 0 and sum(len(found.get(key) or ()) for key in list(found._found)) <= kept_orders._MOST_NODES
+    found = CACHED_ORDERS
+    assert len(found) > 0 and sum(map(found._weigh, found._found.values())) <= found._most
 
 
 def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
@@ -475,4 +474,4 @@ def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
     for _ in range(3):
         ts.backward(make_loss(), policy=mine)
     assert len(reads) == 3
-    assert unread.run_unread(ts.types.BackwardCall(make_loss()), mine, "one") is None
+    assert unread.run_without_graph(ts.types.BackwardCall(make_loss()), mine, "one") is None

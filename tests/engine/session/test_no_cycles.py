@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tapescope as ts
 from tapescope.engine.execution import undo_python_state as hook_state
-from tapescope.engine.recording.fast_recorder import BareRecord
+from tapescope.engine.recording.fast_recorder import FastRecorder
 from tapescope.engine.recording.recorder import Recorder
 from tapescope.engine.session.batching.product_groups import Groups
 from tapescope.engine.session.direct_engine import DirectBackward
@@ -25,7 +25,7 @@ from tapescope.inspector.graph.graph import Graph
 
 OURS = (
     Recorder,
-    BareRecord,
+    FastRecorder,
     DirectBackward,
     NativeBackward,
     ts.types.Stepper,

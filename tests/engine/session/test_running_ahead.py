@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tapescope as ts
 from tapescope.engine.execution import torch_nodes as task_runner
 from tapescope.engine.execution.find_hooks import HookWatch
-from tapescope.engine.planning import order_cache as kept_turns
-from tapescope.engine.planning.auto_policy import forget_plans
+from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.schedule.policy import Policy
 from tapescope.engine.schedule.ready_queue import KeyedQueue
@@ -36,12 +35,12 @@ POLICIES = ("heap", "bfs", "dfs", "delay_accumulate", "random", "lpmf")
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
     """No order is known yet, graphs need not be large, and what other tests left is not looked for: hooks, captures."""
-    forget_plans()
+    forget_orders()
     hooks = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
     captures = mock.patch.object(Facts, "alive", return_value=False)
     with hooks, captures, mock.patch.object(task_runner, "_MANY_TASKS", 0):
         yield
-    forget_plans()
+    forget_orders()
 
 
 def branches() -> tuple[Tensor, list[Tensor]]:
@@ -74,7 +73,7 @@ def test_the_second_time_the_queue_hears_of_the_root_alone(policy: str) -> None:
     first = pushes(lambda: whole(policy))
     assert first > 10
     assert pushes(lambda: whole(policy)) < first - 10
-    forget_plans()
+    forget_orders()
     assert pushes(lambda: whole(policy)) == first
 
 
@@ -179,7 +178,7 @@ def test_the_order_is_not_followed_in_a_graph_that_is_not_like_it() -> None:
     loss = made_in_turn(False)
     graph = ts.graph(loss)
     ours = schedule(graph, "heap")
-    (kept,) = [each for found in kept_turns._turns.values() for each in found._found.values()]
+    (kept,) = CACHED_ORDERS._found.values()
     assert len(kept) == len(ours) and list(kept) != ours
     run = ts.backward(loss, engine="direct")
     assert list(run.order) == ours

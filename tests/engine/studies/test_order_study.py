@@ -219,7 +219,7 @@ def test_an_interrupt_ends_the_study_with_what_has_been_measured(snapshot: Snaps
         ({"policies": ["bfs", "zzz"]}, ("'zzz'", "bfs")),
         ({"policies": []}, ()),
         ({"repetitions": 0}, ("repetitions", 1, 0)),
-        ({"size": "huge"}, ("size", "'huge'", "small, full")),
+        ({"size": "huge"}, ("size", "'huge'", "small", "full")),
         ({"device": "meta"}, ("device", "meta")),
         ({"device": "banana"}, ("device", "'banana'")),
     ],

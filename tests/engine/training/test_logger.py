@@ -174,7 +174,7 @@ def test_several_optimizers_have_a_tag_each() -> None:
 
 def test_nothing_waits_for_numbers_that_have_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     come, board, known = [False], Board(), []
-    monkeypatch.setattr(LateTensor, "has_come", lambda self: come[0])
+    monkeypatch.setattr(LateTensor, "is_ready", lambda self: come[0])
 
     def log(step: int) -> None:
         known.append(len(board.scalars["tapescope/loss"]))

@@ -200,7 +200,7 @@ def test_a_function_whose_class_is_made_in_each_forward_is_not_kept() -> None:
 def test_a_graph_too_large_to_be_kept_is_not_compared(monkeypatch: pytest.MonkeyPatch, reads: list[int]) -> None:
     looks: list[object] = []
     monkeypatch.setattr(alike, "_MOST_NODES", 2)
-    monkeypatch.setattr(alike, "Sight", lambda found, roots: looks.append(found))
+    monkeypatch.setattr(alike, "CacheKey", lambda found, roots: looks.append(found))
     weight = torch.ones(3, requires_grad=True)
     for _ in range(2):
         ts.graph(weight.exp().sum())

@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 
 from tapescope.inspector.capture.operator_traits import (
-    is_opaque,
-    is_random,
-    leaves_empty,
-    may_write,
-    moves_storage,
     replayed_arguments,
+    traits_of,
     written_by,
 )
 
@@ -22,14 +18,14 @@ def test_what_a_call_writes_into() -> None:
     assert written_by(aten.add_.Tensor, (x, y), {})[0] is x
     assert written_by(aten.add.out, (x, y), {"out": out})[0] is out
     assert [each is x for each in written_by(aten._foreach_add_.Scalar, ([x, y], 1.0), {})] == [True, False]
-    assert written_by(aten.add.Tensor, (x, y), {}) == [] and not may_write(aten.add.Tensor)
+    assert written_by(aten.add.Tensor, (x, y), {}) == [] and not traits_of(aten.add.Tensor).may_write
 
 
 def test_a_batch_norm_in_training_writes_its_statistics_and_is_replayed_without() -> None:
     mean, variance, x = torch.zeros(3), torch.ones(3), torch.randn(4, 3)
     args = (x, None, None, mean, variance, True, 0.1, 1e-5)
     operator = aten.native_batch_norm.default
-    assert may_write(operator)
+    assert traits_of(operator).may_write
     assert [each is known for each, known in zip(written_by(operator, args, {}), (mean, variance), strict=True)] == [
         True
     ] * 2
@@ -44,7 +40,7 @@ def test_a_batch_norm_in_training_writes_its_statistics_and_is_replayed_without(
 
 
 def test_kinds_of_operators() -> None:
-    assert is_random(aten.bernoulli_.float) and not is_random(aten.mul.Tensor)
-    assert leaves_empty(aten.empty_like.default) and not leaves_empty(aten.zeros.default)
-    assert moves_storage(aten.resize_.default) and not moves_storage(aten.mul_.Tensor)
-    assert is_opaque(aten.mkldnn_rnn_layer.default) and not is_opaque(aten.mm.default)
+    assert traits_of(aten.bernoulli_.float).is_random and not traits_of(aten.mul.Tensor).is_random
+    assert traits_of(aten.empty_like.default).leaves_empty and not traits_of(aten.zeros.default).leaves_empty
+    assert traits_of(aten.resize_.default).moves_storage and not traits_of(aten.mul_.Tensor).moves_storage
+    assert traits_of(aten.mkldnn_rnn_layer.default).is_opaque and not traits_of(aten.mm.default).is_opaque

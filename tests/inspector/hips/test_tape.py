@@ -126,8 +126,8 @@ def aux(x: Any) -> Any:
         (lambda: ts.hips.tape(lambda x: x * 2.0, 3), TypeError, ["x", "int", "float"]),
         (lambda: ts.hips.tape(lambda x: x * 2.0, torch.ones(2)), TypeError, ["x", "Tensor", "float"]),
         (lambda: ts.hips.tape(torch.ones(2)), TypeError, ["ts.hips.tape(fun, *args)", "Tensor", "ts.graph(loss)"]),
-        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, ["argnum=1", "<lambda>"]),
-        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum="x"), TypeError, ["argnum='x'"]),  # type: ignore[arg-type]
+        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum=1), IndexError, ["argnum is 1", "<lambda>"]),
+        (lambda: ts.hips.tape(lambda x: x * 2.0, 3.0, argnum="x"), TypeError, ["argnum is 'x'"]),  # type: ignore[arg-type]
     ],
 )
 def test_what_gives_no_tape_is_told_in_a_sentence(

@@ -438,7 +438,7 @@ def test_what_is_done_differently_is_a_branch_and_the_old_one_a_schedule(page: P
     model = Branches()
     deck = opened(page, model)
     planned = page.order
-    footprints = deck._live.foresight._footprints
+    footprints = deck._live.foresight.footprints
     assert footprints is not None
     deck.step(count=6)
     deck.back(3)

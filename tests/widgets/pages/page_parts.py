@@ -11,7 +11,7 @@ from typing import Any
 
 def hover_data(page: str) -> dict[str, Any]:
     """Return what the page's script says under the pointer: texts, lists, and figures that refer to them."""
-    (packed,) = re.findall(r'id="told">(.*?)</script>', page)
+    (packed,) = re.findall(r'id="hover-data">(.*?)</script>', page)
     return json.loads(gzip.decompress(b64decode(packed)))  # type: ignore[no-any-return]
 
 
@@ -26,7 +26,7 @@ def said_of(page: str, figure: str, trace: int, at: int) -> str:
     told = data["figures"][figure]["traces"][trace]
 
     def text(column: int) -> str:
-        cell = data["lists"][told["told"][column]][at]
+        cell = data["lists"][told["columns"][column]][at]
         return "\n".join(data["texts"][each] for each in (cell if isinstance(cell, list) else [cell]))
 
     return re.sub(r"%\{customdata(?:\[(\d+)\])?\}", lambda found: text(int(found[1] or 0)), told["say"])

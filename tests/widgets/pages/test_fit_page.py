@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.tests.says import says
 from tapescope.widgets.pages.fit_page import fit_html
 from tapescope.widgets.pages.step_figure import step_drawing, step_lifetimes_drawing
 from tapescope.widgets.pages.theme import AUTO, LATER
@@ -90,9 +91,11 @@ def test_the_page_has_table_curve_and_lifetimes_in_one_file(fit: ts.types.Fit, t
         assert f"<dt>{kind}</dt>" in ours
     for phase in fit.phases:
         assert ours.count(phase.phase) >= 3, "in the table, above the curve and above the lifetimes"
-    said = [said_of(page, "lifetimes", trace, 0) for trace in range(7 - 1)]
-    assert any("allocated in the forward, freed in the backward" in each for each in said)
-    assert any("alive before the step, alive after it" in each for each in said)
+    parameters, *_, activations, _ = [
+        said_of(page, "lifetimes", trace, 0) for trace in range(len(fit.timeline.category_levels))
+    ]
+    says(activations, "relu", "2 KiB", "forward", "backward")
+    says(parameters, 4, "before", "after")
 
 
 def test_a_notebook_shows_the_same_without_scripts(fit: ts.types.Fit) -> None:

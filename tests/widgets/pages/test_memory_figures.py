@@ -23,9 +23,9 @@ from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.pages.comparison_page import page_html
+from tapescope.widgets.pages.glossary import COLUMNS
 from tapescope.widgets.pages.memory_figures import category_figure, lifetimes_drawing, memory_drawing
 from tapescope.widgets.pages.plotly_data import escaped
-from tapescope.widgets.pages.report_html import COLUMNS
 from tapescope.widgets.pages.theme import DARK, LATER, LIGHT
 
 from .page_parts import figures_told, hover_data, said_of
@@ -296,7 +296,7 @@ def test_a_figure_is_in_the_theme_it_is_asked_for(theme: Any, colours: dict[str,
 def test_the_page_has_all_in_one_file(nasty: Comparison, tmp_path: Path) -> None:
     path = nasty.save_html(tmp_path / "page.html", title=f"{NASTY} & more")
     page = path.read_text(encoding="utf-8")
-    ours, _, _ = page.partition('<script type="application/octet-stream" id="told">')
+    ours, _, _ = page.partition('<script type="application/octet-stream" id="hover-data">')
     assert "src=" not in ours and "href=" not in ours and "@import" not in ours
     assert ours.count("Content-Security-Policy") == 1 and "default-src 'none'" in ours
     assert "<script" not in ours, "names are escaped"

@@ -6,7 +6,7 @@ import re
 
 from tapescope.engine.memory.lifetimes import Category
 from tapescope.widgets.deck.save_deck import CODE
-from tapescope.widgets.pages.report_html import CATEGORIES
+from tapescope.widgets.pages.glossary import CATEGORIES
 from tapescope.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT
 
 

@@ -21,8 +21,9 @@ from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 from tapescope.widgets.deck.verbs import SHORT
 from tapescope.widgets.terminal.completion import completions
+from tapescope.widgets.terminal.expressions import Names
 from tapescope.widgets.terminal.prompt import Prompt
-from tapescope.widgets.terminal.prompt_session import Debuggee, Names
+from tapescope.widgets.terminal.prompt_session import Debuggee
 from tapescope.widgets.terminal.user_traceback import users_traceback
 
 PROMPT = "(tapescope) "

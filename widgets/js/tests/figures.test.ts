@@ -46,7 +46,7 @@ test("an axis has round numbers, each where it belongs", () => {
 
 test("a point is said by its curve's template, text for text", () => {
   const told: HoverData = { texts: ["1 KiB", "made", "%{x} &lt;b&gt;"], lists: [[0, 0], [2, [1, 2]]], figures: {} };
-  const said = { say: "<b>heap</b>  %{customdata[0]} after %{x}: %{customdata[1]}", told: [0, 1] };
+  const said = { say: "<b>heap</b>  %{customdata[0]} after %{x}: %{customdata[1]}", columns: [0, 1] };
   assert.deepEqual(linesOf(told, said, 0, "7"), ["<b>heap</b>  1 KiB after 7: %{x} &lt;b&gt;"]);
   assert.deepEqual(linesOf(told, said, 1, "7"), ["<b>heap</b>  1 KiB after 7: made", "%{x} &lt;b&gt;"]);
 });

@@ -18,7 +18,7 @@ from tapescope.engine.memory.function_levels import allocated_levels
 from tapescope.engine.memory.timeline import IN_TREE
 from tapescope.engine.session.direct_session import Stepper
 from tapescope.engine.studies.workloads import workload
-from tapescope.inspector.graph.graph import told_apart
+from tapescope.inspector.graph.graph import unique_name
 from tapescope.inspector.text.sizes_and_counts import nth, size_text
 from tapescope.inspector.torch_private.engine import retains_any
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
@@ -530,7 +530,7 @@ def test_a_run_to_a_member_splits_its_group_and_one_to_the_first_does_not(snapsh
             assert task.id not in session.order
             assert bool(batched(session).fallbacks) is splits
             if splits:
-                reason, stop = only_reason(session), told_apart(session.graph, task)
+                reason, stop = only_reason(session), unique_name(session.graph, task)
                 says(reason, stop)
                 snapshot("debug", reason.replace(stop, "TASK"))
             session.run()
@@ -563,7 +563,7 @@ def test_a_member_that_is_run_by_hand_too_early_splits_its_group():
             session.step(early)
             assert session.order[-1] == early.id
             session.run()
-            reason, early_name = only_reason(session), told_apart(session.graph, early)
+            reason, early_name = only_reason(session), unique_name(session.graph, early)
             says(reason, early_name, "AddmmBackward0")
             assert reason.count("AddmmBackward0") == 2
 

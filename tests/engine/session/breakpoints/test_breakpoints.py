@@ -288,10 +288,10 @@ def test_stops_are_listed_switched_and_deleted_by_number(engine: Engine, snapsho
         assert [(each.number, each.kind, each.enabled) for each in stops] == [
             *((1, "break", True), (2, "watch", True), (3, "break", True))
         ]
-        assert stops.asks and stops.watches
+        assert stops.breakpoints and stops.watchpoints
         stops.disable(1)
         stops.delete(2)
-        assert not stops.watches and [each.number for each in stops] == [1, 3]
+        assert not stops.watchpoints and [each.number for each in stops] == [1, 3]
         assert session.break_at(0).number == 4
         stops.delete(4)
         assert names(stops_of(session)) == ["head.bias"]

@@ -889,9 +889,9 @@ def test_what_has_been_recorded_is_copied_once_for_each_origin() -> None:
         session.watch("nan")
         asked: list[object] = []
         bad = session.stops._watching.bad
-        trace = bad._trace
+        trace = bad.trace
         assert trace is not None
-        bad._trace = lambda: asked.append(trace()) or asked[-1]  # type: ignore[assignment, func-returns-value, return-value]
+        bad.trace = lambda: asked.append(trace()) or asked[-1]  # type: ignore[assignment, func-returns-value, return-value]
         session.step()
         assert session.stop_here() is not None and len(asked) == 1
 

@@ -6,7 +6,7 @@ export type Cell = number | number[];
 /** A template, and the lists that fill it, one per column. */
 export interface HoverTemplate {
   say?: string;
-  told?: number[];
+  columns?: number[];
 }
 
 export interface AxisTold {
@@ -63,7 +63,7 @@ export function numbers(data: HoverData, list: number | undefined): number[] {
 /** Return the hover text of a point, in lines. */
 export function linesOf(data: HoverData, template: HoverTemplate, at: number, x = ""): string[] {
   const text = (column: number): string => {
-    const cell = data.lists[template.told![column]][at] ?? [];
+    const cell = data.lists[template.columns![column]][at] ?? [];
     return (Array.isArray(cell) ? cell : [cell]).map((each) => data.texts[each]).join("\n");
   };
   const filled = (template.say ?? "").replace(/%\{(?:customdata(?:\[(\d+)\])?|(x))\}/g, (_, column: string, across: string) =>

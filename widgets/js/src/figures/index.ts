@@ -7,7 +7,7 @@ import { Tip } from "./tooltip.ts";
 import { Tree } from "./tree.ts";
 
 workTabs(document);
-const packed = document.querySelector("#told")?.textContent;
+const packed = document.querySelector("#hover-data")?.textContent;
 if (packed && window.DecompressionStream) {
   void unpacked(packed).then((data) => {
     const tip = new Tip(document.body);

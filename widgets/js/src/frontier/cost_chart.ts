@@ -8,7 +8,7 @@ const RIGHT = 14;
 /** As tall as the curve chart with its line of text. */
 const TALL = PANEL + 21;
 
-/** Draws the chart into `host`; a click on a plan calls `choose` with its place. */
+/** Draw the chart into `host`; a click on a plan calls `choose` with its place. */
 export function drawPrice(host: HTMLElement, data: Frontier, place: number, choose: (place: number) => void): void {
   host.textContent = "";
   const { plans } = data;

@@ -17,7 +17,7 @@ export function lineColour(number: number): string {
   return LINES[number % LINES.length];
 }
 
-/** Draws the chart into `host`; `tell` is called with the text for the pointer's position, "" if it is outside. */
+/** Draw the chart into `host`; `tell` is called with the text for the pointer's position, "" if it is outside. */
 export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell: (text: string) => void): void {
   host.textContent = "";
   const [plain] = data.plans;
@@ -93,7 +93,7 @@ export function drawCurve(host: HTMLElement, data: Frontier, place: number, tell
   });
 }
 
-/** Returns the first task of a bin and the levels there. */
+/** Return the first task of a bin and the levels there. */
 function said(data: Frontier, place: number, at: number): string {
   const [plain] = data.plans;
   const plan = data.plans[place];

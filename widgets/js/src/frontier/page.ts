@@ -8,7 +8,7 @@ import { put } from "./svg_elements.ts";
 import { drawPrice } from "./cost_chart.ts";
 import { addModules, addStorages } from "./tables.ts";
 
-/** Shows the plans stored as JSON in `root`. */
+/** Show the plans stored as JSON in `root`. */
 export function showFrontier(root: HTMLElement): void {
   const content = root.querySelector('script[type="application/json"]');
   const data = JSON.parse(content?.textContent ?? "") as Frontier;
@@ -25,14 +25,14 @@ export function showFrontier(root: HTMLElement): void {
   put(left, "h3", {}, "Memory of the backward", el("span", {}, "predicted"));
   addKey(left, data);
   const curve = put(left, "div");
-  const told = put(left, "p", { class: "told" });
-  put(right, "h3", {}, "What each plan costs", el("span", {}, "peak, and time of a step"));
+  const readout = put(left, "p", { class: "told" });
+  put(right, "h3", {}, "Cost of each plan", el("span", {}, "peak, and time of a step"));
   const price = put(right, "div");
   const said = put(host, "section", { class: "said" });
   const below = [addModules(host), addStorages(host, data)];
 
   const drawCharts = () => {
-    drawCurve(curve, data, place, (text) => (told.textContent = text));
+    drawCurve(curve, data, place, (text) => (readout.textContent = text));
     drawPrice(price, data, place, (chosen) => {
       slider.value = String(chosen);
       move();
@@ -49,7 +49,7 @@ export function showFrontier(root: HTMLElement): void {
   };
   function move(): void {
     place = Number(slider.value);
-    told.textContent = "";
+    readout.textContent = "";
     show();
   }
   slider.addEventListener("input", move);

@@ -6,7 +6,7 @@ export const PANEL = 250;
 export const TOP = 12;
 export const BOTTOM = 30;
 
-/** Appends an HTML element to `parent` and returns it. */
+/** Append an HTML element to `parent` and return it. */
 export function put<K extends keyof HTMLElementTagNameMap>(
   parent: Element,
   tag: K,
@@ -18,7 +18,7 @@ export function put<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** Appends an SVG element to `parent` and returns it. */
+/** Append an SVG element to `parent` and return it. */
 export function draw<K extends keyof SVGElementTagNameMap>(
   parent: Element,
   tag: K,

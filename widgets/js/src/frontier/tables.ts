@@ -6,7 +6,7 @@ import { put } from "./svg_elements.ts";
 
 const WORDS = ["module", "operations"];
 
-/** Adds the table of modules, hidden for a plan without rows. Returns a function that shows a plan. */
+/** Add the table of modules, hidden for a plan without rows. Return a function that shows a plan. */
 export function addModules(host: Element): (plan: Plan) => void {
   const section = put(host, "section");
   put(section, "h3", {}, "By module");
@@ -27,7 +27,7 @@ export function addModules(host: Element): (plan: Plan) => void {
   };
 }
 
-/** Adds the largest storages and a bar of all storages. Returns a function that shows a plan. */
+/** Add the largest storages and a bar of all storages. Return a function that shows a plan. */
 export function addStorages(host: Element, data: Frontier): (plan: Plan) => void {
   const section = put(host, "section");
   const title = put(section, "h3", {}, "Storages of the forward");

@@ -34,7 +34,7 @@ export function drawMarks(pen: Pen, colours: Colours, facts: Facts, spot: Spot, 
   pen.alpha = 1;
 }
 
-/** Draws the signs of all tasks in a closed box. */
+/** Draw the signs of all tasks in a closed box. */
 export function drawCardMarks(
   pen: Pen,
   colours: Colours,
@@ -51,7 +51,7 @@ export function drawCardMarks(
   pen.alpha = 1;
 }
 
-/** Draws signs that end at x, centred vertically on y. */
+/** Draw signs that end at x, centred vertically on y. */
 function drawSigns(pen: Pen, colours: Colours, marks: readonly Mark[], x: number, y: number, size: number): void {
   const side = SIDE * size;
   pen.begin(markSays(marks).join("\n"));
@@ -63,7 +63,7 @@ function drawSigns(pen: Pen, colours: Colours, marks: readonly Mark[], x: number
   pen.end();
 }
 
-/** Draws one sign centred on (x, y). */
+/** Draw one sign centred on (x, y). */
 export function drawSign(pen: Pen, colours: Colours, sign: Sign, x: number, y: number, size: number): void {
   const half = (SIDE / 2) * size;
   const rect = { x: x - half, y: y - half, width: 2 * half, height: 2 * half };
@@ -79,7 +79,7 @@ export function drawSign(pen: Pen, colours: Colours, sign: Sign, x: number, y: n
   } else if (sign === "recomputed") drawArrow(pen, colours, x, y, 3 * size, size);
 }
 
-/** Draws three quarters of a circle with an arrowhead. */
+/** Draw three quarters of a circle with an arrowhead. */
 function drawArrow(pen: Pen, colours: Colours, x: number, y: number, radius: number, size: number): void {
   const corners = Array.from({ length: CORNERS }, (_, at) => (-0.25 + (1.5 * at) / (CORNERS - 1)) * Math.PI);
   const arc = corners.flatMap((angle) => [x + radius * Math.cos(angle), y + radius * Math.sin(angle)]);

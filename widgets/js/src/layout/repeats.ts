@@ -121,8 +121,8 @@ class Runs {
   /** Number of tasks before each child. */
   private readonly tasksBefore: Int32Array;
   /**
-   * By period, the first known place with another shape than one period later. Remembering it compares each child once
-   * per period, not once per start.
+   * For each period, a place up to which children have the shapes of those one period later. Because of it, each child
+   * is compared once per period and not once per start.
    */
   private readonly differs = new Int32Array(LONGEST_LOOSE_PERIOD + 1);
 

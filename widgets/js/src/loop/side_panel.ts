@@ -119,9 +119,13 @@ function baseline(host: HTMLElement, { loop, step }: State): void {
   const [first, last] = loop.baseline_steps.slice(2 * at, 2 * at + 2);
   const bytes = baselineOf(loop, at);
   const exact = (count: number) => `${size(count)} (${grouped(count)} B)`;
-  host.append(el("h3", {}, `Memory before step ${grouped(first)}${last > first ? ` to ${grouped(last)}, the most` : ""}`));
-  BASELINE.forEach((kind, place) => row(host, kind, exact(bytes[place])));
-  row(host, "in all", exact(sum(bytes)));
+  const when = `step ${grouped(first)}${last > first ? ` to ${grouped(last)}, the most` : ""}`;
+  const folded = el("details", {}, el("summary", {}, `Memory before ${when}: `, el("b", {}, size(sum(bytes)))));
+  BASELINE.forEach((kind, place) => row(folded, kind, exact(bytes[place])));
+  row(folded, "in all", exact(sum(bytes)));
+  folded.open = host.dataset.baseline === "open";
+  folded.addEventListener("toggle", () => (host.dataset.baseline = folded.open ? "open" : ""));
+  host.append(folded);
 }
 
 /** Return the row that contains a step, or -1. */

@@ -144,8 +144,8 @@ export interface Branch {
 /** Result of comparing a task's backward with its forward; `ok` is null if it could not be decided. */
 export interface Check {
   ok: boolean | null;
-  /** Verdict, such as `right, but it keeps x as ctx.x`; if missing, `ok` is the whole result. */
-  verdict?: string;
+  /** True if the gradients are right but the lines contain warnings; missing without them. */
+  warns?: boolean;
   lines: string[];
 }
 
@@ -202,6 +202,8 @@ export interface Memory {
   device: string;
   basis: "measured" | "calibrated" | "dry run";
   estimates: string[];
+  /** The reason to show if there is space for only one; "" or absent without reasons. */
+  main_reason?: string;
   before: number;
   nbytes: number[];
   /** Events: `n` if storage n is allocated, `~n` if it is freed. */

@@ -33,7 +33,7 @@ export type Marks = ReadonlyMap<number, Mark>;
 const known = new WeakMap<Replay, Marks>();
 const NOTHING: Marks = new Map();
 
-/** Returns the marks by task; empty if the forward ran without a plan. */
+/** Return the marks by task; empty if the forward ran without a plan. */
 export function recomputeMarks(replay: Replay): Marks {
   if (!replay.graph.document.saved.made_by) return NOTHING;
   let found = known.get(replay);
@@ -79,7 +79,7 @@ function marksOf(replay: Replay): Marks {
   return found;
 }
 
-/** Returns the signs of some tasks. A task that recomputes what it dropped has no sign for dropping. */
+/** Return the signs of some tasks. A task that recomputes what it dropped has no sign for dropping. */
 export function signsOf(marks: Iterable<Mark>): Sign[] {
   const found = new Set<Sign>();
   for (const { recomputed } of marks) {
@@ -89,7 +89,7 @@ export function signsOf(marks: Iterable<Mark>): Sign[] {
   return SIGNS.filter((sign) => found.has(sign));
 }
 
-/** Adds up the marks of some tasks, such as those in a closed box. */
+/** Add up the marks of some tasks, such as those in a closed box. */
 function together(marks: readonly Mark[]): Mark {
   return marks.reduce((one, other) => ({
     count: one.count + other.count,
@@ -111,7 +111,7 @@ function sum(one: Recomputed, other: Recomputed): Recomputed {
   };
 }
 
-/** Returns `recomputes 2 first, 0.65 ms`, or `recomputed 2 in 0.71 ms` once it has; "" if it recomputes nothing. */
+/** Return `recomputes 2 first, 0.65 ms`, or `recomputed 2 in 0.71 ms` once it has; "" if it recomputes nothing. */
 export function replays(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
   if (ran) return `recomputed ${ran[0]} in ${milliseconds(ran[1])}`;
@@ -120,7 +120,7 @@ export function replays(replay: Replay, task: number): string {
   return `recomputes ${recomputed.count} first${recomputed.ns === null ? "" : `, ${milliseconds(recomputed.ns)}`}`;
 }
 
-/** Returns measured and planned recompute time, `0.71 ms, planned 0.65 ms`; "" if neither is known. */
+/** Return measured and planned recompute time, `0.71 ms, planned 0.65 ms`; "" if neither is known. */
 export function replayTimes(replay: Replay, task: number): string {
   const ran = replay.graph.document.replayed?.[task];
   const ns = recomputeMarks(replay).get(task)?.recomputed?.ns ?? null;
@@ -128,7 +128,7 @@ export function replayTimes(replay: Replay, task: number): string {
   return [ran ? milliseconds(ran[1]) : "", planned].filter(Boolean).join(", ");
 }
 
-/** Returns the tooltip lines for the marks of one or several tasks. */
+/** Return the tooltip lines for the marks of one or several tasks. */
 export function markSays(marks: readonly Mark[]): string[] {
   if (!marks.length) return [];
   const { count, bytes, recomputed } = together(marks);
@@ -141,7 +141,7 @@ export function markSays(marks: readonly Mark[]): string[] {
   return said;
 }
 
-/** Returns `2 tensors, 1.0 MiB`. */
+/** Return `2 tensors, 1.0 MiB`. */
 function tensors(what: string, amount: number, bytes: number): string {
   return `${counted(amount, what)}, ${size(bytes)}`;
 }

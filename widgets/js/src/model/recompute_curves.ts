@@ -24,7 +24,7 @@ export class CurveLevels {
     this.peak = levels.reduce((most, level) => Math.max(most, level), 0);
   }
 
-  /** Returns the curve, reduced to the highest, the lowest and the last level in each column. */
+  /** Return the curve, reduced to the highest, the lowest and the last level in each column. */
   steps(columnOf: (time: number) => number): Steps {
     const points = new Columns(columnOf);
     this.curve.levels.forEach((level, before) => points.add(before ? Math.max(0, this.times[before - 1]) : 0, level));
@@ -46,7 +46,7 @@ export const CURVES: Record<Curve["name"], { title: string; name: string }> = {
   planned: { title: "as planned", name: "planned" },
 };
 
-/** Returns the curves to draw. If the memory shown is the plan's own, its curve would coincide with that. */
+/** Return the curves to draw. If the memory shown is the plan's own, its curve would coincide with that. */
 export function curvesOf({ curves, memory }: Schedule): Curve[] {
   return (curves ?? []).filter(({ name }) => name === "plain" || memory?.basis !== "calibrated");
 }

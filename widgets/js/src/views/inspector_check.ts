@@ -19,7 +19,7 @@ export function checkSection(store: Store, task: number): HTMLElement[] {
   return [el("div", { class: "sec", "data-part": "check", "data-check": found }, heading, ...lines)];
 }
 
-function verdictOf({ ok, verdict = "right" }: Check): "ok" | "but" | "wrong" | "unknown" {
-  if (ok) return verdict === "right" ? "ok" : "but";
+function verdictOf({ ok, warns }: Check): "ok" | "but" | "wrong" | "unknown" {
+  if (ok) return warns ? "but" : "ok";
   return ok === null ? "unknown" : "wrong";
 }

@@ -111,12 +111,10 @@ function rowOf(category: number): Row {
 
 /** Return the basis of the numbers, and the reasons why they may be inaccurate. */
 export function basisWords(levels: MemoryLevels, isPlanned = false): { said: string; reasons: string } {
-  const { basis, estimates } = levels.memory;
+  const { basis, estimates, main_reason: reason } = levels.memory;
   const reasons = estimates.map((reason) => `${reason[0].toUpperCase()}${reason.slice(1)}.`).join("\n");
   if (basis === "measured") return { said: "measured", reasons };
   if (isPlanned && basis === "calibrated") return { said: "predicted by the plan", reasons };
-  // The general limit of a dry run (unknown kernel workspace) is shown only without a more specific reason.
-  const reason = estimates.find((each) => !each.startsWith("a dry run sees ")) ?? estimates.at(0);
   if (reason) return { said: `predicted, an estimate: ${shortened(reason)}`, reasons };
   if (basis === "dry run") return { said: "predicted", reasons };
   return { said: "predicted from a measured run", reasons };
@@ -124,7 +122,7 @@ export function basisWords(levels: MemoryLevels, isPlanned = false): { said: str
 
 /** Return the start of a reason, without the number and names of the tasks. */
 function shortened(reason: string): string {
-  const [first] = reason.replace(/^not known from a dry run: /, "misses ").split(/;|: \d|, the first/);
+  const [first] = reason.split(/;|: \d|, the first/);
   return first.length > LONGEST_REASON ? `${first.slice(0, LONGEST_REASON).replace(/\s+\S*$/, "")}…` : first;
 }
 

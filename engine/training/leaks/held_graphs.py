@@ -1,123 +1,28 @@
-"""Finds graphs and tensors of earlier steps that are still alive, and their holders."""
+"""Finds graphs of earlier steps that are still alive, and their holders."""
 
 from __future__ import annotations
 
 import dis
-import gc
 import itertools
 import re
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
-from weakref import ref
 
-from torch import Tensor, nn, strided
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
-from ...inspector.garbage_collector import all_objects
-from ...inspector.graph.node_metadata import nodes_of
-from ...inspector.graph.source_lines import Source
-from ...inspector.references.find_referrers import Holder, who_holds
-from ...inspector.torch_private.nodes import leaf_of, notes_on
-from ...inspector.torch_private.saved_variables import has_edges, saved_slots
-from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
-from ...inspector.torch_private.tensors import is_fake
-from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
-from ..memory.census import Place, storages_of
-from ..session.check_saved_on_ctx import outputs_on_ctx
-
-_numbers = itertools.count()
-
-
-class _Token:
-    """The mark of one step. `is_late`: put on nodes that were alive after the step and that no module returned."""
-
-    __slots__ = ("__weakref__", "is_late", "step")
-
-    def __init__(self, step: int | None, is_late: bool = False) -> None:
-        self.step = step
-        self.is_late = is_late
-
-
-class StepTokens:
-    """Marks a loop's nodes with the step in which they are created, without keeping any node alive.
-
-    A node belongs to the step in which the loop's thread assigned its sequence number. Sequence numbers are counted per
-    thread (node.h), so a token on the node, or on another node of its graph, tells whether it belongs to this loop.
-    """
-
-    def __init__(self) -> None:
-        self._key = f"tapescope step {next(_numbers)}"
-        self._token = _Token(None)
-        self._alive: dict[int, ref[_Token]] = {}
-        self._late: dict[int, ref[_Token]] = {}
-        self._starts: list[int] = []
-
-    def begin(self) -> None:
-        """Start the next step, counted from 0. Nodes marked from now on belong to it."""
-        step = len(self._starts)
-        self._token = _Token(step)
-        self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
-        self._starts.append(sequence_nr())
-
-    def end(self) -> None:
-        """End the current step. Nodes marked from now on belong to no step."""
-        self._token = _Token(None)
-
-    def alive(self) -> list[int]:
-        """Return the steps with a graph that is alive, earliest first, including the current step."""
-        return sorted({*self._alive, *self._late})
-
-    def mark(self, result: object) -> None:
-        """Mark the nodes that created these tensors."""
-        if type(result) is Tensor and not function_mode_is_on():
-            node = result.grad_fn
-            if node is not None:
-                notes_on(node).setdefault(self._key, self._token)
-        elif result is not None:
-            with unobserved():
-                for node in nodes_of(result):
-                    notes_on(node).setdefault(self._key, self._token)
-
-    def mark_alive(self) -> None:
-        """Mark the nodes of all tensors alive that were created in the loop and have no mark.
-
-        An average of weights is computed outside of modules, and no backward runs through it, so `mark` never sees it.
-        """
-        token = _Token(self._token.step, is_late=True)
-        if token.step is None:
-            return
-        self._late[token.step] = ref(token, partial(_forget, self._late, token.step))
-        for each in _all_tensors():
-            node = _maker(each)
-            if node is not None and self.step_of(node) is not None:
-                notes_on(node).setdefault(self._key, token)
-
-    def step_of(self, node: Node) -> int | None:
-        """Return the step in which a node was created; None before the first step, or for a leaf's node."""
-        number = number_of(node)
-        step = -1 if number == UNNUMBERED else bisect_right(self._starts, number) - 1
-        return None if step < 0 else step
-
-    def marked_in(self, node: Node) -> int | None:
-        """Return the step of a node's token."""
-        token: _Token | None = notes_on(node).get(self._key)
-        return None if token is None else token.step
-
-    def is_marked_late(self, node: Node) -> bool:
-        """Return whether `mark_alive` put the node's token there."""
-        token: _Token | None = notes_on(node).get(self._key)
-        return token is not None and token.is_late
-
-
-def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:
-    alive.pop(step, None)
-
+from ....inspector.garbage_collector import all_objects
+from ....inspector.graph.source_lines import Source
+from ....inspector.references.find_referrers import Holder, who_holds
+from ....inspector.torch_private.nodes import leaf_of
+from ....inspector.torch_private.saved_variables import has_edges, saved_slots
+from ....inspector.torch_private.sequence_numbers import UNNUMBERED, number_of
+from ...memory.census import Place, storages_of
+from ...session.check_saved_on_ctx import outputs_on_ctx
+from .step_tokens import StepTokens, maker_of
 
 _MOST_TARGETS = 128  # objects whose holders are searched at once
 _MOST_NODES = 50_000  # nodes whose bytes are counted
@@ -198,7 +103,7 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
             if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
                 continue
             if kinds[kind] is Tensor:
-                node = _maker(each)
+                node = maker_of(each)
             else:
                 node = None if isinstance(each, BackwardCFunction) and not has_edges(each) else each
             if node is not None and leads.to_an_old(node):
@@ -208,17 +113,6 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
     nodes = [each for _, each in found if not issubclass(type(each), Tensor)]
     is_all = len(tensors) <= _MOST_TARGETS
     return [*_ends(tensors, _MOST_TARGETS), *_ends(nodes, max(0, _MOST_TARGETS - len(tensors)))], is_all
-
-
-def _maker(tensor: Tensor) -> Node | None:
-    """Return a tensor's node; None if reading `grad_fn` raises.
-
-    torch raises for one of several views (of chunk, split, unbind) whose base was modified in place.
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def _ends(found: list[Any], most: int) -> list[Any]:
@@ -407,147 +301,3 @@ class _Size:
     def _add(self, tensor: Tensor) -> None:
         if not isinstance(tensor, nn.Parameter):
             self._storages.update(storages_of([tensor]))
-
-
-_LOOKS = 3  # observations needed to report a growth
-_FIRST_SURE = 8  # number of the step by which a loop has allocated its initial tensors
-_STEADY = 0.75  # least ratio of successive increases; a buffer that fills up adds less and less
-_LEAST_BYTES = 2**16
-_LEAST_SHARE = 0.01  # smallest growth to report, as a share of all bytes held by the loop
-_OURS = f"{__name__.partition('.')[0]}."
-_CONTAINERS = (dict, list, tuple, set, deque)
-_MOST_TENSORS_SEARCHED = 64  # tensors whose holders are searched at once
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTensors:
-    """Tensors of earlier steps that are alive.
-
-    Attributes:
-        holder: the first of the holders that hold most of them.
-        alike: the number of holders that differ from it at most by an index.
-        nbytes: bytes of all their storages.
-        share: the share of its storage that the first tensor uses; less than 1 for a view of a larger tensor.
-    """
-
-    holder: Holder
-    alike: int
-    nbytes: int
-    share: float
-
-
-class OldTensors:
-    """Finds tensors without a graph that are older than the current step and younger than the loop.
-
-    Known limitations: a storage held only by C++ is not found, unless a node saves it (see `old_graphs`).
-    """
-
-    def __init__(self) -> None:
-        with unobserved():
-            self._before_loop = dict(_tensors_alive())
-        self._before_step: list[ref[Tensor]] = []
-        self._looks: list[tuple[int, int]] = []
-
-    def step_begins(self, watching: object) -> None:
-        """Note the tensors that exist, without those of the observers."""
-        with unobserved():
-            own = set(map(id, _tensors_below(watching)))
-            self._before_step = [each for number, each in _tensors_alive() if number not in own]
-
-    def storages(self, known: Container[Place]) -> dict[Place, tuple[int, ref[Tensor]]]:
-        """Return, by place, the size and a tensor of each storage left by earlier steps, without the known ones."""
-        before = {place for each in self._before_loop.values() for place in _storage(each)}
-        storages = {}
-        for each in self._before_step:
-            for place, nbytes in _storage(each).items():
-                if place not in before and place not in known:
-                    storages[place] = nbytes, each
-        return storages
-
-    def growth(self, number: int, nbytes: int, held: float) -> int | None:
-        """Return the bytes added per step if the last three observations grow steadily.
-
-        Args:
-            held: all bytes held by the loop.
-        """
-        self._looks = [*self._looks, (number, nbytes)][-_LOOKS:]
-        if len(self._looks) < _LOOKS or number < _FIRST_SURE:
-            return None
-        (start, first), (middle, second), (end, third) = self._looks
-        before, now = (second - first) / (middle - start), (third - second) / (end - middle)
-        grows = third - first >= max(_LEAST_BYTES, _LEAST_SHARE * held)
-        return int(now) if grows and 0 < _STEADY * before <= now else None
-
-    def end(self) -> None:
-        self._before_loop.clear()
-        self._before_step.clear()
-
-
-def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | None:
-    """Return the tensors and their main holder; None if no tensor is alive."""
-    found = sorted(storages, key=lambda pair: -pair[0])
-    with unobserved():
-        targets = [each() for _, each in found[:_MOST_TENSORS_SEARCHED]]
-        sizes = [0 if each is None else each.nbytes for each in targets]
-        holders = who_holds(targets)
-        targets.clear()
-    groups: dict[str, list[int]] = {}
-    for place, holder in enumerate(holders):
-        if sizes[place]:
-            groups.setdefault(alike(holder.text), []).append(place)
-    if not groups:
-        return None
-    places = max(groups.values(), key=lambda group: sum(found[place][0] for place in group))
-    first = min(places, key=lambda place: (len(holders[place].text), holders[place].text))
-    more = len(found) - len(holders) if len(groups) == 1 else 0
-    return HeldTensors(
-        holders[first], len(places) + more, sum(each for each, _ in found), sizes[first] / found[first][0]
-    )
-
-
-def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
-    """Yield the id and a weak reference of each tensor without a graph."""
-    for each in _all_tensors():
-        if not is_fake(each) and not _has_graph(each):
-            yield id(each), ref(each)
-
-
-def _all_tensors() -> Iterator[Tensor]:
-    """Yield the tensors that the collector tracks, without the lazy ones."""
-    kinds: dict[type, bool] = {}
-    with all_objects() as objects:
-        for each in objects:
-            kind = type(each)
-            if kind not in kinds:
-                kinds[kind] = issubclass(kind, Tensor)
-            if kinds[kind] and not is_lazy(each):
-                yield each
-
-
-def _has_graph(tensor: Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # one of several views whose base was modified in place
-        return True
-
-
-def _tensors_below(owner: object) -> list[Tensor]:
-    """Return the tensors held by one of tapescope's objects, directly or through its objects and containers."""
-    found: list[Tensor] = []
-    seen = {id(owner): owner}
-    waiting = [owner]
-    while waiting:
-        for each in gc.get_referents(waiting.pop()):
-            kind = type(each)
-            if issubclass(kind, Tensor):
-                found.append(each)
-            elif id(each) not in seen and (kind in _CONTAINERS or str(kind.__module__).startswith(_OURS)):
-                seen[id(each)] = each
-                waiting.append(each)
-    return found
-
-
-def _storage(tensor: ref[Tensor]) -> dict[Place, int]:
-    """Return the bytes of a strided tensor's storage, by place; empty if it was freed or has no strides."""
-    found = tensor()
-    return {} if found is None or found.layout is not strided or found.is_nested else storages_of([found])

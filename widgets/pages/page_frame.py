@@ -1,4 +1,4 @@
-"""Saved pages of comparisons and studies. They load no other files, and are readable without scripts."""
+"""The frame of saved pages of comparisons and studies: title, style, script and glossary. They load no other files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ...engine.studies.ready_workload import Workload
 from ...inspector.graph.source_lines import PACKAGE
 from . import report_html
 from .figure_html import Figures
+from .glossary import glossary_section
 from .html_page import html_page
 from .theme import CATEGORY_COLOURS, LATER, Colours
 
@@ -99,14 +100,8 @@ _MARK = (
     '<path d="M2.5 14.5h15" stroke-linecap="round"/></svg>'
 )
 
-_FIGURES = {
-    "figures": "drag along a plot to zoom in, drag with Shift to move, double-click to reset; click a name in a "
-    "legend to hide its curve, double-click it to hide all others. Keys: arrows move from point to point, + and - "
-    "zoom, 0 resets; in a treemap Enter zooms in and Escape out",
-}
 
-
-def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
+def page_frame(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
     """Return a page.
 
     Args:
@@ -123,7 +118,7 @@ def figure_page(title: str, subtitle: str, body: str, figures: Figures, style: s
 <p>{escape(subtitle)}</p></header>
 {body}
 </main>
-<script type="application/octet-stream" id="told">{figures.packed}</script>
+<script type="application/octet-stream" id="hover-data">{figures.packed}</script>
 <script>{CODE.read_text(encoding="utf-8")}</script>"""
     return html_page(title, main, f"{report_html.STYLE}{_STYLE}{_FIGURE}{style}")
 
@@ -171,15 +166,9 @@ def studies_page(
         )
         head = f"<h2>{escape(study.title)}<span>{escape(_about(study.workload))}</span></h2>"
         parts.append(f"<section>{head}{table(study)}{''.join(drawn)}</section>")
-    parts.append(words_section({escape(word): meaning for word, meaning in words.items()}))
-    return figure_page(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
+    parts.append(glossary_section({escape(word): meaning for word, meaning in words.items()}))
+    return page_frame(title, f"Measured on {studies[0].machine}.", "\n".join(parts), figures)
 
 
 def _about(workload: Workload) -> str:
     return " · ".join(filter(None, (workload.title, workload.source)))
-
-
-def words_section(words: Mapping[str, str]) -> str:
-    """Return the glossary: words as HTML, meanings as text. Its last entry explains how to use figures."""
-    lines = "".join(f"<dt>{word}</dt><dd>{escape(meaning)}</dd>" for word, meaning in {**words, **_FIGURES}.items())
-    return f"<section><h2>Words</h2><dl>{lines}</dl></section>"

@@ -9,16 +9,17 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.graph.source_lines import users_place
-from ...inspector.references.find_referrers import Holder
-from ...inspector.text.sizes_and_counts import counted, size_text
-from ...inspector.torch_private.optimizer_steps import parameters_of
-from .findings import Finding
-from .follow_loop import BackwardGiven
-from .leak_holders import GRAD_OF, ON_CTX, HeldGraphs, StepTokens, alike, held_graphs
-from .loop_observers import LoopPart
-from .pending_graphs import at
-from .training_result import Training
+from ....inspector.graph.source_lines import users_place
+from ....inspector.references.find_referrers import Holder
+from ....inspector.text.sizes_and_counts import counted, size_text
+from ....inspector.torch_private.optimizer_steps import parameters_of
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..pending_graphs import at
+from ..training_result import Training
+from .held_graphs import GRAD_OF, ON_CTX, HeldGraphs, alike, held_graphs
+from .step_tokens import StepTokens
 
 _FIRST_LOOK = 2  # the number of a step: two are over before it
 _LAG = 2  # steps: what a loop compares with the step before is let go of one later

@@ -8,18 +8,18 @@ from weakref import finalize
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from ...inspector.graph.source_lines import users_place
-from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.torch_private.nodes import notes_on
-from ...inspector.torch_private.saved_variables import saved_slots
-from ...inspector.torch_private.sequence_numbers import UNNUMBERED, youngest_first
-from ..memory.census import storages_of
-from .findings import Finding
-from .follow_loop import BackwardGiven
-from .leaks import steps_text
-from .loop_observers import LoopPart
-from .pending_graphs import at, roots_of
-from .training_result import Training
+from ....inspector.graph.source_lines import users_place
+from ....inspector.text.sizes_and_counts import size_text
+from ....inspector.torch_private.nodes import notes_on
+from ....inspector.torch_private.saved_variables import saved_slots
+from ....inspector.torch_private.sequence_numbers import UNNUMBERED, youngest_first
+from ...memory.census import storages_of
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..pending_graphs import at, roots_of
+from ..training_result import Training
+from .graph_leaks import steps_text
 
 _KEY = "tapescope: retained by"
 _ENOUGH = 3  # retained graphs that were freed unused

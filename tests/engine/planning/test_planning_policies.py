@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tapescope as ts
 from tapescope.engine.execution.backward_arguments import needed_tasks
-from tapescope.engine.planning.planners import comm_first, critical_path, liu, lpmf, postorder
+from tapescope.engine.planning.planning_policies import comm_first, critical_path, liu, lpmf, postorder
 from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.planning.series_parallel import contracted
 from tapescope.engine.planning.simulate import schedule
@@ -131,27 +131,29 @@ def test_an_empty_problem_has_an_empty_order(name: str) -> None:
 def lpmf_as_inductor_does(problem: PosedProblem) -> list[int]:
     """By the definition: all ready tasks are looked at, each time."""
     places = {task: place for place, task in enumerate(problem.heap_order)}
-    waits, left = list(problem.waits), [len(users) for users in problem.users]
-    made = {block for block, makers in enumerate(problem.makers) if not makers}
+    waits, left = list(problem.waits), [len(users) for users in problem.blocks.users]
+    made = {block for block, makers in enumerate(problem.blocks.makers) if not makers}
     level = problem.start_bytes
-    peak = max(level, sum(size for size, users in zip(problem.sizes, problem.users, strict=True) if not users))
+    peak = max(
+        level, sum(size for size, users in zip(problem.blocks.sizes, problem.blocks.users, strict=True) if not users)
+    )
     order: list[int] = []
 
     def change(task: int) -> int:
-        new = sum(problem.sizes[block] for block in problem.made_by[task] if block not in made)
-        return new - sum(problem.sizes[block] for block in problem.used_by[task] if left[block] == 1)
+        new = sum(problem.blocks.sizes[block] for block in problem.blocks.made_by[task] if block not in made)
+        return new - sum(problem.blocks.sizes[block] for block in problem.blocks.used_by[task] if left[block] == 1)
 
     def key(task: int) -> tuple[int, int, int]:
-        need = problem.needs[task]
+        need = problem.blocks.needs[task]
         return (need if need > peak - level else 0, change(task), places[task])
 
     while len(order) < len(problem.tasks):
         task = min((task for task in problem.tasks if not waits[task] and task not in order), key=key)
         order.append(task)
-        peak = max(peak, level + problem.needs[task])
+        peak = max(peak, level + problem.blocks.needs[task])
         level += change(task)
-        made.update(problem.made_by[task])
-        for block in problem.used_by[task]:
+        made.update(problem.blocks.made_by[task])
+        for block in problem.blocks.used_by[task]:
             left[block] -= 1
         for next_task in problem.nexts[task]:
             waits[next_task] -= 1
@@ -390,7 +392,7 @@ def test_comm_first_says_what_it_cannot_find(snapshot: Snapshots) -> None:
     with raises(ValueError, "DistributedDataParallel", '"comm_first(encoder.*)"') as no_buckets:
         comm_first(Problem(graph))
     only_left = needed_tasks(graph, [model["left"][0].weight])
-    with raises(ValueError, '"right.bias"', "AccumulateGrad (right.bias, test_planners.py:") as left_out:
+    with raises(ValueError, '"right.bias"', "AccumulateGrad (right.bias, test_planning_policies.py:") as left_out:
         comm_first(Problem(graph, needed=only_left), patterns=["right.bias"])
     for raised in (no_buckets, left_out):
         snapshot("backward", raised.value)

@@ -62,11 +62,11 @@ class Memory:
     """
 
     def __init__(self, problem: Problem, ran: Iterable[int] = ()) -> None:
-        self._needs, self._sizes, self._makers = problem.needs, problem.sizes, problem.makers
-        self._made_by, self._used_by = problem.made_by, problem.used_by
-        self._made = [not makers for makers in problem.makers]
-        self._left = list(map(len, problem.users))
-        self._last = list(map(sum, problem.users))  # the sum of the ids of future users: with one left, its id
+        self._needs, self._sizes, self._makers = problem.blocks.needs, problem.blocks.sizes, problem.blocks.makers
+        self._made_by, self._used_by = problem.blocks.made_by, problem.blocks.used_by
+        self._made = [not makers for makers in problem.blocks.makers]
+        self._left = list(map(len, problem.blocks.users))
+        self._last = list(map(sum, problem.blocks.users))  # the sum of the ids of future users: with one left, its id
         self.level = problem.start_bytes
         self.peak = max(self.level, sum(size for size, left in zip(self._sizes, self._left, strict=True) if not left))
         self.change = [0] * len(self._needs)
@@ -191,7 +191,7 @@ def lpmf(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     """
     progress, memory = Progress(problem, ran), Memory(problem, ran)
     places = _heap_places(problem)
-    ready = LeastNeed(problem.needs)
+    ready = LeastNeed(problem.blocks.needs)
     for task in progress.ready:
         ready.push((memory.change[task], places[task], task))
     while ready:
@@ -215,13 +215,13 @@ def postorder(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     each step of a recurrence. O(n log n + edges).
     """
     branches, made = [0] * len(problem.graph), [0] * len(problem.graph)
-    tasks, sizes = len(problem.tasks), problem.sizes
+    tasks, sizes = len(problem.tasks), problem.blocks.sizes
     made_in_all = sum(sizes)
     for task in problem.heap_order:
         nexts = problem.nexts[task]
         # The number of paths can be too large for floats.
         branches[task] = min(branches[task] + max(0, len(nexts) - 1), tasks)
-        made[task] = min(made[task] + sum([sizes[block] for block in problem.made_by[task]]), made_in_all)
+        made[task] = min(made[task] + sum([sizes[block] for block in problem.blocks.made_by[task]]), made_in_all)
         for next_task in nexts:
             branches[next_task] += branches[task]
             made[next_task] += made[task]
@@ -345,7 +345,7 @@ def liu(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     for task in order:
         change[task] = memory.change[task]
         memory.run(task)
-    hills = [max(need, after, 0) for need, after in zip(problem.needs, change, strict=True)]
+    hills = [max(need, after, 0) for need, after in zip(problem.blocks.needs, change, strict=True)]
     segments = contracted(order, problem.nexts, hills, change)
 
     left_out = set(order).difference(*(segment.tasks for segment in segments))

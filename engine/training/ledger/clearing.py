@@ -1,0 +1,321 @@
+"""Checks when gradients are cleared: never, between backward and step, or not before a second optimizer steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ....inspector.graph.phrases import joined
+from ....inspector.graph.source_lines import Place, users_place
+from ....inspector.text.sizes_and_counts import counted
+from ....inspector.torch_private.gradient_calls import watching_zero_grad
+from ....inspector.torch_private.optimizer_steps import parameters_of
+from ....inspector.torch_private.tensors import identity_of, version_of
+from ..findings import Finding, FindingKind
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..norms import NormSums, TensorSquares, squares_by_tensor
+from ..pending_graphs import at
+from ..training_result import Training
+
+_SURE = 3  # steps in a row after which it is said
+
+
+class _State(NamedTuple):
+    """A parameter's gradient at some time: the tensor and its version."""
+
+    parameter: ReferenceType[Tensor]
+    identity: int
+    version: int
+
+    def is_as_it_was(self) -> bool:
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        return gradient is not None and (identity_of(gradient), version_of(gradient)) == self[1:]
+
+
+def _states(parameters: Iterable[Tensor]) -> dict[int, _State]:
+    return {
+        id(each): _State(ref(each), identity_of(gradient), version_of(gradient))
+        for each in parameters
+        if (gradient := each.grad) is not None
+    }
+
+
+def _same(states: Mapping[int, _State]) -> dict[int, _State]:
+    """Return the present states of the gradients that are still the same tensors, whatever was written to them."""
+    parameters = [parameter for state in states.values() if (parameter := state.parameter()) is not None]
+    return {key: now for key, now in _states(parameters).items() if now.identity == states[key].identity}
+
+
+@dataclass(slots=True)
+class _Interval:
+    """The gradients of an optimizer's parameters between two of its steps.
+
+    Attributes:
+        left: the gradients that nothing has touched since the step, except backwards; None: not followed.
+        is_cleared: whether the optimizer's own `zero_grad` was called.
+        squares: the squared norms of `left`, just before the last backward.
+        backwards: how many backwards have run.
+    """
+
+    left: dict[int, _State] | None
+    is_cleared: bool = False
+    squares: list[TensorSquares] = field(default_factory=list)
+    backwards: int = 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """A fault that an optimizer's steps have had in a row.
+
+    Attributes:
+        first: the step in which it was seen first.
+        count: in how many steps.
+        parameters: the ids of the parameters that had it in all of them.
+    """
+
+    first: int
+    count: int
+    parameters: frozenset[int]
+
+
+class _Coming(NamedTuple):
+    """A step whose gradients' norms are on their way."""
+
+    kind: FindingKind
+    optimizer: ReferenceType[Optimizer]
+    step: int
+    place: Place | None
+    squares: list[TensorSquares]
+    calls: tuple[str, ...]
+    among: frozenset[int] = frozenset()  # parameters
+
+
+class Clearing(LoopPart):
+    """Follows when gradients are set to None or to zero.
+
+    Versions of gradients say whether anything has written to them, and their norms whether they are zero, so nothing
+    waits for an accelerator. An optimizer whose own `zero_grad` was called since its step is not looked at.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._thread = get_ident()
+        self._sums = NormSums()
+        self._number = 0
+        self._intervals: WeakKeyDictionary[Optimizer, _Interval] = WeakKeyDictionary()
+        self._rows: dict[FindingKind, WeakKeyDictionary[Optimizer, _Row]] = {}
+        self._coming: deque[_Coming] = deque()
+        self._had: frozenset[int] = frozenset()  # ids of parameters with a gradient when the last backward ended
+        self._calls: list[str] = []  # of zero_grad since then
+        self._is_after_backward = False
+        self._backwards = 0  # that have ended
+        self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # after how many of them
+        self._stepped: dict[int, tuple[ReferenceType[Optimizer], str, _State]] = {}  # parameters, since the last one
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        self._stack.enter_context(watching_zero_grad(self._cleared))
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+
+    def _cleared(self, owner: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        if self._is_after_backward:
+            self._calls.append(f"{type(owner).__name__}.zero_grad(){at(users_place())}")
+        interval = self._intervals.get(owner) if isinstance(owner, Optimizer) else None
+        if interval is not None:
+            interval.is_cleared = True
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        self._is_after_backward = False
+        self._calls.clear()
+        self._stepped.clear()
+        for interval in self._intervals.values():
+            interval.backwards += 1
+            if interval.is_cleared or not interval.left:
+                continue
+            interval.left = {key: state for key, state in interval.left.items() if state.is_as_it_was()}
+            interval.squares = self._squares(interval.left)
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        taken = self._training.taken_norms
+        if error is not None or taken is None:
+            return
+        self._is_after_backward = True
+        self._had = taken.parameters
+        for interval in self._intervals.values():
+            if interval.left and not interval.is_cleared:
+                interval.left = _same(interval.left)
+        self._backwards += 1
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._read()
+        held = parameters_of(optimizer)
+        if self._is_after_backward and self._stepped_at.get(optimizer) != self._backwards:
+            self._look_for_early_clearing(optimizer, held)
+        interval = self._intervals.get(optimizer)
+        if interval is None or not interval.backwards:
+            return
+        left = {} if interval.is_cleared else _same(interval.left or {})
+        squares = interval.squares if left else []
+        if left or optimizer in self._rows.get("never cleared", ()):
+            self._coming.append(
+                _Coming("never cleared", ref(optimizer), self._number, users_place(), squares, (), frozenset(left))
+            )
+        if len(self._intervals) > 1:
+            self._look_for_second_step(optimizer, held)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        before = self._intervals.get(optimizer)
+        held = parameters_of(optimizer)
+        is_followed = before is None or not before.is_cleared
+        states = _states(held) if is_followed or len(self._intervals) > 1 else {}
+        self._intervals[optimizer] = _Interval(states if is_followed else None)
+        self._stepped_at[optimizer] = self._backwards
+        if len(self._intervals) > 1:
+            step = f"{type(optimizer).__name__}.step(){at(users_place())}"
+            self._stepped.update({key: (ref(optimizer), step, state) for key, state in states.items()})
+
+    def optimizer_skipped(self, optimizer: Optimizer) -> None:
+        self._intervals[optimizer] = _Interval(None)
+        self._stepped_at[optimizer] = self._backwards
+
+    def step_ends(self, number: int) -> None:
+        self._read()
+
+    def ends(self) -> None:
+        self._stack.close()
+        self._read()
+        self._intervals.clear()
+        self._coming.clear()
+        self._stepped.clear()
+
+    def _squares(self, states: Mapping[int, _State]) -> list[TensorSquares]:
+        """Compute the squared norms of gradients, by the id of the parameter."""
+        there = [(key, each.grad) for key, state in states.items() if (each := state.parameter()) is not None]
+        found = [(key, gradient) for key, gradient in there if gradient is not None]
+        self._sums.take([gradient for _, gradient in found], [0] * len(found))
+        return [each._replace(tensors=[found[place][0] for place in each.tensors]) for each in self._sums.squares]
+
+    def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
+        """Look for gradients that the last backward left and that are None or zero now."""
+        had = [each for each in held if id(each) in self._had]
+        there = [each for each in had if each.grad is not None]
+        calls = tuple(dict.fromkeys(self._calls))
+        if had and not there:
+            self._add_to_row("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
+        elif there and calls:
+            squares = self._squares(_states(there))
+            self._coming.append(_Coming("cleared early", ref(optimizer), self._number, users_place(), squares, calls))
+        elif optimizer in self._rows.get("cleared early", ()):
+            self._add_to_row("cleared early", optimizer, self._number, frozenset(), None, ())
+
+    def _look_for_second_step(self, optimizer: Optimizer, held: list[Tensor]) -> None:
+        """Look for gradients with which another optimizer has stepped already."""
+        same: set[int] = set()
+        steps: dict[str, None] = {}
+        for each in held if self._stepped else ():
+            other, step, state = self._stepped.get(id(each), (None, "", None))
+            if other is not None and state is not None and other() is not optimizer and state.is_as_it_was():
+                same.add(id(each))
+                steps[step] = None
+        if same or optimizer in self._rows.get("stepped twice", ()):
+            self._add_to_row("stepped twice", optimizer, self._number, frozenset(same), users_place(), tuple(steps))
+
+    def _read(self) -> None:
+        """Take up the steps whose norms have come."""
+        while self._coming and all(each.squares.is_ready() for each in self._coming[0].squares):
+            coming = self._coming.popleft()
+            optimizer = coming.optimizer()
+            if optimizer is None:
+                continue
+            squares = squares_by_tensor(coming.squares)
+            if coming.kind == "cleared early":
+                found = frozenset(squares) if squares and not any(squares.values()) else frozenset()
+            else:
+                found = frozenset(key for key, value in squares.items() if value and key in coming.among)
+            self._add_to_row(coming.kind, optimizer, coming.step, found, coming.place, coming.calls)
+
+    def _add_to_row(
+        self,
+        kind: FindingKind,
+        optimizer: Optimizer,
+        step: int,
+        found: frozenset[int],
+        place: Place | None,
+        calls: tuple[str, ...],
+    ) -> None:
+        rows = self._rows.setdefault(kind, WeakKeyDictionary())
+        row = rows.get(optimizer)
+        parameters = found if row is None else found & row.parameters
+        if not parameters:
+            rows.pop(optimizer, None)
+            parameters, row = found, None
+        if not parameters:
+            return
+        row = rows[optimizer] = _Row(
+            step if row is None else row.first, 1 if row is None else row.count + 1, parameters
+        )
+        if row.count >= _SURE:
+            self._tell(kind, optimizer, row, step, place, calls)
+
+    def _tell(
+        self,
+        kind: FindingKind,
+        optimizer: Optimizer,
+        row: _Row,
+        step: int,
+        place: Place | None,
+        calls: tuple[str, ...],
+    ) -> None:
+        held = parameters_of(optimizer)
+        names = [self._training.watched.name_of(each) for each in held if id(each) in row.parameters]
+        known = [each for each in names if each is not None]
+        which = joined(known) if known else counted(len(names), "parameter")
+        title = type(optimizer).__name__
+        covers_all = len(names) == len([each for each in held if id(each) in self._had])
+        text = _TEXTS[kind].format(
+            which=which,
+            were="were" if len(names) > 1 else "was",
+            count=row.count,
+            first=row.first,
+            step=f"{title}.step(){at(place)}",
+            clear="optimizer.zero_grad()"
+            if covers_all
+            else "zero_grad() of the optimizer or the module that holds them",
+            calls=joined(calls) if calls else "An assignment of None or zeros",
+            clears="clear" if len(calls) > 1 else "clears",
+        )
+        self._training.add(
+            Finding(kind, row.first, text, tensor=known[0] if known else None, last_step=step, at=at(place)[4:] or None)
+        )
+
+
+_TEXTS: dict[FindingKind, str] = {
+    "never cleared": (
+        "The gradients of {which} are never cleared: after {step} in step {first} and {count} steps in a row, nothing "
+        "set them to None or zero before the next backward, so gradients accumulate and each step uses the sum over "
+        "all steps so far. What to do: call {clear} once per step, before the backward."
+    ),
+    "cleared early": (
+        "{calls} {clears} the gradients of {which} between the backward and {step}, which uses no gradient from step "
+        "{first} on. What to do: call zero_grad() before the backward, or after the step."
+    ),
+    "stepped twice": (
+        "{which} {were} stepped twice with the same gradient, from step {first} on: {calls} and {step} hold the same "
+        "parameters, and no backward runs between the two steps. What to do: pass each parameter to one optimizer "
+        "only."
+    ),
+}

@@ -1,0 +1,366 @@
+"""Compares the parameters that get gradients with those that optimizers hold, over the whole loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim import Optimizer
+
+from ....inspector.graph.phrases import joined
+from ....inspector.graph.source_lines import Place, users_place
+from ....inspector.text.sizes_and_counts import counted
+from ....inspector.torch_private.hooks import own
+from ....inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
+from ....inspector.torch_private.tensors import LateTensor, local_of, version_of
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..pending_graphs import at
+from ..training_result import Training
+from .unregistered import Unregistered, unregistered
+
+_ELEMENTS = 2**16  # of a parameter that are compared; at least one row
+_RENEWED = 3  # steps in a row in which a parameter of the same name was a new one
+_OFTEN = 100  # steps after which parameters are listed again at the latest
+_FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
+
+
+def _first_of(parameter: Tensor) -> Tensor:
+    """Its first elements: they tell whether it was updated, and take next to nothing to be kept."""
+    values = local_of(parameter.detach())
+    return values if values.dim() == 0 else values[: max(1, _ELEMENTS * len(values) // max(values.numel(), 1))]
+
+
+class _Unheld(NamedTuple):
+    """A parameter with a gradient that no optimizer holds.
+
+    Attributes:
+        name: its name or, if it is not registered, its expression.
+        parameter: the parameter.
+        beside: how the model holds it, if it is not registered.
+    """
+
+    name: str
+    parameter: Tensor
+    beside: Unregistered | None
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """An unheld parameter, and its first elements before the step."""
+
+    parameter: ReferenceType[Tensor]
+    before: Tensor
+
+
+class _Coming(NamedTuple):
+    """Suspects that are compared with their values a step ago."""
+
+    step: int
+    found: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]]
+
+
+class HeldParameters(LoopPart):
+    """Looks for parameters that have a gradient and that no optimizer holds.
+
+    Parameters are listed in the first steps, after 10, 20, 40, ... steps (`every=`), and where a module or a
+    parameter was registered or a parameter has its first gradient. A parameter that somebody else updates is not
+    reported: its values are compared between two steps. An optimizer may hold copies of the parameters instead.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._thread = get_ident()
+        self._step = 0
+        self._got: set[int] = set()  # ids of parameters that got a gradient
+        self._with_gradient = frozenset[int]()  # when the last backward ended
+        self._versions: dict[int, int] = {}  # of the optimizers' parameters in the first step
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        self._suspects: dict[int, _Suspect] = {}
+        self._coming: _Coming | None = None
+        self._told: set[int] = set()
+        self._renewed: dict[str, list[int]] = {}  # by name, the steps in which it was first suspected
+        self._names: dict[int, tuple[ReferenceType[Tensor], str]] = {}
+        self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
+        self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
+        self._has_news = False
+        self._has_stepped = False  # an optimizer, in this step
+        self._next = 0  # the step in which parameters are listed again at the latest
+        self._listed = -1  # the last step in which parameters were listed
+        self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+        for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
+            self._stack.callback(own(register(self._registers)).remove)
+
+    def _registers(self, module: nn.Module, name: str, _: object) -> None:
+        """Note that the loop registers a module or a parameter."""
+        if get_ident() == self._thread:
+            self._registered.setdefault(module, {})[name] = self._step + self._has_stepped, users_place()
+            self._has_news = True
+
+    def step_begins(self, number: int) -> None:
+        self._step = number
+        self._has_stepped = False
+
+    def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        if self._suspects:
+            self._inputs |= {id(each) for each in given if isinstance(each, Tensor)}
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        taken = self._training.taken_norms
+        if taken is not None and not taken.parameters <= self._with_gradient:
+            self._has_news = self._has_news or not taken.parameters <= self._got
+            self._got |= taken.parameters
+        self._with_gradient = frozenset() if taken is None else taken.parameters
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._tell_of_those_that_came()
+        self._optimizers.add(optimizer)
+        if self._step <= _SURE:
+            held = parameters_of(optimizer)
+            self._got.update(id(each) for each in held if each.grad is not None)
+            for each in held:
+                self._versions.setdefault(id(each), version_of(each))
+        if self._step >= _FIRST and self._listed != self._step:
+            is_due = self._step <= _SURE or self._step >= self._next
+            if is_due or self._has_news or self._suspects:
+                self._listed = self._step
+                self._has_news = False
+                if self._step >= self._next:
+                    self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
+                self._list_parameters()
+        if self._step == _SURE:
+            self._tell_of_idle(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        self._has_stepped = True
+
+    def step_ends(self, number: int) -> None:
+        self._tell_of_those_that_came()
+
+    def ends(self) -> None:
+        self._stack.close()
+        self._tell_of_those_that_came()
+        self._suspects.clear()
+        self._coming = None
+        self._registered.clear()
+
+    def _list_parameters(self) -> None:
+        """Compare the parameters suspected in the previous list, and suspect the new ones."""
+        watched = self._training.watched
+        named = list(watched.parameters())
+        found = self._unheld(named, self._optimizers)
+        compared: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]] = []
+        suspects: dict[int, _Suspect] = {}
+        for name, parameter, beside in found:
+            known = self._suspects.get(id(parameter))
+            now = _first_of(parameter)
+            if known is not None and known.parameter() is parameter and known.before.shape == now.shape:
+                compared.append((name, ref(parameter), beside, LateTensor((known.before != now).any())))
+            else:
+                suspects[id(parameter)] = _Suspect(ref(parameter), now.clone())
+                steps = self._renewed.setdefault(name, [])
+                if not steps or steps[-1] != self._step:
+                    steps.append(self._step)
+                if steps[-_RENEWED:] == list(range(self._step - _RENEWED + 1, self._step + 1)):  # made in each forward
+                    compared.append((name, ref(parameter), beside, LateTensor(torch.zeros((), device="cpu"))))
+        self._suspects = suspects
+        if compared:
+            self._coming = _Coming(self._step, compared)
+        for name, parameter in named:
+            self._names[id(parameter)] = ref(parameter), name
+            if not parameter.requires_grad:
+                self._frozen[id(parameter)] = ref(parameter)
+        self._look_for_attributes()
+
+    def _unheld(self, named: Sequence[tuple[str, Tensor]], optimizers: Iterable[Optimizer]) -> list[_Unheld]:
+        held = {id(each): each for optimizer in optimizers for each in parameters_of(optimizer)}
+        own_ids = {id(each) for _, each in named}
+        are_former = any(
+            (known := self._names.get(key)) is not None and known[0]() is each for key, each in held.items()
+        )
+        if held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held):
+            return []  # it updates copies
+        beside = [
+            _Unheld(each.name, each.tensor, each)
+            for each in unregistered(self._training.watched.modules())
+            if id(each.tensor) not in own_ids and id(each.tensor) not in self._inputs
+        ]
+        candidates = [_Unheld(name, each, None) for name, each in named] + beside
+        return [
+            each
+            for each in candidates
+            if each.parameter.grad is not None
+            and id(each.parameter) not in held
+            and id(each.parameter) not in self._told
+        ]
+
+    def _tell_of_those_that_came(self) -> None:
+        coming = self._coming
+        if coming is None or not all(flag.is_ready() for *_, flag in coming.found):
+            return
+        self._coming = None
+        held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
+        groups: dict[tuple[str, str], list[str]] = {}
+        for name, reference, beside, changed in coming.found:
+            parameter = reference()
+            if parameter is None or id(parameter) in held or bool(changed.read()):
+                continue
+            self._told.add(id(parameter))
+            groups.setdefault(self._why(name, parameter, beside), []).append(name)
+        for (why, advice), names in groups.items():
+            get, they, them, their, stay = (
+                ("get gradients", "they", "them", "their", "stay") if len(names) > 1 else _SINGULAR
+            )
+            sentence = (
+                f"{joined(names)} {get}, and no optimizer holds {them}: {they} {stay} as made, and an optimizer's "
+                f"zero_grad() does not clear {their} gradients. {why}What to do: {advice}."
+            )
+            self._training.add(Finding("never stepped", coming.step, sentence, tensor=names[0]))
+
+    def _why(self, name: str, parameter: Tensor, beside: Unregistered | None) -> tuple[str, str]:
+        """Return the reason why no optimizer holds a parameter, as a sentence or "", and the advice."""
+        if beside is not None:
+            is_tensor = beside.advice == "nn.Parameter"
+            how = "is not a registered parameter" if is_tensor else "does not register what is in it"
+            return (
+                f"{beside.attribute} is a plain {beside.kind}, which {how}, so model.parameters() has none of it. ",
+                f"make {beside.attribute} an {beside.advice} before the optimizer is made",
+            )
+        add = "optimizer.add_param_group({'params': ...})"
+        stale = self._stale()
+        former = next((each for each, known_name in stale if known_name == name), None)
+        place = self._registered_at(name)
+        if place is not None or stale:
+            when = "" if place is None else f" in step {place[0]}{at(place[1])}"
+            holds = (
+                ""
+                if not stale
+                else f"; the optimizer holds {counted(len(stale), 'parameter')} that the model no longer has"
+            )
+            return (
+                f"The model got new parameters{when}, after the optimizer was made: {_replaced_by(parameter, former)}"
+                f"{holds}. ",
+                f"make the optimizer after the model is complete, or call {add}; or freeze with requires_grad_(False)",
+            )
+        frozen = self._frozen.get(id(parameter))
+        if frozen is not None and frozen() is parameter:
+            return (
+                "In earlier steps requires_grad=False kept it out of training, and so out of the optimizer. ",
+                f"call {add} where it is unfrozen, or pass all parameters to the optimizer from the beginning",
+            )
+        return (
+            "",
+            "pass all of the model's parameters to the optimizer once the model is complete, or call "
+            f"{add}; or freeze with requires_grad_(False)",
+        )
+
+    def _registered_at(self, name: str) -> tuple[int, Place | None] | None:
+        """Return the step and line at which the loop registered a parameter or a module that holds it."""
+        modules = dict(self._training.watched.modules())
+        parts = name.split(".")
+        for length in range(len(parts)):
+            module = modules.get(".".join(parts[:length]))
+            known = None if module is None else self._registered.get(module, {}).get(parts[length])
+            if known is not None:
+                return known
+        return None
+
+    def _stale(self) -> list[tuple[Tensor, str | None]]:
+        """Return the optimizers' parameters that no watched model has and that get no gradient, with former names."""
+        own_ids = {id(each) for _, each in self._training.watched.parameters()}
+        found = []
+        for optimizer in self._optimizers:
+            for each in parameters_of(optimizer):
+                if id(each) not in own_ids and each.requires_grad and each.grad is None:
+                    known = self._names.get(id(each))
+                    found.append((each, known[1] if known is not None and known[0]() is each else None))
+        return found
+
+    def _look_for_attributes(self) -> None:
+        """Look for `module.requires_grad = ...`, which sets an attribute that PyTorch does not read."""
+        for path, module in self._training.watched.modules():
+            name = next((each for each in ("requires_grad", "require_grad") if each in vars(module)), None)
+            value = None if name is None else vars(module)[name]
+            parameters = list(module.parameters()) if isinstance(value, bool) else []
+            if not parameters or any(each.requires_grad is value for each in parameters):
+                continue
+            title = path or type(module).__name__
+            state = "stay frozen" if value else "still get gradients and are trained"
+            self._training.add(
+                Finding(
+                    "requires_grad",
+                    self._step,
+                    f"{title}.{name} = {value} has no effect: a module has no such property, so this sets a plain "
+                    f"attribute, and its {counted(len(parameters), 'parameter')} {state}. What to do: call "
+                    f"{title}.requires_grad_({value}).",
+                    module=title,
+                )
+            )
+
+    def _tell_of_idle(self, optimizer: Optimizer) -> None:
+        held = parameters_of(optimizer)
+        idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
+        if not idle:
+            return
+        if len(idle) == len(held):
+            if self._coming is None or not self._stale():
+                self._tell_of_steps_without_gradients(optimizer)
+            return
+        names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
+        nameless = len(idle) - len(names)
+        more = [f"{counted(nameless, 'parameter')} of no module that was called"] if nameless else []
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
+                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
+                "ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                tensor=names[0] if names else None,
+                certain=False,
+            )
+        )
+
+    def _is_taken(self, parameter: Tensor) -> bool:
+        """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        return bool(hooks) or version_of(parameter) != self._versions.get(id(parameter), version_of(parameter))
+
+    def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:
+        self._training.add(
+            Finding(
+                "without gradient",
+                self._step,
+                f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
+                f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
+                "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
+                "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
+                certain=False,
+            )
+        )
+
+
+_SINGULAR = ("gets gradients", "it", "it", "its", "stays")
+
+
+def _replaced_by(parameter: Tensor, former: Tensor | None) -> str:
+    """Return the calls that may have replaced a parameter."""
+    if former is not None and (former.dtype != parameter.dtype or former.device != parameter.device):
+        return ".to() made them"
+    if former is not None and former.shape != parameter.shape:
+        return "a module was replaced or resized"
+    return "a module was replaced, or load_state_dict(assign=True) or .to() made them"

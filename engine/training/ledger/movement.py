@@ -1,0 +1,398 @@
+"""Finds parameters that an optimizer's steps do not change although they have a gradient and a learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ....inspector.graph.phrases import joined
+from ....inspector.graph.source_lines import Place, users_place
+from ....inspector.text.sizes_and_counts import dtype_name
+from ....inspector.torch_private.optimizer_steps import parameters_of
+from ....inspector.torch_private.tensors import LateTensor, computes_itself
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..norm_watch import rate_of
+from ..norms import TensorSquares, squares_by_tensor
+from ..pending_graphs import at
+from ..training_result import Training
+
+_ALL = 1  # the step in which all parameters are compared; later, norms of updates tell which may have stayed
+_SURE = 3  # comparisons in a row in which nothing changed
+_SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
+_SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
+_ELEMENTS, _FEWEST = 256, 16  # of a parameter, to see whether it is put back; smaller ones may be clamped
+_MOST_WAIT = 100  # steps, until a parameter that stays the same for a reason is compared again
+_MOST_COPIED_BYTES = 2**26
+_NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
+_LEAST = 1e-3  # of the largest gradient: below it, the gradient has vanished, which the norms show
+_FALLEN = 1e-3  # of the largest norm of all gradients: below it, the loop has converged
+_TINY = 1e-6  # of the largest learning rate so far
+
+
+class _Looked(NamedTuple):
+    """A parameter that was compared before and after a step.
+
+    Attributes:
+        facts: whether it changed, whether its gradient at the step was not zero, and the root mean squares of gradient
+            and values, on their way.
+    """
+
+    parameter: ReferenceType[Tensor]
+    rate: float
+    facts: LateTensor
+
+
+@dataclass(slots=True)
+class _Look:
+    step: int
+    optimizer: ReferenceType[Optimizer]
+    place: Place | None
+    looked: list[_Looked]
+    squares: list[TensorSquares]  # of all gradients when the backward ended
+
+    def is_ready(self) -> bool:
+        return all(each.facts.is_ready() for each in self.looked) and all(
+            each.squares.is_ready() for each in self.squares
+        )
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """A parameter that did not change in a step.
+
+    Attributes:
+        first: the first of the steps in a row.
+        count: how many comparisons found it unchanged.
+        rate: the learning rate in the last of them.
+        is_cleared: whether its gradient was zero at all of these steps, and not when the backward had ended.
+        gradient, value: the root mean squares of its gradient and its elements.
+        optimizer, place: the class of its optimizer, and the line of the step.
+        next_look: the step in which it is compared again.
+    """
+
+    parameter: ReferenceType[Tensor]
+    first: int
+    rate: float
+    count: int = 0
+    is_cleared: bool = False
+    gradient: float = 0.0
+    value: float = 0.0
+    optimizer: str = ""
+    place: Place | None = None
+    next_look: int = 0
+
+
+@dataclass(slots=True)
+class _Copies:
+    parameters: list[tuple[Tensor, float]] = field(default_factory=list)
+    before: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Print:
+    """The first elements of a parameter before a step, and whether they changed in it and came back afterwards.
+
+    Attributes:
+        first: the first of the steps in a row after which they were put back.
+        changed, is_back: flags, on their way.
+    """
+
+    parameter: ReferenceType[Tensor]
+    before: Tensor
+    first: int
+    count: int = 0
+    changed: LateTensor | None = None
+    is_back: LateTensor | None = None
+
+
+class Movement(LoopPart):
+    """Compares parameters before and after a step.
+
+    The norms of updates that `NormWatch` takes in some steps say which parameters may have stayed as they were; only
+    these are copied and compared bit by bit in the following steps. In step 1 all are compared, up to 64 MiB. A
+    learning rate of 0, or one that still rises, is as intended, and nothing is said. Also in step 1, a few elements of
+    each parameter are compared with those before the next step: code after the step may put them back.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._suspects: dict[int, _Suspect] = {}
+        self._told: set[int] = set()
+        self._coming: deque[_Look] = deque()
+        self._updates: deque[tuple[int, dict[int, tuple[ReferenceType[Tensor], float]], TensorSquares]] = deque()
+        self._copies: _Copies | None = None
+        self._squares: list[TensorSquares] = []
+        self._prints: dict[int, _Print] = {}
+        self._largest_rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
+
+    def begins(self, training: Training) -> None:
+        self._training = training
+
+    def step_begins(self, number: int) -> None:
+        self._number = number
+
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
+        taken = self._training.taken_norms
+        self._squares = [] if taken is None else taken.squares
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        self._read()
+        rates = [rate for group in optimizer.param_groups if (rate := rate_of(group)) is not None]
+        self._largest_rates[optimizer] = max([self._largest_rates.get(optimizer, 0.0), *rates])
+        self._copies = None
+        if self._prints or self._number == _ALL:
+            self._print(optimizer)
+        covers_all = self._number == _ALL and self._number % self._training.every != 0
+        if not self._suspects and not covers_all:
+            return
+        copies, copied = _Copies(), 0
+        for each, rate in _steppable(optimizer):
+            suspect = self._suspects.get(id(each))
+            is_wanted = covers_all or (suspect is not None and suspect.next_look <= self._number)
+            if is_wanted and id(each) not in self._told and copied + each.nbytes <= _MOST_COPIED_BYTES:
+                copied += each.nbytes
+                copies.parameters.append((each, rate))
+                copies.before.append(each.detach().clone())
+        if copies.parameters:
+            self._copies = copies
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        copies, self._copies = self._copies, None
+        held = set(map(id, parameters_of(optimizer))) if self._prints else set()
+        for key, each in self._prints.items():
+            if key in held and each.changed is None and (parameter := each.parameter()) is not None:
+                each.changed = LateTensor((_elements(parameter) != each.before).any())
+        if self._training.taken_updates:
+            stepped = {id(each): (ref(each), rate) for each, rate in _steppable(optimizer)}
+            self._updates += [(self._number, stepped, each) for each in self._training.taken_updates]
+        if copies is None:
+            return
+        looked = [
+            _Looked(ref(each), rate, LateTensor(_facts(each, before)))
+            for (each, rate), before in zip(copies.parameters, copies.before, strict=True)
+        ]
+        self._coming.append(_Look(self._number, ref(optimizer), users_place(), looked, self._squares))
+
+    def _print(self, optimizer: Optimizer) -> None:
+        """Compare elements with those before the optimizer's previous step, and take them anew."""
+        for each, _ in _steppable(optimizer):
+            known = self._prints.get(id(each))
+            if known is None and self._number == _ALL and each.numel() >= _FEWEST:
+                self._prints[id(each)] = _Print(ref(each), _elements(each).clone(), self._number)
+            elif known is not None and known.changed is not None and known.is_back is None:
+                known.is_back = LateTensor((_elements(each) == known.before).all())
+
+    def _read_prints(self) -> None:
+        """Keep the parameters that were put back after a step, and report those that were three times."""
+        found: list[_Print] = []
+        for key, each in list(self._prints.items()):
+            if each.changed is None or each.is_back is None:
+                continue
+            if not (each.changed.is_ready() and each.is_back.is_ready()):
+                continue
+            if not bool(each.changed.read()) or not bool(each.is_back.read()):
+                del self._prints[key]
+                continue
+            each.changed = each.is_back = None
+            each.count += 1
+            if each.count == _SURE:
+                found.append(self._prints.pop(key))
+        names = [self._training.watched.name_of(held) for one in found if (held := one.parameter()) is not None]
+        known = [each for each in names if each is not None]
+        if known:
+            several = len(known) > 1
+            self._training.add(
+                Finding(
+                    "not moved",
+                    found[0].first,
+                    f"{joined(known)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
+                    f"updates {'them' if several else 'it'}, and before the next step the values are again those from "
+                    "before, bit for bit. Code after the step puts them back, by rounding or copying. What to do: "
+                    "train unrounded parameters, and round a copy of them in the forward with a straight-through "
+                    "estimator, w + (w.round() - w).detach().",
+                    tensor=known[0],
+                    last_step=self._number,
+                )
+            )
+
+    def step_ends(self, number: int) -> None:
+        self._read()
+
+    def ends(self) -> None:
+        self._read()
+        self._copies = None
+        self._squares = []
+        self._prints.clear()
+        self._suspects.clear()
+        self._coming.clear()
+        self._updates.clear()
+
+    def _read(self) -> None:
+        """Take up the comparisons that have come."""
+        if self._prints:
+            self._read_prints()
+        while self._updates and self._updates[0][2].squares.is_ready():
+            step, stepped, (tensors, values) = self._updates.popleft()
+            for key, square in zip(tensors, values.read().tolist(), strict=True):
+                if not square and key in stepped and key not in self._suspects and key not in self._told:
+                    parameter, rate = stepped[key]
+                    self._suspects[key] = _Suspect(parameter, step, rate, 1)
+        while self._coming and self._coming[0].is_ready():
+            look = self._coming.popleft()
+            optimizer = look.optimizer()
+            if optimizer is not None:
+                self._take_up(look, optimizer)
+
+    def _take_up(self, look: _Look, optimizer: Optimizer) -> None:
+        squares = squares_by_tensor(look.squares)
+        told: list[_Suspect] = []
+        for reference, rate, facts in look.looked:
+            parameter = reference()
+            if parameter is None:
+                continue
+            key = id(parameter)
+            changed, has_gradient, gradient, value = facts.read().tolist()
+            is_cleared = not has_gradient and bool(squares.get(key))
+            suspect = self._suspects.get(key)
+            if changed or not (has_gradient or is_cleared) or (suspect is not None and rate > suspect.rate):
+                self._suspects.pop(key, None)
+                continue
+            if suspect is None or suspect.parameter() is not parameter:
+                suspect = self._suspects[key] = _Suspect(reference, look.step, rate)
+            suspect.is_cleared = is_cleared and (suspect.is_cleared or suspect.count < 2)
+            suspect.count += 1
+            suspect.rate, suspect.gradient, suspect.value = rate, gradient, value
+            suspect.optimizer, suspect.place = type(optimizer).__name__, look.place
+            spans, sure = look.step - suspect.first + 1, _SURE_OF_CLEARED if suspect.is_cleared else _SURE
+            if suspect.count < sure:
+                continue
+            if spans >= _SHARE * look.step and self._matters(suspect, parameter, squares):
+                told.append(suspect)
+            else:
+                suspect.next_look = look.step + max(1, min(_MOST_WAIT, int(_SHARE * look.step)))
+        for group in _grouped(told):
+            self._tell(group, look, self._largest_rates.get(optimizer, 0.0))
+
+    def _matters(self, suspect: _Suspect, parameter: Tensor, squares: dict[int, float]) -> bool:
+        """Return whether the gradient is more than rounding noise, and not that of a loop that has converged."""
+        if suspect.is_cleared:
+            return all(each.kind != "cleared early" for each in self._training.findings)
+        means = [
+            square / each.numel()
+            for _, each in self._training.watched.parameters()
+            if (square := squares.get(id(each), 0.0)) and math.isfinite(square) and each.numel()
+        ]
+        least = max(_NOISE * torch.finfo(parameter.dtype).eps, _LEAST)
+        if means and squares.get(id(parameter), 0.0) / parameter.numel() < least**2 * max(means):
+            return False
+        norms = self._training.norms.whole
+        norms = norms[norms.isfinite()]
+        return not norms.numel() or float(norms[-1]) >= _FALLEN * float(norms.max())
+
+    def _tell(self, suspects: list[_Suspect], look: _Look, largest: float) -> None:
+        self._told |= {id(each.parameter()) for each in suspects}
+        for each in suspects:
+            self._suspects.pop(id(each.parameter()), None)
+        first = suspects[0]
+        parameter = first.parameter()
+        assert parameter is not None
+        names = [name for each in suspects if (name := self._training.watched.name_of(each.parameter()))]  # type: ignore[arg-type]
+        which = joined(names) if names else "a parameter"
+        plural = len(suspects) > 1
+        do, them = ("do", "them") if plural else ("does", "it")
+        begins = (
+            f"{which} {do} not change: {first.optimizer}.step(){at(first.place)} has left {them} the same, bit for "
+            f"bit, since step {first.first}, although the backward gives {them} a gradient"
+        )
+        text = f"{begins}. {_cause(first, parameter, largest)}"
+        self._training.add(
+            Finding("not moved", first.first, text, tensor=names[0] if names else None, last_step=look.step)
+        )
+
+
+def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
+    """Yield the parameters that a step is to change, with their learning rates."""
+    for group in optimizer.param_groups:
+        rate = rate_of(group)
+        if rate:
+            for each in group["params"]:
+                if (
+                    each.grad is not None
+                    and each.is_floating_point()
+                    and each.layout is torch.strided
+                    and each.numel()
+                    and not each.is_meta
+                    and not computes_itself(each)
+                ):
+                    yield each, rate
+
+
+def _elements(parameter: Tensor) -> Tensor:
+    """Return a few elements of a parameter, spread over all of it."""
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _ELEMENTS)]
+
+
+def _facts(parameter: Tensor, before: Tensor) -> Tensor:
+    """Compute the facts of `_Looked`. Writes to `before`."""
+    now, gradient = parameter.detach(), parameter.grad
+    changed = before.sub_(now).count_nonzero() if now.shape == before.shape else torch.ones((), device=now.device)
+    facts = [changed, *([torch.zeros((), device=now.device)] * 2), _root_mean_square(now)]
+    if gradient is not None and gradient.layout is torch.strided and not computes_itself(gradient):
+        facts[1:3] = gradient.count_nonzero(), _root_mean_square(gradient.detach())
+    return torch.stack([each.to(torch.float32) for each in facts])
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    wide = torch.promote_types(values.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm / math.sqrt(values.numel())
+
+
+def _grouped(suspects: list[_Suspect]) -> list[list[_Suspect]]:
+    """Group the parameters that one sentence covers."""
+    groups: dict[tuple[object, ...], list[_Suspect]] = {}
+    for each in suspects:
+        parameter = each.parameter()
+        assert parameter is not None
+        groups.setdefault((each.is_cleared, each.rate, each.first, parameter.dtype), []).append(each)
+    return list(groups.values())
+
+
+def _cause(suspect: _Suspect, parameter: Tensor, largest: float) -> str:
+    """Return the reason, and the advice."""
+    if suspect.is_cleared:
+        return (
+            "The gradients are not zero when the backward ends and all zero at the step, so something between the two "
+            "clears or scales them away. What to do: call zero_grad() before the backward, or after the step."
+        )
+    rate = f"{suspect.rate:.2g}"
+    limits = torch.finfo(parameter.dtype)
+    spacing = limits.eps * 2.0 ** math.floor(math.log2(suspect.value)) if suspect.value else limits.tiny
+    dtype = dtype_name(parameter.dtype)
+    if suspect.rate <= _TINY * largest:
+        return (
+            f"The learning rate is {rate}; it was {largest:.2g}. Updates that small are lost, because neighbouring "
+            f"{dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. What to do: look at the schedule; a "
+            "scheduler that is meant for epochs decays too fast if scheduler.step() is called for each batch."
+        )
+    advice = (
+        "keep the parameters in float32 and use torch.autocast for the forward, or raise the learning rate"
+        if parameter.dtype in (torch.bfloat16, torch.float16)
+        else "raise the learning rate (lr=), or scale the loss"
+    )
+    return (
+        f"Updates are rounded away: the learning rate is {rate}, the root mean square of the gradient "
+        f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. "
+        f"What to do: {advice}."
+    )

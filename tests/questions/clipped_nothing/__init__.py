@@ -1,0 +1,1 @@
+"""Clipping that reaches no gradient."""

@@ -1,0 +1,1 @@
+"""Gradients that are never cleared, or cleared before the step uses them."""

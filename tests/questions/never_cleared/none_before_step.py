@@ -1,0 +1,23 @@
+"""model.zero_grad() stands between backward and step, so the optimizer finds no gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+FINDS, SAYS = "cleared early", ("weight", "Linear.zero_grad()", "SGD.step()")
+
+
+def case() -> ts.types.Training:
+    net = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+
+    def step(_: int) -> None:
+        net(torch.randn(4, 8)).square().mean().backward()
+        net.zero_grad()  # named
+        optimizer.step()  # named
+
+    return watched(net, optimizer, step)

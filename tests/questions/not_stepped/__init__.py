@@ -1,0 +1,1 @@
+"""Parameters that no optimizer holds, and attributes that PyTorch does not read."""

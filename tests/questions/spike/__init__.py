@@ -1,0 +1,1 @@
+"""One batch with a huge gradient."""

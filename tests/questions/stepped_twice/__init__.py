@@ -1,0 +1,1 @@
+"""Parameters that two optimizers step with the same gradient."""

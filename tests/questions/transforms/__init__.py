@@ -1,0 +1,1 @@
+"""Transforms of torch.func inside the loop."""

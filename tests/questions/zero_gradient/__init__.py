@@ -1,0 +1,1 @@
+"""Gradients that are all zero, step after step."""
