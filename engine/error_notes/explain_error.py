@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from torch import nn
+from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_private.thread_state import unobserved
@@ -23,7 +24,7 @@ def explain_error(
     graph: Graph | None = None,
     ran: Collection[int] | None = None,
     since: int | None = None,
-    maker: Callable[[int], object] | None = None,
+    maker: Callable[[Node], object] | None = None,
     modules: Iterable[nn.Module] = (),
 ) -> None:
     """Add a note with the cause, its place and the remedy to one of PyTorch's errors about gradients or memory.

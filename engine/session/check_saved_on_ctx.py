@@ -41,10 +41,9 @@ def check_attributes(node: Node, inputs: KeptInputs | None) -> tuple[list[str], 
     faults: list[str] = []
     warnings: list[str] = []
     others: dict[str, None] = {}
-    attributes = [each for each in attributes_of(node).items() if each[0] != SAVED_FOR_FORWARD]
-    for attribute, tensor in [(name, tensor) for name, value in attributes for tensor in tensors_of(value)]:
+    for attribute, tensor in _attributes(node):
         kept = _input_of(inputs, tensor)
-        if any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor))):
+        if _is_output(tensor, node):
             warnings.append(
                 f"it keeps its output as ctx.{attribute}, outside ctx.save_for_backward: this reference cycle keeps "
                 "their memory until Python's garbage collector runs, and in-place modification is not detected"
@@ -63,6 +62,22 @@ def check_attributes(node: Node, inputs: KeptInputs | None) -> tuple[list[str], 
         else:
             others[attribute] = None
     return faults, warnings, list(others)
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
+    attributes = [each for each in attributes_of(node).items() if each[0] != SAVED_FOR_FORWARD]
+    return ((name, tensor) for name, value in attributes for tensor in tensors_of(value))
+
+
+def _is_output(tensor: Tensor, node: Node) -> bool:
+    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
+
+
+def outputs_on_ctx(node: Node) -> Iterator[str]:
+    """Yield the attributes of `ctx` with the node's own output, a reference cycle."""
+    for attribute, tensor in _attributes(node):
+        if _is_output(tensor, node):
+            yield attribute
 
 
 def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:

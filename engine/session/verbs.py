@@ -228,11 +228,13 @@ class Verbs(SessionBase):
         """Make `run` stop before a task. A run never stops before its own first task.
 
         Args:
-            where: one of: a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path
-                ("encoder.layer.3", where the backward enters a call of it); a parameter's name (before its gradient is
-                accumulated); a source line ("model.py:120"); a function (task, gradients) -> bool. Names may be
-                patterns ("encoder.layer.*"). An ambiguous name is resolved in the order task, line, kind, module,
-                parameter; a prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
+            where: one of: a task or its number; a tensor of the forward (before the task that receives its gradient);
+                the name of a node ("Addmm", "AddmmBackward0"); a module's path ("encoder.layer.3", where the backward
+                enters a call of it); a parameter's name (before its gradient is accumulated); a source line
+                ("model.py:120") of the forward, or of a custom Function's backward; a function (task, gradients) ->
+                bool. Names may be patterns ("encoder.layer.*"). An
+                ambiguous name is resolved in the order task, line, kind, module, parameter; a prefix ("task:", "line:",
+                "kind:", "module:", "grad:") selects one.
             hit: stop only at the n-th matching task, in the order in which they run.
             when: stop only if this function (task, gradients) -> bool returns True.
 

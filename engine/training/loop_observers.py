@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from ...inspector.torch_private.allocators import left_out_of_recording
@@ -49,6 +50,11 @@ class LoopPart:
         """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None: ...
+
+    def gradients_begin(self, outputs: Sequence[Tensor | GradientEdge]) -> None:
+        """torch.autograd.grad is called with these outputs, or a backward inside a backward or of another thread.
+
+        It may be called in any thread."""
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """The gradients are complete and no parameter is updated yet. A step with a closure has run it once."""
@@ -243,6 +249,10 @@ class TrainingWatch(LoopFollower):
             raise
         self._tell("backward_ends", given, None)
         return result
+
+    def _gradients_begin(self, outputs: Sequence[Tensor | GradientEdge]) -> None:
+        if not self._over:
+            self._tell("gradients_begin", outputs)
 
     def _is_watched(self, optimizer: Optimizer) -> bool:
         return not self._is_ignored and (not self._given or any(optimizer in each for each in self._given))

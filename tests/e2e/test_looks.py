@@ -128,7 +128,8 @@ def test_other_pages_are_printed_at_their_width(page: Page, pages: dict[str, Pat
 def test_all_pages_have_the_logo_and_the_choice_of_theme(
     page: Page, gpt: Path, pages: dict[str, Path], name: str
 ) -> None:
-    logo = "each => [...each.querySelectorAll('circle, path')].map(part => part.getAttribute('d') ?? part.getAttribute('r'))"
+    logo = """each => [...each.querySelectorAll('circle, path')].map(
+        part => part.getAttribute('d') ?? part.getAttribute('r'))"""
     page.goto(gpt.as_uri())
     deck = page.locator(".brand svg").evaluate(logo)
     page.goto(pages[name].as_uri())
