@@ -36,7 +36,7 @@ from ..planning.policies import POLICIES
 from ..planning.simulate import simulate
 from ..session.hips.levels import hips_levels, hips_time
 from .compare import chosen_graphs
-from .comparison import GRAPH_KEPT
+from .comparison import GRAPH_KEPT, predicted_text
 from .ready_workload import OwnProgram, Size, Workload
 from .workloads import workload
 
@@ -179,7 +179,7 @@ class AccumulationStudy(ShownAsTable):
                 size_text(row.peak_bytes),
                 f"{self.ratio(row.name):.2f} ×",
                 "–" if row.average_bytes is None else size_text(round(row.average_bytes)),
-                _predicted(row),
+                predicted_text(row.predicted_bytes, row.peak_bytes),
                 row.time_text,
             ]
             for row in self.rows
@@ -221,7 +221,7 @@ class AccumulationStudy(ShownAsTable):
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
             f"If gradients are added in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
-            + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "that")
+            + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "equal to that")
             + f" {whose}."
         ]
         if highest.peak_bytes > _WORTH_NAMING * own.peak_bytes:
@@ -537,9 +537,3 @@ def _predictions(ways: Sequence[_Way]) -> dict[str, int]:
         return {}  # interrupted before
     native, *direct = engines
     return {way.name: way.predict((native if way is not native else direct[0]).footprints) for way in (native, *direct)}
-
-
-def _predicted(row: StudiedRule) -> str:
-    if row.error is None:
-        return "–"
-    return "exact" if not row.error else f"{size_text(row.predicted_bytes or 0)} ({100 * row.error:+.2f} %)"
