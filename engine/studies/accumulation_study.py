@@ -18,6 +18,7 @@ from torch import Tensor
 from ...inspector.capture.build_graph import graph
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.durations import time_text
 from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import dtype_name, percent_text, size_text
@@ -100,12 +101,12 @@ class StudiedRule:
 
     @property
     def time_text(self) -> str:
-        """The time as text, such as `1.5 ms ± 4 %`, where 4 % is half the width of the middle half."""
+        """The time as text, such as `1.50 ms ± 4 %`, where 4 % is half the width of the middle half."""
         if self.elapsed_ns is None:
             return "–"
         spread = Spread.of(self.times_ns)
         noise = f" ± {100 * spread.half_width:.0f} %" if len(self.times_ns) > 1 else ""
-        return f"{self.elapsed_ns / 1e6:,.1f} ms{noise}"
+        return time_text(self.elapsed_ns) + noise
 
     @property
     def error(self) -> float | None:

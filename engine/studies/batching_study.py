@@ -30,7 +30,7 @@ from .workload_models import Ensemble
 Program = Literal["Linear", "x.mm(w)"]
 
 MEMBERS_STUDIED = (4, 10)
-"""The thread asks about ten members. TorchScript's rule for products of one input joins eight or more, so none of four."""
+"""The thread asks about ten members. TorchScript joins products of one input from eight on, so none of four."""
 
 EAGER, SCRIPT, COMPILED, GROUPS = "eager", "TorchScript", "torch.compile", "ts groups"
 
