@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..engine.recording.batch_report import Batches as Batches
     from ..engine.recording.batch_report import Fallback as Fallback
     from ..engine.recording.peak_report import PeakReport as PeakReport
+    from ..engine.recording.slowest import Slowest as Slowest
     from ..engine.recording.statistics import Histogram as Histogram
     from ..engine.recording.statistics import Statistics as Statistics
     from ..engine.recording.task_records import TaskRecord as TaskRecord
@@ -87,6 +88,7 @@ _MODULE_OF = {
     "RecomputePlan": "engine.recompute.plan",
     "RecomputeReport": "engine.recompute.recompute_report",
     "Remedy": "engine.training.fits",
+    "Slowest": "engine.recording.slowest",
     "Statistics": "engine.recording.statistics",
     "StepPeak": "engine.training.step",
     "StepReplay": "engine.training.black_box.replay",

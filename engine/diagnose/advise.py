@@ -27,7 +27,7 @@ from ..api.profile import profile
 from ..api.restore_state import AsFound
 from ..api.time_backwards import Spread, wait_for
 from ..memory.device_choice import device_of
-from ..recording.peak_hints import Hint
+from ..recording.peak_facts import Hint
 from ..recording.peak_report import peak_report
 from ..session.batching.find_batches import find_batches
 from ..session.batching.product_groups import GroupRules, Groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import local
 
 from torch import Tensor
@@ -31,9 +31,9 @@ from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 
 _FREED = FREED.partition(" (")[0]
-_NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
+_REPLACED = "an earlier value of "
 _MOST_VIEWS = 8  # views, or other tasks without saved tensors, between a freed task and a tensor the program holds
 
 
@@ -61,42 +61,45 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def explain_spoiled_graph(
+def spoiled_graph_notes(
     error: BaseException,
     graph: Graph,
     ran: Collection[int] | None,
     since: int | None = None,
-    maker: Callable[[int], object] | None = None,
-) -> None:
-    """Add notes about the cause to either error; other errors stay as they are. Nothing is run or unpacked for it.
+    maker: Callable[[Node], object] | None = None,
+) -> Iterator[str]:
+    """Yield notes about the cause of either error; none for other errors. Nothing is run or unpacked for it.
 
     Args:
         error: the error of the backward.
         graph: the graph, with its nodes.
         ran: the tasks that this backward has run; None if unknown.
         since: if `ran` is unknown, the sequence number from which on nodes are newer than the previous backward.
-        maker: returns the operation that created the node of a sequence number, in words, if the forward was not
-            captured; None if unknown.
+        maker: returns the operation that created a node, in words, if the forward was not captured; None if unknown.
     """
     said = str(error)
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since), begun_by_session(graph))
+        sessions = [*begun_by_session(graph)]
+        yield from _notes_on_freed(graph, ran, since, maker, bool(sessions))
+        yield from sessions
     elif MODIFIED in said:
-        notes = _notes_on_modified(graph, maker)
-    else:
-        return
-    for note in notes:
-        error.add_note(f"{_NOTE}{note}")
+        yield from _notes_on_modified(graph, maker)
 
 
-def crossings_told(graph: Graph, since: int) -> list[str]:
-    """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
-    return list(_notes_on_freed(graph, None, since))
+def crossings_told(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
+    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
+    return list(_notes_on_freed(graph, None, since, maker))
 
 
-def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None) -> Iterator[str]:
+def _notes_on_freed(
+    graph: Graph,
+    ran: Collection[int] | None,
+    since: int | None,
+    maker: Callable[[Node], object] | None,
+    by_session: bool = False,
+) -> Iterator[str]:
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
@@ -108,35 +111,30 @@ def _notes_on_freed(graph: Graph, ran: Collection[int] | None, since: int | None
         return
     crossings = _crossings(graph, freed, over, since)
     if not crossings:
-        if ran is not None:
+        if ran is not None and not by_session:  # an open session is not repeated with retain_graph=True
             yield (
                 f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
                 f"{graph.describe(max(freed))} first, and freed their saved tensors; compute the loss again, or pass "
                 "retain_graph=True to the earlier backward"
             )
         return
-    names = [
-        _name_in_frames(graph, edge) or _name_elsewhere(graph.nodes[edge.next_task], edge.input)
-        for edge in crossings[:_MOST_SHOWN]
-    ]
+    names = [_name_in_frames(graph, edge) or _name_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
     for name, edge in zip(names, crossings, strict=False):
+        user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
         meta = graph.tasks[edge.next_task].inputs[edge.input]
-        yield (
-            f"{unique_name(graph, edge.task)} uses {f'{name}, ' if name else ''}"
-            f"the result of {unique_name(graph, edge.next_task)}, {meta}, which is in an earlier graph"
-        )
+        yield (f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an earlier graph")
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
     if ran is not None:
         yield f"an earlier backward has freed {said} of that graph{more}"
     else:
         yield f"{said} of that graph {_BE[len(freed) > 1]} older than the backward before this one, and freed{more}"
-    written = [name.partition(" of ")[0] for name in names if name is not None]
+    written = [name.removeprefix(_REPLACED).partition(" of ")[0] for name in names if name is not None]
     known = [f"{each}.detach()" for each in written if " " not in each]  # only names that are valid in code
     yield (
         f"what to do: call {joined(known) if known else '.detach() on that tensor'} for the loss that does not need "
-        "gradients through it (for a carried state: before the next step); if both losses do, pass retain_graph=True "
-        "to the earlier backward"
+        "gradients through it (for a carried state: before the next step); if it depends on the parameters, compute it "
+        "again in each step; if both losses need it, pass retain_graph=True to the earlier backward"
     )
 
 
@@ -188,18 +186,40 @@ def _keeps(graph: Graph, task_id: int) -> bool:
     return not hides_saved(node) and holds_saved(node)
 
 
-def _name_elsewhere(node: Node, number: int) -> str | None:
-    """Return the program's reference to the tensor: `trainer.hidden`."""
+def _told(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
+    made = None if maker is None or graph.tasks[task_id].source is not None else maker(graph.nodes[task_id])
+    return unique_name(graph, task_id) + (f" of {made}" if made else "")
+
+
+def _name_elsewhere(graph: Graph, edge: Edge) -> str | None:
+    """Return the program's reference to the tensor: `trainer.hidden`. If the forward has replaced the tensor, the one
+    that replaced it is the same output of a newer node of the same kind, and has the same shape."""
     from ...inspector.references.find_referrers import who_holds
+
+    node, number = graph.nodes[edge.next_task], edge.input
+    shape = graph.tasks[edge.next_task].inputs[number].shape
+
+    def replaces(tensor: Tensor) -> bool:
+        newer = None if is_lazy(tensor) else _node_of(tensor)
+        return type(newer) is type(node) and tensor.output_nr == number and tuple(tensor.shape) == shape
 
     with all_objects() as objects:
         tensors = (each for each in objects if issubclass(type(each), Tensor) and not is_lazy(each))
         made = [*islice((each for each in tensors if _is_output(node, number, each)), 1)]
     if not made:
-        return None
+        name = variable_name(replaces)
+        return f"{_REPLACED}{name}" if name else None
     with unobserved():
         (holder,) = who_holds(made)
     return holder.text if holder.kind == "named" else None
+
+
+def _node_of(tensor: Tensor) -> Node | None:
+    """Return a tensor's node; None if torch raises, for one of several views whose base was modified."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
@@ -217,13 +237,10 @@ def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
 
 
 def _is_output(node: Node, number: int, tensor: Tensor) -> bool:
-    try:
-        return tensor.grad_fn is node and tensor.output_nr == number
-    except RuntimeError:  # one of several views whose base was modified
-        return False
+    return _node_of(tensor) is node and tensor.output_nr == number
 
 
-def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> Iterator[str]:
+def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> Iterator[str]:
     found: list[tuple[int, WrittenSlot]] = []
     with unobserved():
         for task_id in reversed(range(len(graph))):
@@ -240,12 +257,9 @@ def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> I
         name, is_leaf = _slot_name(slot, leaves)
         of_leaf |= is_leaf
         called = f", {name}," if name else ""
-        task = graph.tasks[task_id]
-        made = None if maker is None or task.source is not None else maker(task.sequence_nr)
-        who = unique_name(graph, task_id) + (f" of {made}" if made else "")
         yield (
-            f"{who} saved {slot.name}{called} at version {slot.version}; it was modified{_writers(slot)} and is "
-            f"now at version {slot.now}"
+            f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
+            f"modified{recorded_writes(slot)} and is now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
         yield f"{counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph also modified in place"
@@ -261,8 +275,8 @@ def _notes_on_modified(graph: Graph, maker: Callable[[int], object] | None) -> I
         )
 
 
-def _writers(slot: WrittenSlot) -> str:
-    """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
+def recorded_writes(slot: WrittenSlot) -> str:
+    """Return the calls that modified a slot's tensor, if recorded: ` by add_ at train.py:45`; else ""."""
     from ...inspector.capture.inplace_writes import writes_between
 
     storage = None if slot.tensor is None else storage_of(slot.tensor)

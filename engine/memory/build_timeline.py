@@ -335,11 +335,19 @@ def forward_maker(measured: Measured, row: int) -> Maker:
     """Return the maker of the block in this row of the forward."""
     mark = bisect_right(measured.forward.marks, row, key=itemgetter(0)) if measured.recorded else row
     maker = measured.makers[mark] if mark < len(measured.makers) else Maker(None, None, None)
-    if mark not in measured.variables or row >= len(measured.forward.rows):
+    if row >= len(measured.forward.rows):
         return maker
+    address = measured.forward.rows[row].address
+    returned = measured.returned.get(address, ())
+    if mark not in measured.variables:  # a later operation may return it, or a view of it: `head(x).float()`
+        later = min((number for number in returned if number > mark and number in measured.variables), default=None)
+        if later is None or any(
+            each.address == address for each in measured.forward.rows[row + 1 : measured.forward.marks[later].row]
+        ):
+            return maker
+        return replace(maker, variable=measured.variables[later][1])
     returned_by, variable = measured.variables[mark]
-    is_assigned = returned_by in measured.returned.get(measured.forward.rows[row].address, ())
-    return replace(maker, variable=variable) if is_assigned else maker
+    return replace(maker, variable=variable) if returned_by in returned else maker
 
 
 def maker_of(made: Operation | CallRecord | None) -> Maker:

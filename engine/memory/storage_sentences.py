@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...inspector.graph.graph import Task, module_name
@@ -49,10 +49,16 @@ class _Kept:
 
 
 class StorageWords:
-    """Sentences about storages of one timeline, one or many at a time."""
+    """Sentences about storages of one timeline, one or many at a time.
 
-    def __init__(self, timeline: Timeline) -> None:
+    Args:
+        timeline: the timeline.
+        references: the program's references to storages that it holds, by number: `trainer.outputs[3]`.
+    """
+
+    def __init__(self, timeline: Timeline, references: Mapping[int, str] | None = None) -> None:
         self._timeline = timeline
+        self._references = references or {}
         self._graph = timeline.graph.in_order(timeline.order)
         self._tasks = timeline.graph.tasks
 
@@ -189,9 +195,13 @@ class StorageWords:
         for how_long, tasks in found.nodes.items():
             which = "nodes" if len(tasks) > 1 else "node"
             yield f"held by the {which} of {joined(self._named(tasks))}{how_long}"
-        if found.user:
+        if found.user and category not in (Category.PARAMETER, Category.STATE):
             who = self._holder(storages) if category is Category.HELD else "your code"
-            yield f"held by {who}" + (f" ({found.user:,} of them)" if found.user < len(storages) else "")
+            names = list(
+                dict.fromkeys(self._references[each.number] for each in storages if each.number in self._references)
+            )
+            held_as = f" as {joined(names)}" if names else ""
+            yield f"held by {who}{held_as}" + (f" ({found.user:,} of them)" if found.user < len(storages) else "")
         if found.backward:
             yield "held by the call of backward() until its end"
 

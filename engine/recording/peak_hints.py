@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Edge, Graph, Task, unique_name
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.node_metadata import hooks_noted
 from ...inspector.graph.phrases import joined, module_title
@@ -20,12 +18,12 @@ from ...inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumu
 from ...inspector.torch_private.nodes import leaf_of
 from ..execution.run_hooks import hook_name
 from ..memory.lifetimes import Category
-from ..memory.storage_sentences import StorageWords
 from ..memory.timeline import ON_CTX, Storage, Timeline
+from .forward_hints import broadcast_products, forward_variables, held_outputs, independent_parts
+from .peak_facts import COPYING, VIEWING, Hint, Peak, count_text, is_text, task_of, them_text, through_views
 
 if TYPE_CHECKING:
-    from ...inspector.graph.capture_records import Operation, StoredOperation
-    from .task_records import Trace
+    pass
 
 _WORDS = "_hook_words"  # an attribute of a graph: the descriptions of hooks by task id
 _MODULES_HOOK = "BackwardHookFunctionBackward"  # the node that `register_full_backward_hook` adds to the graph
@@ -89,7 +87,6 @@ def _written(hook: Any) -> str:
 
 
 _LEAST_SHARE = 0.01  # of the peak: smaller amounts get no hint
-_SCALAR_BYTES = 16  # the widest scalar, complex128: nearly all programs hold the loss
 _MOST_HOOKS = 3
 _MANY = 8  # waiting gradients for one kind of task
 _PICKING = {  # the backward of each writes its gradient into zeros of its input's size
@@ -106,93 +103,19 @@ _PICKING = {  # the backward of each writes its gradient into zeros of its input
 }
 _DIVIDING = ("Select", "Slice", "Index")
 _PICKING_EARLIER = "index earlier, before expensive operations, if nothing else needs the rest of that tensor"
-_COPYING = ("Clone", "ToCopy", "Copy")
 _SAVED_ARGUMENTS = {  # the slots of nodes that save one of several arguments, by the output for it
     "Mul": ("self", "other"),
     "Mm": ("self", "mat2"),
     "Bmm": ("self", "mat2"),
     "Addmm": ("", "mat1", "mat2"),
 }
-_VIEWING = (
-    "T",
-    "Transpose",
-    "Permute",
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Unsqueeze",
-    "Squeeze",
-    "Alias",
-    "AsStrided",
-)
-
-
-HintKind = Literal[
-    "indexing", "float64", "accumulate", "release", "held by hook", "held output", "held on ctx", "copy", "order"
-]
-"""The cause that a hint is about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """One way to lower a peak.
-
-    Attributes:
-        nbytes: the bytes of the peak that it concerns.
-        fact: the finding.
-        advice: the suggested change.
-        kind: the cause: "indexing" (a gradient filled with zeros), "float64", "accumulate" and "release" (PyTorch's
-            rules, which this backward did not follow), "held by hook" (gradients), "held output" (values that the
-            program holds), "held on ctx" (values of a custom Function), "copy" (saved beside its original), "order"
-            (waiting gradients).
-    """
-
-    nbytes: int
-    fact: str
-    advice: str
-    kind: HintKind
-
-    def __str__(self) -> str:
-        return f"{size_text(self.nbytes)}: {self.fact}. {self.advice[:1].upper()}{self.advice[1:]}."
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The facts about a peak that the hints use.
-
-    Attributes:
-        timeline: the memory of one backward.
-        storages: the storages alive at its peak, with the category of each at that time.
-        others: the known peaks under other policies, in bytes, by name.
-        trace: the record of that backward or of another one of the same graph, for the number of zeros.
-    """
-
-    timeline: Timeline
-    storages: Sequence[tuple[Storage, Category]]
-    others: Mapping[str, int] = field(default_factory=dict)
-    trace: Trace | None = None
-
-    @cached_property
-    def words(self) -> StorageWords:
-        return StorageWords(self.timeline)
-
-    @cached_property
-    def tasks_of(self) -> dict[Operation | StoredOperation, list[Task]]:
-        """The tasks of each operation of the forward."""
-        found: dict[Operation | StoredOperation, list[Task]] = {}
-        for task in self.timeline.graph.tasks:
-            if task.operation is not None and not task.is_leaf:
-                found.setdefault(task.operation, []).append(task)
-        return found
-
-    def of(self, *categories: Category) -> list[Storage]:
-        return [storage for storage, category in self.storages if category in categories]
 
 
 def hints(peak: Peak) -> tuple[Hint, ...]:
     """Return all hints, largest number of bytes first."""
     least = _LEAST_SHARE * peak.timeline.peak_bytes
-    found = [hint for rule in HINTS for hint in rule(peak) if hint.nbytes >= least]
+    rules = HINTS if peak.phase == "backward" else FORWARD_HINTS
+    found = [hint for rule in rules for hint in rule(peak) if hint.nbytes >= least]
     return tuple(sorted(found, key=lambda hint: -hint.nbytes))
 
 
@@ -204,7 +127,7 @@ def picked_in_full(peak: Peak) -> Iterator[Hint]:
     graph = peak.timeline.graph
     found: dict[tuple[str, str | None], list[tuple[Storage, Task, int]]] = {}
     for storage in peak.of(*_GRADIENTS):
-        task = _maker(peak, storage)
+        task = task_of(peak, storage)
         if task is None or task.short_name not in _PICKING or not _is_output(peak, storage):
             continue
         came = sum(meta.nbytes or 0 for meta in task.inputs)
@@ -307,7 +230,7 @@ def _narrowing(task: Task, wide: Sequence[str], narrow: str) -> str:
     """Return the advice, which depends on the operation that created the first float64 tensor."""
     if wide:
         return f"make {joined(wide)} {narrow}, like the others; NumPy's arrays are float64 by default"
-    if task.short_name in _COPYING:
+    if task.short_name in COPYING:
         return f"remove the conversion, or call `.to(torch.{narrow})` right after the part that needs the precision"
     return (
         f"another argument of that operation is float64: create it with `dtype=torch.{narrow}` or convert it before. "
@@ -328,7 +251,8 @@ def other_rule(peak: Peak) -> Iterator[Hint]:
     if consumed := peak.of(Category.CONSUMED):
         yield Hint(
             sum(storage.nbytes for storage in consumed),
-            f"{_count(consumed, 'gradient')} {_is(consumed)} {peak.words.kept_by(consumed, Category.CONSUMED, since)}",
+            f"{count_text(consumed, 'gradient')} {is_text(consumed)} "
+            f"{peak.words.kept_by(consumed, Category.CONSUMED, since)}",
             'PyTorch\'s rule (release="eager") frees a gradient when the task that consumed it has run',
             "release",
         )
@@ -340,7 +264,7 @@ def held_gradients(peak: Peak) -> Iterator[Hint]:
     of_leaves: list[Storage] = []
     others: list[Storage] = []
     for storage in peak.of(Category.HELD):
-        maker = _maker(peak, storage)
+        maker = task_of(peak, storage)
         if maker is not None and maker.is_leaf:
             of_leaves.append(storage)
         elif maker is None or not peak.words.may_be_grad(storage) or _holders(graph, [storage]):
@@ -357,8 +281,8 @@ def held_gradients(peak: Peak) -> Iterator[Hint]:
             by = _holders(graph, held)
             yield Hint(
                 sum(storage.nbytes for storage in held),
-                f"{_count(held, noun)} made by {peak.words.made_by(held)} {_is(held)} held by a hook or retain_grad()"
-                f"{f': {_listed(by)}' if by else ''}",
+                f"{count_text(held, noun)} made by {peak.words.made_by(held)} {is_text(held)} held by a hook or "
+                f"retain_grad(){f': {_listed(by)}' if by else ''}",
                 f"{advice}; call retain_grad() only while debugging",
                 "held by hook",
             )
@@ -375,26 +299,6 @@ def _listed(hooks: Sequence[str]) -> str:
     """Join hooks with semicolons, as their descriptions contain commas."""
     more = f"; and {len(hooks) - _MOST_HOOKS:,} more" if len(hooks) > _MOST_HOOKS else ""
     return "; ".join(hooks[:_MOST_HOOKS]) + more
-
-
-def held_outputs(peak: Peak) -> Iterator[Hint]:
-    """Yield hints about values of the forward that no node needs any longer and user code still holds."""
-    since = max(peak.timeline.peak_place, 0)
-    outputs = [
-        storage
-        for storage in peak.of(Category.FORWARD, Category.SAVED)
-        if {keeper.kind for keeper in peak.words.keepers(storage, since)} == {"user"} and storage.nbytes > _SCALAR_BYTES
-    ]
-    if outputs:
-        sources = dict.fromkeys(each.made_by.source.short for each in outputs if each.made_by.source)
-        yield Hint(
-            sum(storage.nbytes for storage in outputs),
-            f"{_count(outputs, 'value')} made by {peak.words.made_by(outputs)}"
-            f"{f' ({joined(list(sources))})' if sources else ''} {_is(outputs)} no longer needed by any task, but your "
-            f"code holds {'them' if len(outputs) > 1 else 'it'}",
-            f"delete {_them(outputs)} before the backward, or keep a small part; `.detach()` keeps all bytes",
-            "held output",
-        )
 
 
 def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
@@ -414,9 +318,9 @@ def kept_on_ctx(peak: Peak) -> Iterator[Hint]:
     if kept:
         yield Hint(
             sum(storage.nbytes for storage in kept),
-            f"{_count(kept, 'value')} made by {peak.words.made_by(kept)} {_is(kept)} no longer needed by any task, but "
-            f"{_is(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
-            f"use `ctx.save_for_backward`, which frees {_them(kept)} when the task has run",
+            f"{count_text(kept, 'value')} made by {peak.words.made_by(kept)} {is_text(kept)} no longer needed by any "
+            f"task, but {is_text(kept)} {peak.words.kept_by(kept, Category.SAVED, since)}",
+            f"use `ctx.save_for_backward`, which frees {them_text(kept)} when the task has run",
             "held on ctx",
         )
 
@@ -436,11 +340,11 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
     copies: dict[int, tuple[Storage, Task]] = {}
     for storage in saved:
         made = [] if storage.made_by.operation is None else peak.tasks_of.get(storage.made_by.operation, [])
-        copying = [task for task in made if task.short_name in _COPYING]
-        if len(copying) != 1 or any(task.short_name not in (*_COPYING, *_VIEWING) for task in made):
+        copying = [task for task in made if task.short_name in COPYING]
+        if len(copying) != 1 or any(task.short_name not in (*COPYING, *VIEWING) for task in made):
             continue
         edges = graph.out_edges[copying[0].id]
-        source = values.get(_viewed(graph, edges[0])) if len(edges) == 1 else None
+        source = values.get(through_views(graph, edges[0])) if len(edges) == 1 else None
         if source is not None and source is not storage and source.nbytes == storage.nbytes:
             copies[storage.number] = storage, copying[0]
     if copies:
@@ -448,8 +352,8 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         tasks = dict.fromkeys(task for _, task in copies.values())
         yield Hint(
             sum(copy.nbytes for copy in found),
-            f"{_count(found, 'saved tensor')} {_is(found)} a copy of a tensor that is saved, too: "
-            f"{joined([unique_name(graph, task) for task in tasks])} copied {_them(found)} in the forward",
+            f"{count_text(found, 'saved tensor')} {is_text(found)} a copy of a tensor that is saved, too: "
+            f"{joined([unique_name(graph, task) for task in tasks])} copied {them_text(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
             "copy",
         )
@@ -461,14 +365,7 @@ def _value_in(graph: Graph, task: Task, slot: str) -> tuple[int, int] | None:
         return task.id, 0
     takes = _SAVED_ARGUMENTS.get(task.short_name, ("self",) if len(graph.out_edges[task.id]) == 1 else ())
     edges = [edge for edge in graph.out_edges[task.id] if slot in takes and edge.output == takes.index(slot)]
-    return _viewed(graph, edges[0]) if edges else None
-
-
-def _viewed(graph: Graph, edge: Edge) -> tuple[int, int]:
-    """Return the task and the output to which an edge leads, through the tasks of views."""
-    while graph.tasks[edge.next_task].short_name in _VIEWING and len(graph.out_edges[edge.next_task]) == 1:
-        (edge,) = graph.out_edges[edge.next_task]
-    return edge.next_task, edge.input
+    return through_views(graph, edges[0]) if edges else None
 
 
 def waiting_gradients(peak: Peak) -> Iterator[Hint]:
@@ -514,25 +411,11 @@ HINTS: tuple[Rule, ...] = (
     kept_on_ctx,
     saved_twice,
     waiting_gradients,
+    broadcast_products,
+    independent_parts,
 )
-
-
-def _maker(peak: Peak, storage: Storage) -> Task | None:
-    task = storage.made_by.task
-    return None if task is None else peak.timeline.graph.tasks[task]
+FORWARD_HINTS: tuple[Rule, ...] = (forward_variables, broadcast_products)
 
 
 def _is_double(dtype: torch.dtype) -> bool:
     return dtype in (torch.float64, torch.complex128)
-
-
-def _count(storages: Sequence[Storage], noun: str) -> str:
-    return f"{len(storages):,} {noun}{'s' if len(storages) > 1 else ''}"
-
-
-def _is(storages: Sequence[Storage]) -> str:
-    return "are" if len(storages) > 1 else "is"
-
-
-def _them(storages: Sequence[Storage]) -> str:
-    return "them" if len(storages) > 1 else "it"

@@ -21,7 +21,8 @@ from ..memory.lifetimes import Category
 from ..memory.storage_sentences import StorageWords
 from ..memory.timeline import Storage, Timeline
 from ..memory.timeline_categories import forward_peak_event
-from .peak_hints import Hint, Peak, hints
+from .peak_facts import Hint, Peak, Reference
+from .peak_hints import hints
 from .task_records import Trace
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ Phase = Literal["backward", "forward"]
 
 _MOST_SHOWN = 4  # groups per category in a text; `groups` has all, and `records()` has all storages
 _LEAST_SHARE = 0.005  # of the peak
-_MOST_HELD = 4  # storages whose holders are searched, and tensors on each
+_MOST_HELD = 16  # storages whose holders are searched
+_MOST_TENSORS = 4  # on each of them
 _MOST_LOOKED_AT = 5_000  # objects examined on the way to a name
 _LEAST_BYTES = 16  # the widest scalar: nearly all programs hold the loss
 _Alike = tuple[Category, bool, str | None, Source | None, tuple[tuple[str, int], ...]]
@@ -81,7 +83,7 @@ class PeakReport:
         answer: the peak, its moment, and its largest part, in sentences.
         groups: the storages by category, module and source line; largest categories first, and largest groups first in
             each.
-        hints: ways to lower the peak; none for a forward's.
+        hints: ways to lower the peak.
         phase: the phase of the peak.
         forward: the report on the forward's peak if it is higher than the backward's.
     """
@@ -118,7 +120,9 @@ class PeakReport:
         """Return the sentences about a group as (label, sentence)."""
         many = f", {len(group.storages):,} storages" if len(group.storages) > 1 else ""
         assigned = [("assigned to", joined(group.variables))] if group.variables else []
-        held = [("held as", "; ".join(group.holders))] if group.holders else []
+        held = (
+            [("held as", "; ".join(group.holders))] if group.holders and group.holders[0] not in group.kept_by else []
+        )
         return [("made by", group.made_by + many), *assigned, ("kept", group.kept_by), *held, ("freed", group.freed_by)]
 
     def records(self) -> list[dict[str, Any]]:
@@ -157,7 +161,7 @@ class PeakReport:
 
     def __repr__(self) -> str:
         hints = {0: " no hint", 1: " 1 hint"}.get(len(self.hints), f" {len(self.hints)} hints")
-        return f"<PeakReport: {self.answer[0]}{hints if self.phase == 'backward' else ''}>"
+        return f"<PeakReport: {self.answer[0]}{hints}>"
 
     def __str__(self) -> str:
         lines = [*self.answer, ""]
@@ -257,23 +261,23 @@ def peak_report(
     for each in elsewhere:
         expect(each, Timeline, "each of elsewhere", "the Timeline of another device")
     expect_choice(phase, get_args(Phase), "phase")
-    if phase == "forward":
-        if forward_peak_event(timeline) is None:
-            raise ValueError(
-                "the memory of the forward was not recorded; ts.profile(make_loss) measures a forward and its backward"
-            )
-        storages = _alive(timeline, phase)
-        groups = groups_of(timeline, storages, phase)
-        return PeakReport(timeline, tuple(_forward_answer(timeline, groups)), groups, phase=phase)
+    if phase == "forward" and forward_peak_event(timeline) is None:
+        raise ValueError(
+            "the memory of the forward was not recorded; ts.profile(make_loss) measures a forward and its backward"
+        )
     storages = _alive(timeline, phase)
-    groups = groups_of(timeline, storages)
+    references = _references(timeline, [storage for storage, _ in storages])
+    groups = groups_of(timeline, storages, phase, references)
+    peak = Peak(timeline, storages, others or {}, trace, phase, _moment(timeline, phase)[0], references)
+    if phase == "forward":
+        return PeakReport(timeline, tuple(_forward_answer(timeline, groups)), groups, hints(peak), phase=phase)
     event = forward_peak_event(timeline)
     is_higher = event is not None and timeline.levels[event] > timeline.peak_bytes
     return PeakReport(
         timeline,
         tuple(_answer(timeline, groups, elsewhere)),
         groups,
-        hints(Peak(timeline, storages, others or {}, trace)),
+        hints(peak),
         forward=peak_report(timeline, phase="forward") if is_higher else None,
     )
 
@@ -295,11 +299,14 @@ def _alive(timeline: Timeline, phase: Phase) -> list[tuple[Storage, Category]]:
 
 
 def groups_of(
-    timeline: Timeline, storages: list[tuple[Storage, Category]], phase: Phase = "backward"
+    timeline: Timeline,
+    storages: list[tuple[Storage, Category]],
+    phase: Phase = "backward",
+    references: Mapping[int, Reference] | None = None,
 ) -> tuple[PeakGroup, ...]:
     """Group storages by category at the peak, module and source line; largest categories first."""
-    words = StorageWords(timeline)
-    holders = _holders(timeline, [storage for storage, _ in storages])
+    holders = {number: each.text for number, each in (references or {}).items()}
+    words = StorageWords(timeline, holders)
     _, since = _moment(timeline, phase)
     found: dict[tuple[Category, bool, str | None, Source | None], list[Storage]] = {}
     totals: dict[Category, int] = {}
@@ -340,7 +347,7 @@ def groups_of(
     return tuple(sorted(groups, key=lambda group: (-totals[group.category], group.category, -group.nbytes)))
 
 
-def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
+def _references(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, Reference]:
     """Return the program's references to the largest storages that it holds, by number of the storage."""
     least = _LEAST_SHARE * timeline.peak_bytes
     held = [each for each in storages if each.number in timeline.tensors and each.nbytes >= max(least, _LEAST_BYTES)]
@@ -349,14 +356,20 @@ def _holders(timeline: Timeline, storages: Sequence[Storage]) -> dict[int, str]:
     for storage in sorted(held, key=lambda storage: -storage.nbytes)[:_MOST_HELD]:
         address, references = timeline.tensors[storage.number]
         alive = [tensor for each in references if (tensor := each()) is not None]
-        there = [tensor for tensor in alive if address_below(tensor) == address][-_MOST_HELD:]
+        there = [tensor for tensor in alive if address_below(tensor) == address][-_MOST_TENSORS:]
         numbers += [storage.number] * len(there)
         tensors += there
-    found: dict[int, str] = {}
-    if tensors:
-        for number, holder in zip(numbers, who_holds(tensors, _MOST_LOOKED_AT), strict=True):
-            if holder.kind == "named":
-                found.setdefault(number, holder.text)
+    sizes = {storage.number: storage.nbytes for storage in held}
+    found: dict[int, Reference] = {}
+    for number, tensor, holder in zip(
+        numbers, tensors, who_holds(tensors, _MOST_LOOKED_AT) if tensors else (), strict=True
+    ):
+        if holder.kind == "named":
+            share = tensor.nbytes / sizes[number]
+            known = found.get(number)
+            found[number] = Reference(
+                holder.text if known is None else known.text, max(share, known.share if known else 0)
+            )
     return found
 
 

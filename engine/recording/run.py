@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...errors import ending_where_called, verbs_end_where_called
 from ...inspector.graph.graph import Graph
-from ...inspector.renderers import drawn, saved
+from ...inspector.renderers import drawn, saved, text_of
 from ...inspector.text.sizes_and_counts import size_text
 from ...inspector.validation import raise_no_attribute
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
@@ -21,6 +21,7 @@ from ..memory.task_memory import Footprints
 from ..memory.timeline import Timeline
 from ..schedule.dependencies import queue_lengths
 from .batch_report import Batches
+from .slowest import Slowest, slowest_of
 from .task_records import Trace
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class Run:
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
 
+    def _repr_html_(self) -> str:
+        return text_of("run as HTML", self)
+
     @cached_property
     def queue_lengths(self) -> tuple[int, ...]:
         """The number of ready tasks when each task of `order` was chosen, including itself."""
@@ -170,7 +174,7 @@ class Run:
         """Report on the storages alive at the peak: their makers, their holders, and when they are freed.
 
         Args:
-            device: the device; None for that of `timeline`.
+            device: the device; None for that of `timeline`. A phase may stand in its place: `run.peak("forward")`.
             phase: "backward" or "forward". The report on the backward has the forward's in `PeakReport.forward` if its
                 peak is higher.
 
@@ -180,6 +184,8 @@ class Run:
         from .peak_report import peak_report
 
         timeline = self._measured()
+        if device == "forward" or device == "backward":
+            device, phase = None, "forward" if device == "forward" else "backward"
         if device is not None:
             timeline = self.timelines[chosen_device(device, self.timelines)]
         elsewhere = tuple(each for each in self.timelines.values() if each is not timeline)
@@ -227,6 +233,27 @@ class Run:
             TypeError, ValueError: If `device` is not a device, or its memory was not measured.
         """
         return drawn("run as a table", self, device)
+
+    def slowest(self, count: int = 5) -> Slowest:
+        """Return the slowest operations, modules and tasks, as a table with sentences.
+
+        Args:
+            count: the number of rows of each kind.
+
+        Raises:
+            TypeError, ValueError: If `count` is not a number of at least 1, or times were not recorded.
+        """
+        timeline = self.timeline
+        if timeline is not None and timeline.task_ns and timeline.order == self.order:
+            spans = zip(self.order, timeline.task_ns[::2], timeline.task_ns[1::2], strict=True)
+            return slowest_of(
+                self.graph, ((task, ended_ns - started_ns) for task, started_ns, ended_ns in spans), count
+            )
+        if self.trace is None:
+            raise ValueError(
+                'the times of this run were not recorded; use ts.backward(..., trace="cheap") or ts.profile(make_loss)'
+            )
+        return self.trace.slowest(count)
 
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
         """Save the run as a trace for ui.perfetto.dev and chrome://tracing.

@@ -21,6 +21,7 @@ from ..schedule.ddp_buckets import Bucket, Reduction, reductions
 from ..schedule.policy import Choice, Policy, QueueState
 from ..schedule.ready_queue import ReadyQueue, ReadyTask, ready_queue
 from .batch_report import Batch, Batches
+from .slowest import Slowest, slowest_of
 from .statistics import Form, Level, Statistics
 from .statistics_table import StatisticsTable
 from .trace_columns import NONE, Columns, EditRow, Forms, Label, PolicyTerm, term_at
@@ -218,6 +219,17 @@ class Trace:
             ModuleNotFoundError: If pandas is not installed.
         """
         return drawn("trace as a table", self)
+
+    def slowest(self, count: int = 5) -> Slowest:
+        """Return the slowest operations, modules and tasks, as a table with sentences.
+
+        Args:
+            count: the number of rows of each kind.
+
+        Raises:
+            TypeError, ValueError: If `count` is not a number of at least 1.
+        """
+        return slowest_of(self.graph, ((record.task.id, record.elapsed_ns) for record in self), count)
 
     @cached_property
     def reductions(self) -> tuple[Reduction, ...]:

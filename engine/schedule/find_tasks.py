@@ -7,8 +7,15 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import PurePath
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.source_lines import Source
+from ...inspector.text.sizes_and_counts import dtype_name, shape_text
 from ...inspector.validation import a_kind
 from .ready_queue import ReadyTask
 
@@ -16,12 +23,16 @@ _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _SHOWN = 3  # names in an error
 _MEANINGS = "task", "line", "kind", "module", "grad"
 
+Where = str | int | Task | ReadyTask | Tensor
+"""A place in a backward, see `tasks_at`."""
 
-def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int]:
+
+def tasks_at(graph: Graph, where: Where) -> frozenset[int]:
     """Return the ids of the tasks to which `where` refers.
 
-    It may be a task or its number; the name of a node ("Addmm", "AddmmBackward0"); a module's path, for its calls and
-    the calls in them; a parameter's name, for the task that accumulates its gradient; or a line ("model.py:120"). Names
+    It may be a task or its number; a tensor of the forward, for the task that receives its gradient; the name of a node
+    ("Addmm", "AddmmBackward0"); a module's path, for its calls and the calls in them; a parameter's name, for the task
+    that accumulates its gradient; or a line ("model.py:120") of the forward, or of a custom Function's backward. Names
     may be patterns ("encoder.layer.*", "*Norm*"). An ambiguous name is interpreted as the first of: task, line, kind,
     module, parameter. A prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
 
@@ -32,9 +43,7 @@ def tasks_at(graph: Graph, where: str | int | Task | ReadyTask) -> frozenset[int
     return _found(graph, where)[1]
 
 
-def tasks_and_calls_at(
-    graph: Graph, where: str | int | Task | ReadyTask
-) -> tuple[frozenset[int], dict[int, int] | None]:
+def tasks_and_calls_at(graph: Graph, where: Where) -> tuple[frozenset[int], dict[int, int] | None]:
     """Return the tasks as `tasks_at` does and, for modules, the outermost call that created each task, else None.
 
     Raises:
@@ -47,16 +56,18 @@ def tasks_and_calls_at(
     return tasks, {task_id: [call for call in calls_of(graph, task_id) if call in calls][-1] for task_id in tasks}
 
 
-def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, frozenset[int]]:
+def _found(graph: Graph, where: Where) -> tuple[str, frozenset[int]]:
     """Return how `where` was interpreted (module, line, parameter, ...), and the ids of its tasks."""
     if isinstance(where, ReadyTask):
         where = where.task
+    if isinstance(where, Tensor):
+        return "task", frozenset((_task_of(graph, where),))
     if isinstance(where, Task | int) and not isinstance(where, bool):
         return "task", frozenset((graph.task(where).id,))
     if not isinstance(where, str):
         raise TypeError(
-            "a place in the backward must be a task, its number, or a str (the name of a node, a module, a parameter, "
-            f"or a line as in model.py:120), got {a_kind(where)}"
+            "a place in the backward must be a task, its number, a tensor, or a str (the name of a node, a module, a "
+            f"parameter, or a line as in model.py:120), got {a_kind(where)}"
         )
     prefix, _, rest = where.partition(":")
     meanings: Collection[str] = _MEANINGS
@@ -67,6 +78,22 @@ def _found(graph: Graph, where: str | int | Task | ReadyTask) -> tuple[str, froz
         if found := frozenset(_tasks_called(graph, meaning, text)):
             return meaning, found
     raise ValueError(_nothing_there(graph, where, text, meanings))
+
+
+def _task_of(graph: Graph, tensor: Tensor) -> int:
+    """Return the id of the task that receives a tensor's gradient."""
+    node = tensor.grad_fn
+    if node is not None:
+        found = next((task_id for task_id, each in enumerate(graph.nodes) if each is node), None)
+    else:
+        found = next((task_id for task_id, leaf in graph.leaves.items() if leaf is tensor), None)
+    if found is None:
+        why = "is not part of this backward" if tensor.requires_grad else "does not require grad"
+        raise ValueError(
+            f"the tensor ({shape_text(tensor.shape)} {dtype_name(tensor.dtype)}) {why}, so no task receives its "
+            "gradient; pass a tensor that the loss was computed from"
+        )
+    return found
 
 
 def calls_of(graph: Graph, task_id: int) -> list[int]:
@@ -126,14 +153,25 @@ def _tasks_called(graph: Graph, meaning: str, text: str) -> Iterable[int]:
             return (each.id for each in graph.tasks if each.parameter is not None and fnmatchcase(each.parameter, text))
     if (match := _LINE.fullmatch(text)) is None:
         return ()
-    parts, line = PurePath(match["file"]).parts, int(match["line"])  # with any number of the file's folders
-    return (
-        task.id
-        for task in graph.tasks
-        if (source := task.source) is not None
-        and source.line == line
-        and (source.short == text or PurePath(source.file).parts[-len(parts) :] == parts)
-    )
+    file, line = match["file"], int(match["line"])
+    found = [task.id for task in graph.tasks if (source := task.source) and _is_at(source, text, file, line)]
+    return found or [task_id for task_id, node in enumerate(graph.nodes) if _runs_line(node, text, file, line)]
+
+
+def _is_at(source: Source, text: str, file: str, line: int) -> bool:
+    """Return whether a source is at this line; the file may be given with any number of its folders."""
+    parts = PurePath(file).parts
+    return source.line == line and (source.short == text or PurePath(source.file).parts[-len(parts) :] == parts)
+
+
+def _runs_line(node: Node, text: str, file: str, line: int) -> bool:
+    """Return whether a custom Function's backward has this line."""
+    if not isinstance(node, BackwardCFunction):
+        return False
+    function: Any = type(node)._forward_cls
+    code = getattr(function.backward, "__code__", None)
+    lines = () if code is None else {each for _, _, each in code.co_lines()}
+    return code is not None and line in lines and _is_at(Source(code.co_filename, line, ""), text, file, line)
 
 
 def _nothing_there(graph: Graph, where: str, text: str, meanings: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor, argument_names, names_by_place
+from ...inspector.torch_private.checkpoints import random_states, regions_around
 from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import SAVED_FOR_FORWARD, attributes_of, saved_slots
 from ...inspector.torch_private.tensors import base_of, storage_of, version_of
@@ -40,10 +41,9 @@ def check_attributes(node: Node, inputs: KeptInputs | None) -> tuple[list[str], 
     faults: list[str] = []
     warnings: list[str] = []
     others: dict[str, None] = {}
-    attributes = [each for each in attributes_of(node).items() if each[0] != SAVED_FOR_FORWARD]
-    for attribute, tensor in [(name, tensor) for name, value in attributes for tensor in tensors_of(value)]:
+    for attribute, tensor in _attributes(node):
         kept = _input_of(inputs, tensor)
-        if any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor))):
+        if _is_output(tensor, node):
             warnings.append(
                 f"it keeps its output as ctx.{attribute}, outside ctx.save_for_backward: this reference cycle keeps "
                 "their memory until Python's garbage collector runs, and in-place modification is not detected"
@@ -62,6 +62,22 @@ def check_attributes(node: Node, inputs: KeptInputs | None) -> tuple[list[str], 
         else:
             others[attribute] = None
     return faults, warnings, list(others)
+
+
+def _attributes(node: Node) -> Iterator[tuple[str, Tensor]]:
+    attributes = [each for each in attributes_of(node).items() if each[0] != SAVED_FOR_FORWARD]
+    return ((name, tensor) for name, value in attributes for tensor in tensors_of(value))
+
+
+def _is_output(tensor: Tensor, node: Node) -> bool:
+    return any(each is not None and each.grad_fn is node for each in (tensor, base_of(tensor)))
+
+
+def outputs_on_ctx(node: Node) -> Iterator[str]:
+    """Yield the attributes of `ctx` with the node's own output, a reference cycle."""
+    for attribute, tensor in _attributes(node):
+        if _is_output(tensor, node):
+            yield attribute
 
 
 def changed_on_ctx(node: Node, call: Callable[[], object]) -> list[str]:
@@ -124,3 +140,15 @@ def written_unmarked(replay: OperationReplay) -> list[str]:
     results = list(tensors_of(outcome.result))
     returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
     return [name for name in replay.written if name not in returned]
+
+
+def other_random_numbers(node: Node, replay: OperationReplay) -> list[str]:
+    """Describe an operation whose checkpoint recomputes it with other random numbers than its forward drew."""
+    regions = [region for region in regions_around(node) if not random_states(region)]
+    if not replay.random or not regions:
+        return []
+    return [
+        f"its checkpoint recomputes {replay.operation.name} with other random numbers than its forward drew, so its "
+        "gradients, and those of what follows it in the region, are of another mask: pass preserve_rng_state=True to "
+        "torch.utils.checkpoint.checkpoint()"
+    ]

@@ -12,6 +12,7 @@ from .norms import Norms
 
 FindingKind = Literal[
     "leak",
+    "retained graph",
     "silent write",
     "never stepped",
     "without gradient",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from types import FrameType
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from ...inspector.torch_private.call_watchers import watching_modules
@@ -43,7 +44,7 @@ class LoopFollower:
 
     def install_hooks(self, stack: ExitStack) -> None:
         """Install the hooks; closing the stack removes them."""
-        stack.callback(surround_backward(self._surround))
+        stack.callback(surround_backward(self._surround, self._gradients_begin))
         stack.enter_context(watching_modules(self._entered, self._left))
         stack.enter_context(watching_optimizers(self))
 
@@ -58,6 +59,9 @@ class LoopFollower:
 
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
         raise NotImplementedError
+
+    def _gradients_begin(self, outputs: Sequence[Tensor | GradientEdge]) -> None:
+        """torch.autograd.grad is called with these outputs, or a backward inside a backward or of another thread."""
 
     def _is_watched(self, optimizer: Optimizer) -> bool:
         return not self._is_ignored
@@ -115,6 +119,7 @@ class LoopFollower:
 
     def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
         if self._is_ignored or self._in_backward:
+            self._gradients_begin(given[0])
             return run()
         self._in_backward = True
         try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from torch import nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
@@ -15,7 +17,8 @@ from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
-from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
+from ..error_notes.explain_error import explain_error
+from ..execution.saved_tensor_errors import crossings_told
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
@@ -57,11 +60,14 @@ class SecondBackward:
             return
         if not self._forwards.unseen and not any(each.has_run for each in self._forwards.alive()):
             return
-        youngest = youngest_first(roots_of(given[0]))
-        freed = next((number for number, node in youngest if number < self._before and is_freed(node)), None)
+        freed = self._youngest_freed(given)
         if freed is None:
             return
-        self._told = crossings_told(read_graph(given[0]), self._before)
+        self._told = crossings_told(read_graph(given[0]), self._before, self._maker())
+        self._report(freed, step)
+
+    def _report(self, freed: int, step: int) -> None:
+        """Add the finding. `freed` is the sequence number of the youngest node that an earlier backward freed."""
         if not self._told:
             return
         place = at(users_place())
@@ -78,20 +84,28 @@ class SecondBackward:
             )
         )
 
-    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
-        """Add notes with the cause to PyTorch's error, unless it has some already."""
+    def backward_ends(self, given: BackwardGiven, error: BaseException | None, step: int) -> None:
+        """Add notes with the cause to PyTorch's error, and the finding if it is missing."""
         told, self._told = self._told, []
-        if not isinstance(error, RuntimeError):
+        is_freed_error = error is not None and str(error).startswith(_FREED)
+        if error is None or not (is_freed_error or MODIFIED in str(error)):
             return
-        notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
-        if any(" saved " in each or " takes " in each for each in notes):  # explained already
-            return
-        if str(error).startswith(_FREED) and told:
-            for each in told:
-                error.add_note(f"tapescope: {each}")
-        elif str(error).startswith(_FREED) or MODIFIED in str(error):
-            names = dict(self._training.watched.parameters())
-            explain_spoiled_graph(error, read_graph(given[0], names), None, self._before, self._forwards.forward_of)
+        watched = self._training.watched
+        graph = read_graph(given[0], dict(watched.parameters()))
+        modules = [module for _, module in watched.modules()]
+        explain_error(error, graph, None, self._before, self._maker(), modules)
+        freed = self._youngest_freed(given) if is_freed_error and not told else None
+        if freed is not None:
+            self._told = crossings_told(graph, self._before, self._maker())
+            self._report(freed, step)
+
+    def _youngest_freed(self, given: BackwardGiven) -> int | None:
+        youngest = youngest_first(roots_of(given[0]))
+        return next((number for number, node in youngest if number < self._before and is_freed(node)), None)
+
+    def _maker(self) -> Callable[[Node], str | None]:
+        names = {module: path for path, module in self._training.watched.modules()}
+        return lambda node: self._forwards.maker_of(node, names)
 
 
 class SpoiledBackwards(LoopPart):
@@ -129,6 +143,9 @@ class SpoiledBackwards(LoopPart):
         if self._silent is not None:
             self._silent.by_others.forward_ends()
 
+    def module_ends(self, module: nn.Module, result: object) -> None:
+        self._forwards.mark_module(module, result)
+
     def backward_begins(self, given: BackwardGiven) -> None:
         if self._silent is not None:
             self._silent.backward_begins(given, self._step)
@@ -141,7 +158,7 @@ class SpoiledBackwards(LoopPart):
         if self._silent is not None:
             self._silent.backward_ends()
         if self._second is not None:
-            self._second.backward_ends(given, error)
+            self._second.backward_ends(given, error, self._step)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         if self._silent is not None:

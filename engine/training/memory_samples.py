@@ -21,7 +21,8 @@ from ..memory.census import Place, StorageCensus, optimizers_of, state_tensors, 
 from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .follow_loop import BackwardGiven
-from .leak_holders import HeldTensors, OldTensors, alike, held_tensors
+from .leaks.held_graphs import alike
+from .leaks.held_tensors import HeldTensors, OldTensors, held_tensors
 from .loop_observers import LoopPart
 from .pending_graphs import roots_of
 
@@ -177,12 +178,12 @@ def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:
     """Return a sentence about tensors of earlier steps: their size, their holder and the remedy."""
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     by = "as" if held.holder.kind == "named" else "by"
-    advice = "Drop references that are no longer needed; a buffer with a limit stops growing by itself."
+    advice = "drop references that are no longer needed; a buffer with a limit stops growing by itself."
     if held.share < 1:
-        advice = f"It is a view, and keeps the whole storage for {percent_text(held.share)} of it: keep a .clone()."
+        advice = f"it is a view, and keeps the whole storage for {percent_text(held.share)} of it; keep a .clone()."
     return (
-        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step; after step {number:,} they are "
-        f"{size_text(held.nbytes)}: held {by} {held.holder}{more}. {advice}"
+        f"Tensors of earlier steps, without a graph, add {size_text(growth)} a step, held {by} {held.holder}{more} "
+        f"(after step {number:,} {size_text(held.nbytes)}): {advice}"
     )
 
 

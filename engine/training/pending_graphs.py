@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from weakref import WeakSet
+from collections.abc import Iterable, Mapping, Sequence
+from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
@@ -14,6 +14,7 @@ from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
 
 _KEY = "tapescope: forward"
+_MODULE = "tapescope: module"
 
 
 class Forward:
@@ -98,6 +99,24 @@ class Forwards:
                 if not sought:
                     return
                 oldest = min(sought)
+
+    @staticmethod
+    def mark_module(module: nn.Module, result: object) -> None:
+        """Note on the nodes of a module's results the module, of nested ones the innermost."""
+        for node in nodes_of(result):
+            notes_on(node).setdefault(_MODULE, ref(module))
+
+    def maker_of(self, node: Node, names: Mapping[nn.Module, str]) -> str | None:
+        """Return the module and the forward that made a node: `rnn (GRU) in the forward of Net at train.py:40`.
+
+        Args:
+            node: the node.
+            names: the paths of modules.
+        """
+        noted, forward = notes_on(node).get(_MODULE), self.forward_of(number_of(node))
+        module = None if noted is None else noted()
+        made = [] if module is None or not names.get(module) else [f"{names[module]} ({type(module).__name__})"]
+        return " in ".join([*made, str(forward)] if forward else made) or None
 
     def forward_of(self, number: int) -> Forward | None:
         """Return the forward that made the node with this sequence number."""

@@ -25,11 +25,11 @@ from ...inspector.torch_private.allocators import begin_recording, leaving_out
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.nodes import ready_for_new_nodes
 from ...inspector.validation import expect_callable, expect_model, expect_number
+from ..error_notes.explain_error import errors_explained, explain_error
 from ..execution.unsupported import refuse_transforms
 from ..memory.allocator_events import CPU, AllocatorRecording
 from ..memory.allocator_recording import RecordedAllocators
 from ..memory.baseline import OLDER_THAN_RECORDING
-from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from .follow_loop import BackwardGiven, RunBackward
 from .memory_census import Holders, Walked
 from .step import TrainingStep
@@ -163,11 +163,12 @@ class LoopRecording:
     def _read(self) -> Iterator[TrainingStep]:
         watch = self.watch
         ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
-        spans = list(zip(watch.steps, ends, strict=True))[: watch.wanted]
+        ended = len(watch.steps) - 1 if watch.by_hand else watch.wanted  # by hand the last one is not over
+        spans = list(zip(watch.steps, ends, strict=True))[:ended]
         windows = self._windows([(seen.first, end) for seen, end in spans])
         before: TrainingStep | None = None
         for number, (seen, end) in enumerate(spans):
-            if not (seen.optimizers or seen.skipped) and watch.wanted is not None:
+            if not (seen.optimizers or seen.skipped or watch.by_hand) and watch.wanted is not None:
                 continue  # an event after the last step
             timelines = {device: window.timeline(seen.first, end) for device, window in windows.items()}
             why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
@@ -208,7 +209,8 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     A step is forward, backward, clipping, `optimizer.step` and the time until the next forward; with several optimizers
     it ends before one of them steps again. Steps are detected by torch's own hooks of modules, backwards and
     optimizers. After the requested number of steps all hooks are removed, and the loop continues. `steps[1]` is the
-    second step; the first one creates the optimizers' state and differs from later ones.
+    second step; the first one creates the optimizers' state and differs from later ones. A loop without a torch
+    optimizer ends its steps by `steps.step()`.
 
     Args:
         steps: the number of steps, from 2 to 10. Each allocator event takes about 1.9 kB until it is processed, and a
@@ -264,7 +266,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         if opened is None or recording is None:
             return
         if error is not None:
-            explain_out_of_memory(error)
+            explain_error(error)
         try:
             recording.watch.end()
         finally:
@@ -272,6 +274,19 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         with telling(None, "reading what was recorded") as tell:
             tell("which step took what")
             self._steps = recording.steps()
+
+    def step(self) -> None:
+        """End the current step. After the first call, steps no longer end by themselves.
+
+        A loop that updates its parameters without a torch optimizer, for example in hooks of the backward, calls this
+        at the end of each step.
+
+        Raises:
+            RuntimeError: the steps are not being recorded.
+        """
+        if self._recording is None:
+            raise RuntimeError("these steps are not being recorded: call step() inside the `with` block")
+        self._recording.watch.next_step()
 
     def to_pandas(self) -> Any:
         """Return all steps as a pandas.DataFrame with a row for each phase, as in `TrainingStep.to_pandas`.
@@ -309,7 +324,11 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         if self._opened is not None:
             raise RuntimeError("the steps can be looked at when the `with` block of ts.record_steps() has ended")
         if isinstance(number, int) and not -len(self) <= number < len(self):
-            seen = f"{len(self)} were recorded" if len(self) else "none was recorded: no optimizer has stepped"
+            seen = (
+                f"{len(self)} were recorded"
+                if len(self)
+                else "none was recorded: no optimizer has stepped, and step() was not called"
+            )
             raise IndexError(f"step {number} was not recorded; {seen}")
         return self._steps[number]
 
@@ -352,7 +371,10 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
     @property
     def sentences(self) -> list[str]:
         if not self._steps and self._opened is None:
-            return ["Nothing was recorded: no optimizer.step() was seen."]
+            return [
+                "Nothing was recorded: no optimizer.step() was seen. Without a torch optimizer, call step() on this "
+                "recording at the end of each step."
+            ]
         found = [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
         return [*found, OLDER_THAN_RECORDING] if self._steps else found
 
@@ -389,7 +411,7 @@ def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) 
     ran, step = 0, None
     while ran < _MOST_CALLS:
         recording = LoopRecording(None, _IN_A_ROW - 1, model)
-        with out_of_memory_explained(), ExitStack() as stack:
+        with errors_explained(), ExitStack() as stack:
             recording.start(stack)
             for number in range(_IN_A_ROW):
                 tell(f"the {nth(ran + number + 1)} of {_MOST_CALLS} at most")

@@ -18,7 +18,7 @@ from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
 from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.device_choice import chosen_device
-from ..memory.lifetimes import STATE
+from ..memory.lifetimes import GRADIENTS, STATE
 from ..recording.run import Run
 from .step_backward import StepBackwards
 from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, PhasePeak, StepTimeline, cells_of
@@ -180,7 +180,29 @@ class TrainingStep(ShownAsTable):
         before = self.timeline.baseline
         standing = f"{size_text(before.nbytes)} were there as it began: {before.listed}."
         said = [standing] if before.nbytes else []
-        return [*self.peak().answer, *self._elsewhere(), *self._apart(), *said, OLDER_THAN_RECORDING]
+        return [
+            *self.peak().answer,
+            *self._elsewhere(),
+            *self._older_gradients(),
+            *self._apart(),
+            *said,
+            OLDER_THAN_RECORDING,
+        ]
+
+    def _older_gradients(self) -> Iterator[str]:
+        """Yield a sentence if the previous step's gradients stay alive through the forward, where nothing uses them."""
+        timeline = self.timeline
+        forward = next((each for each in timeline.peaks if each.phase == FORWARD), None)
+        older = timeline.parts_at(0).get(GRADIENTS, 0)
+        nbytes = min(older, forward.parts.get(GRADIENTS, 0)) if forward is not None else 0
+        if nbytes * 100 < self.peak_bytes:
+            return
+        at_peak = timeline.peak_phase.name == FORWARD
+        yield (
+            f"{size_text(nbytes)} of gradients of the previous step stay alive through the forward, which "
+            f"{'holds the peak' if at_peak else 'is not where the peak is'}: call "
+            "optimizer.zero_grad(set_to_none=True) before the forward."
+        )
 
     def _elsewhere(self) -> Iterator[str]:
         """Describe the peaks of other devices that are at least one percent of this one's."""

@@ -90,6 +90,7 @@ class StepPhases(LoopFollower):
     Attributes:
         moments: where phases begin, in order.
         steps: those that have begun.
+        by_hand: whether `next_step` ends the steps.
     """
 
     def __init__(self, holders: Holders, listener: LoopListener, wanted: int | None) -> None:
@@ -102,6 +103,7 @@ class StepPhases(LoopFollower):
         self._stepped: set[int] = set()  # ids of the optimizers that have stepped in this step
         self._known: set[int] = set()  # ids of those that stepped in the first step
         self._may_end: int | None = None  # the moment at which this step has ended if no other optimizer steps
+        self.by_hand = False
 
     def begin(self) -> None:
         """Begin the first step."""
@@ -113,6 +115,14 @@ class StepPhases(LoopFollower):
         self._listener.step_begins(len(self.steps))
         self.steps.append(SeenStep(len(self.moments)))
         self._enter(BETWEEN)
+
+    def next_step(self) -> None:
+        """End the step; from now on only this method ends steps."""
+        self.by_hand = True
+        if not self._over:
+            self._next_step(None)
+        if not self._over:
+            self._enter(BETWEEN, GRADIENTS, STATE)
 
     def end(self) -> None:
         """End the last phase, and ignore all that follows."""
@@ -138,7 +148,8 @@ class StepPhases(LoopFollower):
         self._holders.add_module(module)
         if self.phase == FORWARD:
             return
-        if self._may_end is not None and self.wanted is not None and self._stepped >= self._known and self._known:
+        is_over = self._may_end is not None and self._stepped >= self._known and self._known
+        if is_over and self.wanted is not None and not self.by_hand:
             self._next_step(len(self.moments))
             if self._over:
                 return
@@ -156,7 +167,7 @@ class StepPhases(LoopFollower):
 
     def _before_step(self, optimizer: Optimizer, is_nested: bool) -> None:
         self._holders.add_optimizer(optimizer)
-        if self.wanted is not None and id(optimizer) in self._stepped and not is_nested:
+        if self.wanted is not None and id(optimizer) in self._stepped and not is_nested and not self.by_hand:
             self._next_step(self._may_end)
 
     def _optimizer_begins(self, optimizer: Optimizer, has_closure: bool) -> None:

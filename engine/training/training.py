@@ -15,7 +15,8 @@ from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect, expect_number, expect_truth
 from .black_box.black_box import USUAL, BlackBox, kinds_of
 from .freed_graphs import SpoiledBackwards
-from .leaks import Leaks
+from .leaks.graph_leaks import Leaks
+from .leaks.retained_graphs import RetainedGraphs
 from .ledger.clearing import Clearing
 from .ledger.clipping import Clipping
 from .ledger.held_parameters import HeldParameters
@@ -72,6 +73,7 @@ class Writer(LoopPart):
 PARTS: list[Callable[[], LoopPart]] = [
     NormWatch,
     Leaks,
+    RetainedGraphs,
     HeldMemory,
     SkippedSteps,
     SpoiledBackwards,

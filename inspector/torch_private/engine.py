@@ -79,14 +79,19 @@ def is_redirected() -> bool:
     return _redirected
 
 
-def surround_backward(surround: Surround) -> Callable[[], None]:
+def surround_backward(
+    surround: Surround, gradients_begin: Callable[[Sequence[Tensor | GradientEdge]], None] | None = None
+) -> Callable[[], None]:
     """Run all backwards of the process through `surround`, on the engine or its redirect. Return a function to end it.
 
-    The same call is replaced as in `redirect_backward`.
+    The same call is replaced as in `redirect_backward`. `gradients_begin` is called with the outputs before each
+    torch.autograd.grad, which is not surrounded.
     """
 
     def run_surrounded(outputs: Sequence[Tensor | GradientEdge], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         if layer.ended or not kwargs["accumulate_grad"]:
+            if gradients_begin is not None and not layer.ended:
+                gradients_begin(outputs)
             return layer.beneath(outputs, *args, **kwargs)
         return surround(lambda: layer.beneath(outputs, *args, **kwargs), outputs, *args)
 

@@ -17,7 +17,7 @@ import tapescope as ts
 from tapescope.engine.studies.ready_workload import Parts
 from tapescope.engine.studies.workloads import workload
 from tapescope.engine.training import training as verbs
-from tapescope.engine.training.leaks import Leaks
+from tapescope.engine.training.leaks.graph_leaks import Leaks
 
 Around = Callable[[], AbstractContextManager[object]]
 

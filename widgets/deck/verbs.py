@@ -194,6 +194,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
         ),
         Verb("pp EXPRESSION", "pretty-print the value of EXPRESSION", on=PROMPTS, takes="expression"),
         Verb("saved [TASK]", "list the tensors that the task's node saved for backward", takes="task"),
+        Verb("slowest [N]", "list the slowest operations, modules and tasks so far; N rows of each"),
         Verb("memory", "show the memory that this backward holds, and the cost of undo", aliases="history"),
         Verb(
             "check [TASK]",

@@ -162,6 +162,14 @@ def do_saved(at: Debuggee, arg: str) -> None:
         say(f"{told(at.session).describe(task)} has no saved tensors that can be shown")
 
 
+def do_slowest(at: Debuggee, arg: str) -> None:
+    if at.session.trace is None:
+        raise ValueError('this session records no times; open it with trace="cheap"')
+    found = at.session.trace.slowest(one_number(arg) if arg else 5)
+    show(found.table)
+    say(*found.sentences)
+
+
 def do_check(at: Debuggee, arg: str) -> None:
     say(*str(at.session.check(at.task_to_show(arg))).splitlines())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
-from ...schedule.ready_queue import ReadyTask
+from ...schedule.find_tasks import Where as Place
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
 
@@ -53,7 +53,7 @@ class Stop:
 
 Gradients = tuple[Tensor | None, ...]
 Predicate = Callable[[Task, Gradients], object]
-Where = str | int | Task | ReadyTask | Predicate
+Where = Place | Predicate
 
 
 @dataclass(slots=True, eq=False, repr=False)

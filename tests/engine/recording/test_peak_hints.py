@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.engine.memory.lifetimes import Category
-from tapescope.engine.recording.peak_hints import Hint, HintKind
+from tapescope.engine.recording.peak_facts import Hint, HintKind
 from tapescope.engine.recording.peak_report import peak_report
 from tapescope.engine.studies.workloads import WORKLOADS, workload
 from tapescope.inspector.text.sizes_and_counts import share_text, size_text

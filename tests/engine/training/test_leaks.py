@@ -314,7 +314,7 @@ def test_what_is_let_go_of_is_not_searched_for_again(program: ModuleType) -> Non
 
 def test_searches_come_after_2_4_8_steps(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    module = sys.modules["tapescope.engine.training.leaks"]
+    module = sys.modules["tapescope.engine.training.leaks.graph_leaks"]
     held_graphs = module.held_graphs
     monkeypatch.setattr(module, "held_graphs", lambda *given: looked.append(1) or held_graphs(*given))  # type: ignore[func-returns-value]
     run(program, "", "trainer.store.append(y)")

@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 import tapescope as ts
 from tapescope.engine.training.step_timeline import StepTimeline
+from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 Loop = Callable[[nn.Module], Iterator[Any]]
@@ -733,3 +734,44 @@ def test_a_step_under_a_policy_says_at_once_that_it_has_no_page(snapshot: Snapsh
     (said,) = [each for each in under_policy.sentences if "ts.policy" in each]
     snapshot("profile_step", said)
     says_none_of(ts.profile_step(step), "ts.policy")
+
+
+def test_a_loop_without_an_optimizer_ends_its_steps_itself() -> None:
+    model = nn.Linear(64, 64)
+
+    def update(parameter: nn.Parameter) -> None:
+        parameter.data.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+    for count, recorded in ((2, 2), (5, 3)):
+        with ts.record_steps(steps=3) as steps:
+            for _ in range(count):
+                model(torch.randn(128, 64)).square().mean().backward()
+                steps.step()
+        assert len(steps) == recorded
+        assert len({step.peak_bytes for step in steps}) == 1
+    with pytest.raises(RuntimeError, match="with"):
+        steps.step()
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_gradients_of_the_step_before_that_stay_alive_through_the_forward_are_said(is_early: bool) -> None:
+    model, x = nn.Linear(512, 512), torch.randn(64, 512)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ts.record_steps(steps=3) as steps:
+        for _ in range(4):
+            if is_early:
+                optimizer.zero_grad()
+            loss = model(x).square().mean()
+            if not is_early:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    nbytes = sum(each.nbytes for each in model.parameters())
+    facts = (size_text(nbytes), "zero_grad(set_to_none=True)", "before the forward")
+    if is_early:
+        says_none_of(steps[1], *facts[1:])
+    else:
+        says(steps[1], *facts)

@@ -6,6 +6,7 @@ import inspect
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,6 +121,40 @@ def test_a_run_stops_before_a_source_line_and_says_so(engine: Engine, snapshot: 
         says(session.stopped, "breakpoint 1", place, described)
         if engine == "direct":
             snapshot("break_at", session.stopped)
+
+
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+def test_a_run_stops_before_the_task_that_receives_a_tensors_gradient(engine: Engine) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    hidden = (leaf * 2).tanh()
+    with session_of(engine, hidden.exp().sum()) as session:
+        session.break_at(hidden)
+        session.break_at(leaf)
+        assert names(stops_of(session)) == ["Tanh", "AccumulateGrad"]
+        with raises(ValueError, "2 float32", "require grad"):
+            session.break_at(torch.ones(2))
+        with raises(ValueError, "3 float32", "backward"):
+            session.break_at(leaf.exp())
+
+
+def test_a_run_stops_before_the_function_whose_backward_has_a_line(engine: Engine) -> None:
+    lines, first = inspect.getsourcelines(Gate.backward)
+    (number,) = [number for number, line in enumerate(lines, first) if "x.cos()" in line]
+    leaf = torch.ones(3, requires_grad=True)
+    with session_of(engine, Gate.apply(leaf * 2).sum()) as session:
+        session.break_at(f"{Path(__file__).name}:{number}")
+        assert names(stops_of(session)) == ["Gate"]
 
 
 def test_a_task_its_number_and_an_entry_of_the_queue_are_the_same_place(engine: Engine) -> None:

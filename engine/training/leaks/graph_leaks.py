@@ -9,13 +9,17 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from ...inspector.references.find_referrers import Holder
-from ...inspector.text.sizes_and_counts import counted, size_text
-from .findings import Finding
-from .follow_loop import BackwardGiven
-from .leak_holders import GRAD_OF, HeldGraphs, StepTokens, alike, held_graphs
-from .loop_observers import LoopPart
-from .training_result import Training
+from ....inspector.graph.source_lines import users_place
+from ....inspector.references.find_referrers import Holder
+from ....inspector.text.sizes_and_counts import counted, size_text
+from ....inspector.torch_private.optimizer_steps import parameters_of
+from ..findings import Finding
+from ..follow_loop import BackwardGiven
+from ..loop_observers import LoopPart
+from ..pending_graphs import at
+from ..training_result import Training
+from .held_graphs import GRAD_OF, ON_CTX, HeldGraphs, alike, held_graphs
+from .step_tokens import StepTokens
 
 _FIRST_LOOK = 2  # the number of a step: two are over before it
 _LAG = 2  # steps: what a loop compares with the step before is let go of one later
@@ -38,11 +42,14 @@ class Leaks(LoopPart):
         self._next_look = _FIRST_LOOK
         self._looked_at = 0
         self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+        self._with_graph: str | None = None  # the place of the last backward(create_graph=True): " at train.py:12"
 
     def begins(self, training: Training) -> None:
         self._training = training
 
     def step_begins(self, number: int) -> None:
+        if number > 0 and number & (number - 1) == 0:  # 1, 2, 4, 8, ..., because it visits all objects
+            self._tokens.mark_alive()
         self._number = number
         self._tokens.begin()
 
@@ -51,6 +58,8 @@ class Leaks(LoopPart):
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._tokens.mark(given[0])
+        if given[3]:  # create_graph
+            self._with_graph = at(users_place())
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         self._last[optimizer] = self._number
@@ -74,12 +83,13 @@ class Leaks(LoopPart):
 
     def _look(self, number: int) -> None:
         self._looked_at = number
-        found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters())
+        optimized = (each for optimizer in self._last for each in parameters_of(optimizer))
+        found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters(), optimized)
         self._training.earlier_bytes = sum(held.nbytes for held in found)
         self._training.earlier_storages = frozenset().union(*(held.storages for held in found))
         for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
-            said = leak_sentence(replace(held, holder=first))
+            said = leak_sentence(replace(held, holder=first), self._with_graph)
             leak = Finding("leak", number, said, None, first.text, held.nbytes, first.at, alike=held.alike)
             self._training.update(leak)
 
@@ -90,16 +100,33 @@ class Leaks(LoopPart):
         self._last.clear()
 
 
-def leak_sentence(held: HeldGraphs) -> str:
-    """Return a sentence about graphs that are alive: their modules, bytes, holders and the remedy."""
-    alive = "The graph of {} is alive" if len(held.steps) == 1 else "The graphs of {} are alive"
-    least = "at least " if held.is_bounded else ""
-    size = f"{least}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
+def leak_sentence(held: HeldGraphs, with_graph: str | None = None) -> str:
+    """Return a sentence about graphs that are alive: their holders, bytes and the remedy.
+
+    Args:
+        held: the graphs.
+        with_graph: the place of a backward(create_graph=True), such as ` at train.py:12`; None if there was none.
+    """
+    text, kind = held.holder.text, held.holder.kind
+    several = len(held.steps) > 1
+    graphs = f"the graph{'s' if several else ''} of {steps_text(held.steps)}"
+    size = f"{'at least ' if held.is_bounded else ''}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
-    how = f"held by {held.holder}"
-    if held.holder.kind == "named":
-        how = f"held as {held.holder}{', through which it goes from step to step' if held.crosses else ''}"
-    return f"{alive.format(steps_text(held.steps))}, {size}: {how}{more}. {_advice(held)}"
+    if kind == "cycle" and text.startswith(ON_CTX):
+        return (
+            f"{text}, is the Function's own output: call ctx.save_for_backward(...) instead. This reference cycle "
+            f"keeps {graphs} alive until Python's garbage collector runs ({size})."
+        )
+    if text.startswith(GRAD_OF) and with_graph is not None:
+        more = more.replace("like it", "parameters" if held.alike > 2 else "parameter")
+        return (
+            f"backward(create_graph=True){with_graph} leaves a graph in {text}{more}, which keeps "
+            f"{graphs} alive ({size}): {_OF_GRADIENTS}"
+        )
+    how = f"held by {text}"
+    if kind == "named":
+        how = f"held as {text}{', which carries the graph from step to step' if held.crosses else ''}"
+    return f"{graphs[0].upper()}{graphs[1:]} {'are' if several else 'is'} alive, {how}{more} ({size}): {_advice(held)}"
 
 
 def steps_text(steps: Sequence[int]) -> str:
@@ -115,31 +142,38 @@ def _advice(held: HeldGraphs) -> str:
     """Return advice on how to release the graphs."""
     text, kind = held.holder.text, held.holder.kind
     if kind == "cycle":
-        return "It is freed when Python's collector runs, no earlier: break the cycle, or keep .detach() of it."
+        return (
+            "break the reference cycle, which only Python's garbage collector frees, or keep .detach() of the tensor."
+        )
     if kind == "unnamed" and _CLOSURE in text:
         return (
-            "A hook in the graph keeps the graph, which no collector sees: it is never freed. Let the hook have a "
-            ".detach() of the tensor, or remove it."
+            "a hook in the graph refers to the graph, so it is never freed; give the hook a .detach() of the tensor, "
+            "or remove it."
         )
     for part, advice in _ADVICE.items():
         if part in text:
             return advice
     if held.crosses:
-        return "Where a step's value goes into the next one, .detach() it; of a number take .item()."
-    return "Keep .detach() of it; of a number, .item()."
+        return (
+            "where a value goes into the next step, .detach() it, or compute it under torch.no_grad(); of a number "
+            "take .item()."
+        )
+    return "keep .detach() of it; of a number, .item()."
 
 
 _CLOSURE = "closure variable "
+_OF_GRADIENTS = (
+    "compute the gradients with torch.autograd.grad(loss, parameters, create_graph=True), or clear them with "
+    "optimizer.zero_grad(set_to_none=True) before the next forward."
+)
 _ADVICE = {
-    GRAD_OF: (
-        "backward(create_graph=True) leaves each .grad its graph, and adds to it: take torch.autograd.grad(loss, "
-        "parameters, create_graph=True), or drop the gradients with optimizer.zero_grad(set_to_none=True)."
-    ),
-    ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
-    " generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
-    "the coroutine ": "A coroutine keeps its variables while it waits: let it end, or close it.",
-    "<the context variable ": "Set the context variable to a .detach() of it, or reset() it by its token.",
-    "a result in the cache of ": "Cache a .detach() of it, or clear the cache.",
-    _CLOSURE: "Let the function have a .detach() of it; if it is a hook, remove() it when it has done its work.",
+    GRAD_OF: ".detach() a gradient before you assign it to .grad, or clear it with "
+    "optimizer.zero_grad(set_to_none=True).",
+    ".tb_frame": "a traceback keeps the variables of the functions that its exception left; drop the exception.",
+    " generator ": "a generator keeps its variables while it waits; close it, or del the variable before the yield.",
+    "the coroutine ": "a coroutine keeps its variables while it waits; let it end, or close it.",
+    "<the context variable ": "set the context variable to a .detach() of it, or reset() it by its token.",
+    "a result in the cache of ": "cache a .detach() of it, or clear the cache.",
+    _CLOSURE: "give the function a .detach() of it; if it is a hook, remove() it when it has done its work.",
 }
 """Advice by a fragment of the holder's text."""

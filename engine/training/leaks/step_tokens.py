@@ -1,0 +1,129 @@
+"""Marks on the nodes of a loop by the step in which they are created, and the tensors that are alive."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import partial
+from weakref import ref
+
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.nn.parameter import is_lazy
+
+from ....inspector.garbage_collector import all_objects
+from ....inspector.graph.node_metadata import nodes_of
+from ....inspector.torch_private.nodes import notes_on
+from ....inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
+from ....inspector.torch_private.thread_state import function_mode_is_on, unobserved
+
+_numbers = itertools.count()
+
+
+class _Token:
+    """The mark of one step. `is_late`: put on nodes that were alive after the step and that no module returned."""
+
+    __slots__ = ("__weakref__", "is_late", "step")
+
+    def __init__(self, step: int | None, is_late: bool = False) -> None:
+        self.step = step
+        self.is_late = is_late
+
+
+class StepTokens:
+    """Marks a loop's nodes with the step in which they are created, without keeping any node alive.
+
+    A node belongs to the step in which the loop's thread assigned its sequence number. Sequence numbers are counted per
+    thread (node.h), so a token on the node, or on another node of its graph, tells whether it belongs to this loop.
+    """
+
+    def __init__(self) -> None:
+        self._key = f"tapescope step {next(_numbers)}"
+        self._token = _Token(None)
+        self._alive: dict[int, ref[_Token]] = {}
+        self._late: dict[int, ref[_Token]] = {}
+        self._starts: list[int] = []
+
+    def begin(self) -> None:
+        """Start the next step, counted from 0. Nodes marked from now on belong to it."""
+        step = len(self._starts)
+        self._token = _Token(step)
+        self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
+        self._starts.append(sequence_nr())
+
+    def end(self) -> None:
+        """End the current step. Nodes marked from now on belong to no step."""
+        self._token = _Token(None)
+
+    def alive(self) -> list[int]:
+        """Return the steps with a graph that is alive, earliest first, including the current step."""
+        return sorted({*self._alive, *self._late})
+
+    def mark(self, result: object) -> None:
+        """Mark the nodes that created these tensors."""
+        if type(result) is Tensor and not function_mode_is_on():
+            node = result.grad_fn
+            if node is not None:
+                notes_on(node).setdefault(self._key, self._token)
+        elif result is not None:
+            with unobserved():
+                for node in nodes_of(result):
+                    notes_on(node).setdefault(self._key, self._token)
+
+    def mark_alive(self) -> None:
+        """Mark the nodes of all tensors alive that were created in the loop and have no mark.
+
+        An average of weights is computed outside of modules, and no backward runs through it, so `mark` never sees it.
+        """
+        token = _Token(self._token.step, is_late=True)
+        if token.step is None:
+            return
+        self._late[token.step] = ref(token, partial(_forget, self._late, token.step))
+        for each in all_tensors():
+            node = maker_of(each)
+            if node is not None and self.step_of(node) is not None:
+                notes_on(node).setdefault(self._key, token)
+
+    def step_of(self, node: Node) -> int | None:
+        """Return the step in which a node was created; None before the first step, or for a leaf's node."""
+        number = number_of(node)
+        step = -1 if number == UNNUMBERED else bisect_right(self._starts, number) - 1
+        return None if step < 0 else step
+
+    def marked_in(self, node: Node) -> int | None:
+        """Return the step of a node's token."""
+        token: _Token | None = notes_on(node).get(self._key)
+        return None if token is None else token.step
+
+    def is_marked_late(self, node: Node) -> bool:
+        """Return whether `mark_alive` put the node's token there."""
+        token: _Token | None = notes_on(node).get(self._key)
+        return token is not None and token.is_late
+
+
+def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:
+    alive.pop(step, None)
+
+
+def maker_of(tensor: Tensor) -> Node | None:
+    """Return a tensor's node; None if reading `grad_fn` raises.
+
+    torch raises for one of several views (of chunk, split, unbind) whose base was modified in place.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
+def all_tensors() -> Iterator[Tensor]:
+    """Yield the tensors that the collector tracks, without the lazy ones."""
+    kinds: dict[type, bool] = {}
+    with all_objects() as objects:
+        for each in objects:
+            kind = type(each)
+            if kind not in kinds:
+                kinds[kind] = issubclass(kind, Tensor)
+            if kinds[kind] and not is_lazy(each):
+                yield each

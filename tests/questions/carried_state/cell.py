@@ -1,0 +1,39 @@
+"""A cell is called by hand, and its last state kept."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+import tapescope as ts
+
+FINDS, SAYS = "second backward", ("net.last", ".detach()", "rnn (GRUCell)")
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.GRUCell(4, 6), nn.Linear(6, 2)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.rnn(x[:, 0], self.last)
+        self.last = y
+        return self.out(y)
+
+
+def case() -> ts.types.Training:
+    net = Tagger()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        net(torch.randn(2, 3, 4)).square().mean().backward()  # named
+        optimizer.step()
+
+    with ts.training(net, optimizer) as training, suppress(RuntimeError):
+        for number in range(3):
+            step(number)
+    return training

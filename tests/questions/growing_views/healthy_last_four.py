@@ -1,0 +1,26 @@
+"""Only the views of the last four steps are kept."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+
+def case() -> ts.types.Training:
+    net = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    kept: deque[torch.Tensor] = deque(maxlen=4)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        y = net(torch.randn(2048, 64))
+        y.square().mean().backward()
+        optimizer.step()
+        kept.append(y.detach()[:4])
+
+    return watched(net, optimizer, step, 20)

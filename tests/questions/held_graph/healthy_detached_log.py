@@ -1,0 +1,24 @@
+"""Losses are logged detached, and norms as numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+
+def case() -> ts.types.Training:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    log: list[object] = []
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = net(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        log.append((loss.detach(), net[0].weight.norm().item()))
+
+    return watched(net, optimizer, step)

@@ -1,0 +1,27 @@
+"""Futures carry numbers."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+
+def case() -> ts.types.Training:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    futures: list[Future[float]] = []
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = net(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        futures.append(Future())
+        futures[-1].set_result(loss.item())
+
+    return watched(net, optimizer, step)

@@ -1,0 +1,24 @@
+"""The norm of the weights is replaced in each step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+
+def case() -> ts.types.Training:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    state: dict[str, torch.Tensor] = {}
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        loss = net(torch.randn(4, 6)).square().mean()
+        loss.backward()
+        optimizer.step()
+        state["norm"] = net[0].weight.norm()
+
+    return watched(net, optimizer, step)

@@ -1,0 +1,19 @@
+"""A scale is broadcast over the features."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+
+SILENT = "broadcast"
+
+
+def case() -> ts.types.PeakReport:
+    a, b = nn.Parameter(torch.randn(96, 96, 64)), nn.Parameter(torch.randn(64))
+
+    def make_loss() -> torch.Tensor:
+        return (a * b).sum(-1).softmax(-1).square().mean()
+
+    return ts.profile(make_loss).peak()

@@ -1,0 +1,21 @@
+"""A float64 statistic has no gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+
+SILENT = "float64"
+
+
+def case() -> ts.types.PeakReport:
+    net, x = nn.Linear(256, 256), torch.randn(512, 256)
+
+    def make_loss() -> torch.Tensor:
+        y = net(x)
+        statistic = y.detach().double().std()
+        return (y / statistic.float()).tanh().square().mean()
+
+    return ts.profile(make_loss).peak()

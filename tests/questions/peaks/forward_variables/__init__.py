@@ -1,0 +1,1 @@
+"""forward variables"""

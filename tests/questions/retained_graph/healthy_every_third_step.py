@@ -1,0 +1,25 @@
+"""Every third step has a second loss on the same forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+
+def case() -> ts.types.Training:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        first, second = net(torch.randn(4, 6)).unbind(1)
+        has_second = number % 3 == 0
+        first.mean().backward(retain_graph=has_second)
+        if has_second:
+            second.square().mean().backward()
+        optimizer.step()
+
+    return watched(net, optimizer, step)

@@ -1,0 +1,26 @@
+"""Two losses of two forwards share parameters only."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+FINDS, SAYS = "retained graph", ("remove retain_graph=True",)
+
+
+def case() -> ts.types.Training:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        first = net(torch.randn(4, 6)).mean()
+        second = net(torch.randn(4, 6)).square().mean()
+        first.backward(retain_graph=True)  # named
+        second.backward()
+        optimizer.step()
+
+    return watched(net, optimizer, step)
