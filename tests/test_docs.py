@@ -82,7 +82,7 @@ def shown_by() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("item", "places"),
-    [(item, places) for item, places in shown_by() if item != "item" and not places.startswith("not shown yet")],
+    [(item, places) for item, places in shown_by() if item != "item"],
 )
 def test_the_places_that_show_an_item_of_the_sources_exist(item: str, places: str) -> None:
     named = re.findall("`([^`]+)`( \\(needs CUDA)?", places)
