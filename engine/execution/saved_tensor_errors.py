@@ -121,10 +121,7 @@ def _notes_on_freed(
     for name, edge in zip(names, crossings, strict=False):
         user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
         meta = graph.tasks[edge.next_task].inputs[edge.input]
-        yield (
-            f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an "
-            "earlier graph"
-        )
+        yield (f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an earlier graph")
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
     if ran is not None:

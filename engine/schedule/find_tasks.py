@@ -168,7 +168,7 @@ def _runs_line(node: Node, text: str, file: str, line: int) -> bool:
     """Return whether a custom Function's backward has this line."""
     if not isinstance(node, BackwardCFunction):
         return False
-    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]
+    function: Any = type(node)._forward_cls
     code = getattr(function.backward, "__code__", None)
     lines = () if code is None else {each for _, _, each in code.co_lines()}
     return code is not None and line in lines and _is_at(Source(code.co_filename, line, ""), text, file, line)

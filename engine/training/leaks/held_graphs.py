@@ -208,7 +208,7 @@ def _on_ctx(node: Node) -> Holder | None:
     attribute = next(outputs_on_ctx(node), None)
     if attribute is None:
         return None
-    function: Any = type(node)._forward_cls
+    function: Any = type(node)._forward_cls  # type: ignore[attr-defined]
     for method in (function.setup_context, function.forward):
         code = method.__code__
         for step in dis.get_instructions(code):
