@@ -103,7 +103,7 @@ class Forwards:
 
     @staticmethod
     def mark_module(module: nn.Module, result: object) -> None:
-        """Note the module on the nodes of its results; of nested modules the innermost stays. The user's modes are on."""
+        """Note the module on the nodes of its results; the innermost of nested modules stays. User modes may be on."""
         if type(result) is Tensor and not function_mode_is_on():
             node = result.grad_fn
             if node is not None:
