@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .engine.studies.workloads import workload as workload
     from .engine.training.black_box.replay import replay as replay
     from .engine.training.fits import fits as fits
+    from .engine.training.peak_limit.assert_peak import assert_peak as assert_peak
     from .engine.training.record_steps import profile_step as profile_step
     from .engine.training.record_steps import record_steps as record_steps
     from .engine.training.training import training as training
@@ -68,6 +69,7 @@ _MODULE_OF = {
     "Task": "inspector.graph.graph",
     "WORKLOADS": "engine.studies.workloads",
     "advise": "engine.diagnose.advise",
+    "assert_peak": "engine.training.peak_limit.assert_peak",
     "backward": "engine.api.backward",
     "capture": "inspector.capture.capture",
     "compare": "engine.studies.compare",

@@ -24,14 +24,31 @@ DEMO_POLICIES = ("bfs", "dfs", "heap")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that prints errors without the usage, and `examples` at the end of its help."""
+    """An argument parser that prints errors without the usage, and `examples` at the end of its help.
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
+    Before the first positional argument, an option of `optional_numbers` takes the next argument only if it is a
+    number: `--profile train.py` has none. argparse itself would take `train.py`.
+    """
+
+    def __init__(
+        self, *args: Any, examples: Sequence[str] = (), optional_numbers: Sequence[str] = (), **kwargs: Any
+    ) -> None:
+        self._optional_numbers = optional_numbers
         lines = "".join(f"\n  {example}" for example in examples)
         kwargs |= (
             {"epilog": f"examples:{lines}", "formatter_class": argparse.RawDescriptionHelpFormatter} if lines else {}
         )
         super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words, place = list(sys.argv[1:] if args is None else args), 0
+        while self._optional_numbers and place < len(words) and words[place].startswith("-") and words[place] != "--":
+            option = self._option_string_actions.get(words[place])
+            if words[place] in self._optional_numbers and not "".join(words[place + 1 : place + 2]).isdigit():
+                words[place] += f"={option.const if option else ''}"
+                option = None
+            place += 1 if option is None or option.nargs == 0 else 2
+        return super().parse_known_args(words, namespace)
 
     def set_defaults(self, **kwargs: Any) -> None:
         """Set defaults. If they include a command, also add `--json` and a schema named after the command."""

@@ -86,7 +86,8 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
     from ..engine.session.batching.run_batches import check_batch
     from ..widgets.terminal.script_debugger import EveryBackward, ended_well
     from ..widgets.terminal.user_traceback import users_traceback
-    from .user_script import UserError, backward_of, run_script, script_path
+    from .run_script import run_script, script_path
+    from .user_script import UserError, backward_of
 
     target: str = options.target
     of_function = ":" in target and not Path(target).is_file()

@@ -19,6 +19,7 @@ EXAMPLES = """\
 examples:
   tapescope fits train.py:setup --memory 24GB
   tapescope fits train.py:setup --memory 24GB --batch-size 8 --device cuda
+  tapescope fits train.py:make_loss --limit 24GB --optimizer AdamW   # make_loss() makes model and batch
 
 In train.py:
   def setup():                                              # Net is a class, or a function that returns the model
@@ -39,9 +40,13 @@ def add_fits(commands: Commands) -> None:
     fits.add_argument(
         "target",
         metavar="SCRIPT.py:FUNCTION",
-        help="a function without arguments that returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict",
+        help="a function without arguments that returns (make_model, make_batch, make_optimizer[, loss_of]) or a dict; "
+        "with --limit, one that returns a loss",
     )
-    fits.add_argument("--memory", required=True, metavar="SIZE", help="available memory: 24GB (10^9) or 24GiB (2^30)")
+    sizes = fits.add_mutually_exclusive_group(required=True)
+    sizes.add_argument("--memory", metavar="SIZE", help="available memory: 24GB (10^9) or 24GiB (2^30)")
+    sizes.add_argument("--limit", metavar="SIZE", help="the highest peak of a function that returns a loss")
+    fits.add_argument("--optimizer", metavar="NAME", help="with --limit: an optimizer of torch.optim (default: none)")
     fits.add_argument("--batch-size", type=int, metavar="N", help="the batch size to predict (default: make_batch's)")
     fits.add_argument("--device", help='the device of that memory: "cuda" works without a GPU (default: the model\'s)')
     fits.add_argument(
@@ -55,6 +60,8 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
     from ..engine.training.training_recipe import recipe_of
     from .user_script import UserError, made_by
 
+    if options.limit is not None:
+        return _within_limit(options, console)
     try:
         with made_by(options.target) as made:
             parts = recipe_of(made)
@@ -80,6 +87,59 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
     for sentence in sentences:
         console.print(f"\n{sentence}", markup=False)
     return 0 if fit.fits else 1
+
+
+def _within_limit(options: argparse.Namespace, console: Console) -> int:
+    import torch
+
+    from ..engine.training.fits import named_device
+    from ..engine.training.peak_limit.assert_peak import NOT_COUNTED, limit_of, over_limit
+    from ..engine.training.peak_limit.simulated_function import simulate_function
+    from ..inspector.text.sizes_and_counts import both_units
+    from .user_script import UserError, functions_of
+
+    try:
+        device = str(named_device(options.device or "cuda"))
+        limit = limit_of(options.limit)
+        if options.batch_size is not None or options.reserve is not None:
+            raise ValueError("--batch-size and --reserve belong to --memory; --limit takes the batch of the function")
+        optimizer = None if options.optimizer is None else getattr(torch.optim, options.optimizer, None)
+        if options.optimizer is not None and not callable(optimizer):
+            raise ValueError(f"torch.optim has no optimizer {options.optimizer!r}; expected a name such as AdamW")
+        with functions_of(options.target) as (make_loss,):
+            try:
+                found = simulate_function(make_loss, "tapescope fits --limit", device, optimizer, has_loss=True)
+            except (TypeError, ValueError, NotImplementedError):
+                raise
+            except Exception as error:
+                raise UserError(error) from error
+    except UserError as error:
+        return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return refuse(error)
+    fits = found.peak_bytes <= limit
+    peak = f"the predicted peak is {both_units(found.peak_bytes)} of {both_units(limit)}"
+    sentence = f"{peak}, in the {found.timeline.peak_phase.name}" if fits else over_limit(found, limit)
+    tell(
+        lambda: {
+            "fits": fits,
+            "memory_bytes": limit,
+            "peak_bytes": found.peak_bytes,
+            "batch_size": None,
+            "largest_batch": None,
+            "phases": [
+                {"phase": each.phase, "bytes": each.nbytes, "parts": each.parts} for each in found.timeline.peaks
+            ],
+            "device": device,
+            "reserve_bytes": 0,
+            "estimates": [NOT_COUNTED],
+            "direction": NOT_COUNTED.direction,
+            "sentences": [sentence, str(NOT_COUNTED)],
+        }
+    )
+    for each in (sentence, NOT_COUNTED):
+        console.print(each, markup=False, soft_wrap=True)
+    return 0 if fits else 1
 
 
 def fit_content(fit: Fit) -> dict[str, Any]:

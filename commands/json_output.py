@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from ..inspector.files import write_file
-
 ENVELOPE = ("tapescope", "schema", "exit_code", "error")
 """Keys of every object: tapescope's version, the schema with its version, the exit code, and the error or null."""
 
@@ -51,6 +49,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "workloads/1": ("workloads",),
     "graph/1": ("picture", "tasks", "edges"),
     "debug/1": ("printed",),
+    "run/1": ("steps", "findings", "notes", "sentences", "page", "profile_page", "peak_bytes"),
     "replay/1": ("folder", "step", "same", "differences", "losses", "raised", "sentences", "nan"),
     "diff/1": ("differs", "sentences", "rows"),
     "view/1": ("page",),
@@ -58,6 +57,12 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
 """Additional keys by schema, present unless there is an error. A change of meaning needs a new version number."""
 
 STDOUT = "-"
+
+
+def of_this_rank(path: Path) -> Path:
+    """Return the file of this process: `found-rank1.json` if torchrun started several, which would overwrite it."""
+    rank, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "1")
+    return path.with_stem(f"{path.stem}-rank{rank}") if rank and count != "1" else path
 
 
 @dataclass
@@ -179,7 +184,7 @@ def answered(options: argparse.Namespace, run: Callable[[argparse.Namespace], in
     with answering() as answer:
         answer.schema = options.schema
         if options.json != STDOUT:
-            return _write_answer(Path(options.json), answer, lambda: run(options))
+            return _write_answer(of_this_rank(Path(options.json)), answer, lambda: run(options))
         code = 1
         with nothing_on_stdout():
             try:
@@ -196,18 +201,47 @@ def answered(options: argparse.Namespace, run: Callable[[argparse.Namespace], in
 
 
 def _write_answer(path: Path, answer: JsonAnswer, run: Callable[[], int]) -> int:
-    """Write the answer to a file. Create its folder first, so that an error is reported before the command runs."""
+    """Write the answer to a file, also if the user's script ends with an exception, which is raised unchanged.
+
+    Create the file's folder first, so that an error is reported before the command runs.
+    """
+    path, process = path.absolute(), os.getpid()  # the script may change the folder, or fork
+    code = 1
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
+    except OSError as error:
+        return _cannot_write(path, error)
+    try:
         code = run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    except BaseException as error:  # raised by a script that runs as a program
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        tell_error(f"the script raised {type(error).__name__}: {error}")
+        raise
+    finally:
+        if os.getpid() == process:
+            code = _write_object(path, answer, code)
+    return code
+
+
+def _write_object(path: Path, answer: JsonAnswer, code: int) -> int:
+    from ..inspector.files import write_file  # imports torch, which `tapescope run` must not do before the script
+
+    try:
         write_file(path, f"{as_json(answer, code)}\n")
     except OSError as error:
-        print(f"tapescope: --json: cannot write {path}: {error.strerror}", file=sys.stderr)
-        return 2
+        return _cannot_write(path, error)
     print(f"tapescope: written to {path}", file=sys.stderr)
     return code
+
+
+def _cannot_write(path: Path, error: OSError) -> int:
+    print(f"tapescope: --json: cannot write {path}: {error.strerror}", file=sys.stderr)
+    return 2
 
 
 def exit_code_of(end: SystemExit) -> int:

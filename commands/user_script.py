@@ -1,18 +1,14 @@
-"""A user's script on the command line, run as Python runs it, or one of its functions (`SCRIPT.py:FUNCTION`)."""
+"""A function of a user's script on the command line (`SCRIPT.py:FUNCTION`)."""
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
-import io
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,55 +19,6 @@ from ..inspector.capture.capture import capture
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_private.sequence_numbers import sequence_nr
 from ..inspector.validation import expect_callable
-from ..widgets.terminal.user_traceback import without_own_frames
-
-
-def script_path(script: str) -> Path:
-    """Return the path of a script.
-
-    Raises:
-        ValueError: the script does not exist.
-    """
-    path = Path(os.path.abspath(script))
-    if not path.is_file():
-        raise ValueError(f"script {script} does not exist")
-    return path
-
-
-def run_script(path: Path, name: str, arguments: Sequence[str]) -> None:
-    """Run a script in this process as `python NAME ARGUMENTS` does. It stays the module `__main__`.
-
-    Errors, including SystemExit, are raised unchanged. When Python prints them, frames of tapescope are left out.
-    """
-    sys.argv[:] = [name, *arguments]
-    # Python puts the script's folder first on sys.path, unless it was started with -P.
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    module = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", str(path))
-    vars(module).update(
-        __file__=str(path), __loader__=loader, __cached__=None, __annotations__={}, __builtins__=builtins
-    )
-    # pickle and multiprocessing look up the script's classes in `__main__`.
-    sys.modules["__main__"] = module
-    try:
-        _run_as_main(path, vars(module))
-    except BaseException:
-        before = sys.excepthook
-
-        def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-            """Call Python's or the user's hook with only the user's frames."""
-            without_own_frames(error, _run_as_main)
-            before(kind, error, error.__traceback__)
-
-        sys.excepthook = hook
-        raise
-
-
-def _run_as_main(path: Path, names: dict[str, Any]) -> None:
-    with io.open_code(str(path)) as file:
-        code = compile(file.read(), str(path), "exec", dont_inherit=True)
-    exec(code, names)
 
 
 @dataclass(frozen=True, slots=True)

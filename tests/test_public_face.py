@@ -56,6 +56,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
     "studies.allocated_levels": lambda: {"compute": lambda step: step()},
+    "assert_peak": lambda: {"make_loss": lambda: nn.Linear(3, 1)(torch.ones(3)).sum(), "limit": "1MB"},
     "backward": lambda: {"tensors": make_loss()},
     "capture": dict,
     "orders.check_order": lambda: {"of": make_loss(), "constraints": []},
@@ -122,7 +123,7 @@ BAD: dict[str, object] = {
 NONE = (
     "studies.accumulation.progress studies.accumulation.so_far studies.batching.progress studies.orders.progress "
     "studies.own_program.title studies.recompute.progress studies.recompute.so_far "
-    "advise.model advise.rounds advise.progress backward.grad_tensors "
+    "advise.model advise.rounds advise.progress assert_peak.optimizer backward.grad_tensors "
     "backward.retain_graph backward.inputs backward.engine backward.trace backward.batch capture.model "
     "capture.observer compare.recompute compare.progress compare.model compare.step find_order_dependence.model "
     "find_order_dependence.progress find_nan.model plan_recompute.model profile.model record_forward.model "

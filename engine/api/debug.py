@@ -8,9 +8,11 @@ from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
+from ..error_notes.explain_error import explain_error
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.backward_arguments import BackwardCall
-from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..execution.saved_tensor_errors import backward_begins
+from ..execution.unsupported import refuse_transforms
 from ..recording.run import Engine
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
@@ -62,8 +64,10 @@ def debug(
     Raises:
         NotImplementedError: with engine="native", a history, an accumulation other than PyTorch's, or batch= was
             requested; or a queue per device together with an argument that needs one queue.
-        RuntimeError: a backward has freed the graph.
+        RuntimeError: a backward has freed the graph; or the call is inside a transform of torch.func, or while a CUDA
+            graph is captured.
     """
+    refuse_transforms("ts.debug")
     check_choices(engine, trace)
     check_batch(batch, engine)
     if engine == "direct":
@@ -106,5 +110,5 @@ def unused(session: S) -> S:
     session.close()
     where = graph.describe(graph.nodes.index(over))
     error = RuntimeError(f"{FREED} A backward has run through {where}; compute the loss again, then ts.debug(loss)")
-    explain_spoiled_graph(error, graph, ())
+    explain_error(error, graph, ())
     raise error

@@ -13,10 +13,10 @@ from ...inspector.text.progress import telling
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.validation import expect, expect_choice, expect_model
+from ..error_notes.explain_error import errors_explained
 from ..execution.accumulation_rule import Accumulate, Accumulation, Release
 from ..execution.backward_arguments import BackwardCall, expect_flags
 from ..memory.measurement import Measurement
-from ..memory.out_of_memory import out_of_memory_explained
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
@@ -109,7 +109,7 @@ def profile(
         with capture(model, measurement.observe), FollowedTapes() as followed:
             since = sequence_nr()
             measurement.begin_forward()
-            with out_of_memory_explained():
+            with errors_explained():
                 loss = make_loss()
             measurement.observe(None, loss)
         made = loss_or_tape(loss)

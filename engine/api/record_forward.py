@@ -72,14 +72,21 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
     with telling(None, "recording", timed=True) as tell, nothing_reduced(), nothing_sharded("recording a forward"):
         tell("a forward")
         names = capture(model, every_call=True)
-        recorder = ForwardRecorder(names)
+        recorder = ForwardRecorder(names, world.verb)
         try:
             with same_random_numbers(), same_flags(), names, recorder:
                 since = sequence_nr()
                 loss = real_loss_of(world.make_loss())
             refuse_whole_step(loss, since)
-            program = recorder.program(read_graph(loss))
-            del loss
+            graph = read_graph(loss)
+            # Each node but a leaf's is created by an operation, which the recorder sees in its own thread only.
+            if 2 * len(recorder.operators) < sum(not task.is_leaf for task in graph.tasks):
+                raise NotImplementedError(
+                    f"{world.verb} cannot follow a forward in another thread, where make_loss() ran most of its "
+                    "operations; run the forward in the thread that calls it"
+                )
+            program = recorder.program(graph)
+            del loss, graph
             operators = recorder.operators
             tell("timing each operation")
             rounds: list[list[float] | None] = []

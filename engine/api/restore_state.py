@@ -39,7 +39,7 @@ from ...inspector.torch_private.tensors import (
     without_bytes,
 )
 from ...inspector.torch_private.thread_state import unobserved, without_torch_function
-from ..memory.out_of_memory import explain_out_of_memory
+from ..error_notes.explain_error import explain_error
 from .carried_state import CarriedState
 from .make_loss import (
     MakeLoss,
@@ -88,6 +88,7 @@ class AsFound:
         self, make_loss: Callable[..., Any], verb: str, refuses: bool = False, also: Sequence[object] = ()
     ) -> None:
         self._program = make_loss, verb, refuses, also
+        self.verb = verb
         self.carried: CarriedState
         self._modules: WeakSet[nn.Module] = WeakSet()
         self._bound: list[tuple[dict[str, Any], dict[str, Any]]] = []  # dicts of parameters or buffers, and copies
@@ -115,7 +116,7 @@ class AsFound:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            explain_out_of_memory(error)
+            explain_error(error, modules=self.modules)
             self.carried.explain(error)
         self._opened.__exit__(kind, error, traceback)
 

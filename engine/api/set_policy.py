@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.torch_private.engine import redirect_backward, torch_backward
 from ...inspector.validation import expect_callable, expect_choice
-from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
+from ..error_notes.explain_error import errors_explained, explain_error
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
@@ -112,13 +112,7 @@ class Installation:
             self.remove()
             raise
         if error is not None:
-            explain_out_of_memory(error)
-            of_scalar = str(error).startswith("grad can be implicitly created only for scalar")
-            if of_scalar and not hasattr(error, "__notes__"):  # PyTorch's own error, raised before ours
-                error.add_note(
-                    "tapescope: reduce the loss to a scalar (loss.sum() or loss.mean()), or pass its gradient: "
-                    "loss.backward(gradient)"
-                )
+            explain_error(error)
 
 
 def _run_installed(
@@ -133,7 +127,7 @@ def _run_installed(
     if innermost is None or not tensors:  # another thread has removed it, or there is nothing to order
         torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
     else:
-        with out_of_memory_explained():
+        with errors_explained():
             run = backward(
                 tensors,
                 grad_tensors,

@@ -15,6 +15,7 @@ from ..memory.estimates import estimate_sentence
 from ..memory.lifetimes import Category
 from ..memory.timeline import Storage, Timeline
 from ..recording.peak_report import PeakGroup, groups_of, title_of
+from ..recording.statistics import Statistics
 from ..recording.task_records import RecordedGradient
 
 
@@ -26,12 +27,15 @@ class Apart(NamedTuple):
             compared: one is missing, has another shape, or has NaN or infinite elements that the other does not have.
         by: the statistic that differs most: "norm", "mean", "least", "largest", "NaN", "infinite", "shape", "missing".
         first, second: its value for the two gradients.
+        ratio: the factor from the first gradient's statistics to the second's, negative for the opposite sign; None if
+            no factor fits all of them, or both gradients are zero.
     """
 
     share: float
     by: str
     first: float | str | None = None
     second: float | str | None = None
+    ratio: float | None = None
 
 
 EQUAL = Apart(0.0, "norm")
@@ -50,10 +54,10 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
     Histograms give no such bound and are not compared.
     """
     if first is None or second is None:
-        found = ["none" if gradient is None else "a gradient" for gradient in (first, second)]
-        return EQUAL if first is second else Apart(math.inf, "missing", *found)
+        found = tuple("none" if gradient is None else "a gradient" for gradient in (first, second))
+        return EQUAL if first is second else Apart(math.inf, "missing", found[0], found[1])
     if first.meta.shape != second.meta.shape:
-        return Apart(math.inf, "shape", *map(_shape, (first, second)))
+        return Apart(math.inf, "shape", _shape(first), _shape(second))
     mine, other = first.statistics, second.statistics
     if mine is None or other is None or mine.nan_count is None or other.nan_count is None:
         return None
@@ -70,7 +74,28 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
         bounds.append(_relative("mean", mine.mean, other.mean, norm / math.sqrt(count)))
         bounds.append(_relative("least", mine.min, other.min, norm))
         bounds.append(_relative("largest", mine.max, other.max, norm))
-    return max(bounds, key=lambda each: each.share)
+    return max(bounds, key=lambda each: each.share)._replace(ratio=_ratio(mine, other))
+
+
+_FITS = 1e-3
+"""The relative deviation, of the norm, up to which a factor fits a statistic; rounding in float16 stays below it."""
+
+
+def _ratio(first: Statistics, second: Statistics) -> float | None:
+    """Return the factor between two gradients, see `Apart`; the mean and the extremes decide about its sign."""
+    if not first.norm or not second.norm or first.layout != second.layout:
+        return None
+    ratio, allowed = second.norm / first.norm, _FITS * second.norm
+    mine, other = (first.min, first.max, first.mean), (second.min, second.max, second.mean)
+    if None in mine or None in other:
+        return None
+    least, largest, mean = (ratio * (each or 0.0) for each in mine)
+    count = math.sqrt(max(first.count or 1, 1))
+    for sign, expected in ((1, (least, largest, mean)), (-1, (-largest, -least, -mean))):
+        off = [abs(each - (found or 0.0)) for each, found in zip(expected, other, strict=True)]
+        if max(off[0], off[1], off[2] * count) <= allowed:
+            return sign * ratio
+    return None
 
 
 def _relative(by: str, first: float | None, second: float | None, of: float) -> Apart:

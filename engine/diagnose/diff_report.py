@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined, task_name
 from ...inspector.renderers import text_of
 from ...inspector.text.report import findings_rich, findings_text
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _MOST_LEAVES = 8  # rows of the table; `leaves` has all
 _PASSING = frozenset({"T", "Transpose", "Permute", "View", "UnsafeView", "Unsqueeze", "Squeeze", "Expand", "ToCopy"})
 """Nodes that may stand between a weight and the operation that multiplies with it."""
+
+_SUMMED = "as for a sum over batches or elements in place of a mean"
+_ALIKE = 2e-3  # relative difference of two ratios that count as one
 
 _COMPARED = "The norms, means, least and largest elements"
 """The statistics compared. All four are equal for gradients that are permutations of each other."""
@@ -104,6 +107,21 @@ class ValueDifference:
         return self.share - self.before if self.before < math.inf else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One factor between all gradients of two runs below a task.
+
+    Attributes:
+        value: the factor from the first run's gradients to the second's.
+        task: the first task with it, in each run.
+        is_everywhere: whether no common task is left out, so that the factor is the loss's.
+    """
+
+    value: float
+    task: TaskDifference
+    is_everywhere: bool
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Difference:
     """The differences between two runs, displayed as a table in a notebook.
@@ -159,6 +177,33 @@ class Difference:
         flowing = [each for each in self.values if each.how == "takes" or not self._is_for_parameter(each)]
         return max(flowing or self.values, key=lambda each: each.growth, default=None)
 
+    @cached_property
+    def ratio(self) -> Ratio | None:
+        """The factor between all gradients from the first difference on; None if there is no such factor."""
+        first = self.first_in_values
+        value = None if first is None else first.apart.ratio
+        if first is None or value is None:
+            return None
+        graph, start = self.graphs[0], first.task.tasks[0].id
+        below, todo = {start}, [start]
+        while todo:
+            for edge in graph.out_edges[todo.pop()]:
+                if edge.next_task not in below:
+                    below.add(edge.next_task)
+                    todo.append(edge.next_task)
+        for each in self.tasks:
+            if each.tasks[0].id not in below:
+                continue
+            is_start = each is first.task and first.how == "gives"  # whose inputs do not differ yet
+            takes = (
+                found for number, found in enumerate(each.takes) if number not in each.small_inputs and not is_start
+            )
+            gives = (found for number, found in enumerate(each.gives) if number not in each.small)
+            known = [found for found in (*takes, *gives) if found is not None and (found.share or found.ratio)]
+            if any(found.ratio is None or not math.isclose(found.ratio, value, rel_tol=_ALIKE) for found in known):
+                return None
+        return Ratio(value, first.task, all(each.tasks[0].id in below for each in self.tasks))
+
     def _is_for_parameter(self, value: ValueDifference) -> bool:
         graph = self.graphs[0]
         edges = [edge for edge in graph.out_edges[value.task.tasks[0].id] if edge.output == value.number]
@@ -191,7 +236,52 @@ class Difference:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The findings in words, except those about the parameters."""
-        return (*self._of_order(), *self._of_values(), *self._of_tasks_and_memory())
+        return (
+            *self._of_ratio(),
+            *self._of_sums(),
+            *self._of_order(),
+            *self._of_values(),
+            *self._of_tasks_and_memory(),
+        )
+
+    def _of_ratio(self) -> Iterator[str]:
+        if self.ratio is None:
+            return
+        value, (one, other) = self.ratio.value, self.names
+        where = "everywhere below the loss" if self.ratio.is_everywhere else "from there to the leaves"
+        do = f"negate the loss of {other}"
+        if not self.ratio.is_everywhere:
+            do = "compare the factors in that line and in the tasks that only one run has"
+        elif value > 1:
+            do = f"divide the loss of {other} by {ratio_text(value)}, {_SUMMED}"
+        elif value > 0:
+            do = f"divide the loss of {one} by {ratio_text(1 / value)}, {_SUMMED}"
+        times = "have the opposite sign" if ratio_text(value) == "-1.0" else f"are {ratio_text(value)} times as large"
+        begins = f"beginning at {self._both(self.ratio.task)}"
+        yield f"The gradients of {other} {times} {where}, {begins}: {do}."
+
+    def _of_sums(self) -> Iterator[str]:
+        """Yield a sentence about the first input that sums more gradients in one run than in the other."""
+        for found in self.tasks:
+            if found.taken <= self.tolerance:
+                continue
+            graphs = list(zip(self.graphs, found.tasks, strict=True))
+            for number in range(len(found.takes)):
+                summed = [
+                    [edge.task for edge in graph.in_edges[task.id] if edge.input == number] for graph, task in graphs
+                ]
+                if len(summed[0]) == len(summed[1]) or not all(summed):
+                    continue
+                more = 0 if len(summed[0]) > len(summed[1]) else 1
+                alone = {task.id for task in self.only[more]}
+                named = [unique_name(self.graphs[more], task) for task in summed[more] if task in alone]
+                missing = f", without that of {joined(named)}" if named else ""
+                yield (
+                    f"{self._both(found)} sums {counted(len(summed[0]), 'gradient')} in {self.names[0]} and "
+                    f"{len(summed[1]):,} in {self.names[1]}{missing}: look for .detach(), torch.no_grad() or another "
+                    f"value in the forward of {self.names[1 - more]}."
+                )
+                return
 
     def _of_order(self) -> Iterator[str]:
         first = self.first_in_order
@@ -278,12 +368,15 @@ class Difference:
         first, second = self.names
         numbers = f"{apart.by} {mine} in {first}, {other} in {second}"
         if apart.by in ("missing", "shape"):
-            numbers = f"{mine} in {first}, {other} in {second}"
+            turned = apart.by == "shape" and sorted(mine.split("×")) == sorted(other.split("×"))
+            numbers = f"{'transposed, ' if turned else ''}{mine} in {first}, {other} in {second}"
         elif apart.by in ("NaN", "infinite"):
             numbers = f"{mine} {apart.by} in {first}, {other} in {second}"
         elif apart.by in ("least", "largest"):
             numbers = f"{apart.by} element {mine} in {first}, {other} in {second}"
         differs = f"differs by {percent_text(value.share)}" if value.share < math.inf else "is not the same"
+        if apart.ratio is not None and apart.ratio > 0:
+            numbers += f", {ratio_text(apart.ratio)} times as large"
         before = f"differ by at most {percent_text(value.before)}" if value.before else "have equal statistics"
         if value.how == "takes":
             count = len([edge for edge in self.graphs[0].in_edges[found.tasks[0].id] if edge.input == value.number])
@@ -373,6 +466,12 @@ def _values(tasks: Sequence[TaskDifference]) -> Iterator[ValueDifference]:
         for number, found in enumerate(task.gives):
             if found is not None and found.share and number not in task.small:
                 yield ValueDifference(task, "gives", number, found, before)
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a factor: `4.0`, `0.25`, `-1.0`."""
+    nearest = round(ratio)
+    return f"{nearest}.0" if nearest and math.isclose(ratio, nearest, rel_tol=_ALIKE) else f"{ratio:.3g}"
 
 
 def _known(task: TaskDifference) -> bool:

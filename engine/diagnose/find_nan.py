@@ -353,7 +353,7 @@ def _of_forward(watch: ForwardWatch, result: Tensor, loss: float, bad: Tensor | 
         return NanReport("forward", sentences, None, None, None, loss, tuple(finds), None, node_free)
     first = story.maker
     sentences = (
-        f"The loss is {number_text(loss)}: {_said(first)}.",
+        f"The loss is {number_text(loss)}: {_said(first)}{first.advice or ''}.",
         *_code(first.source),
         *(f"{line[0].upper()}{line[1:]}." for line in first.lines),
         *(() if story.before is None else (f"Before that, {_said(story.before)}.",)),
@@ -395,13 +395,17 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         )
     task = graph.tasks[stop.task]
     _, _, gave = stop.text.partition(": ")
+    maker = found.maker
+    if maker is not None and ", because " not in gave:
+        gave += f", because in the forward {_said(maker)}{'' if maker.advice is None else f': {maker.advice.remedy}'}"
+        maker = None
     sentences = (
         f"The loss is {number_text(loss)}; in the backward, {gave}.",
         *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
-        *([] if found.maker is None else [f"The cause is in the forward: {_said(found.maker)}."]),
+        *([] if maker is None else [f"The cause is in the forward: {_said(maker)}."]),
         *(["It reached no leaf's gradient, because a later task discarded it."] if stop in found.harmless else []),
         *(
-            f"Also {each.text.partition(': ')[2]}, which reached no leaf's gradient."
+            f"Also {each.text.partition(': ')[2].partition(', because ')[0]}, which reached no leaf's gradient."
             for each in found.harmless
             if each is not stop
         ),

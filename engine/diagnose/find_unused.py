@@ -17,7 +17,7 @@ from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.phrases import joined, operation_title
-from ...inspector.graph.source_lines import Source
+from ...inspector.graph.source_lines import Place, Source, source_at
 from ...inspector.text.progress import telling
 from ...inspector.text.report import ShownAsFindings
 from ...inspector.text.sizes_and_counts import counted, nth
@@ -36,7 +36,8 @@ CUTS = {
     Cut.DETACH: "{operation} detaches its result from the graph",
     Cut.DATA: "{operation} detaches it from the graph",
     Cut.PYTHON: "{operation} converts its result to Python numbers, which autograd cannot track",
-    Cut.COPY: "{operation} copies its values without the graph",
+    Cut.COPY: "{operation} copies its values without the graph (torch.stack and torch.cat keep it)",
+    Cut.GRADIENT: "{operation} returns gradients without a graph; pass create_graph=True to train through them",
     Cut.INTEGER: "{operation} returns integers or booleans, which have no gradient",
     Cut.INFERENCE: "{operation} runs under torch.inference_mode()",
     Cut.NO_GRAD: "{operation} runs under torch.no_grad(){off}",
@@ -283,7 +284,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         if drawn is not None and id(parameter) in inside:
             found.append(_of_graph(label, drawn, come))
         else:
-            found.append(paths.story(number, label) or modules.never_used(label))
+            found.append(modules.replaced(label, paths.story(number, label)) or modules.never_used(label))
     frozen = tuple(names[parameter][0] for parameter in flow.parameters if not parameter.requires_grad)
     return UnusedReport(
         tuple(found),
@@ -417,12 +418,33 @@ class _Modules:
             for end in (*(place for place, letter in enumerate(path) if letter == "."), len(path))
         }
 
+    def replaced(self, label: _Label, found: UnusedParameter | None) -> UnusedParameter | None:
+        """Add to a report that another tensor was in the parameter's place, as by torch.func.functional_call."""
+        path, _, name = label[0].rpartition(".")
+        module = self._modules[path]
+        if (module, name) not in self._flow.replaced:
+            return found
+        source = _source(self._flow.replaced[module, name])
+        ran = f"{_title(path, module)} ran with another tensor in its place{_at(source)} (torch.func.functional_call)"
+        if found is not None:
+            return replace(found, story=f"{found.story}; {ran}")
+        story = f"{ran}, which was not computed from it; compute it from the parameter, or train that tensor"
+        return UnusedParameter(*label, "never used", story, module=path, source=source)
+
     def never_used(self, label: _Label) -> UnusedParameter:
         """Report whether the parameter's module was called, or the outermost containing module that was not."""
         path = label[0].rpartition(".")[0]
         while path and isinstance(self._modules[path], _NEVER_CALLED):
             path = path.rpartition(".")[0]
         module, unseen = self._modules[path], self._flow.unseen
+        if module in self._flow.without_input_grad:
+            source = _source(self._flow.without_input_grad[module])
+            story = (
+                f"{_title(path, module)} ran in the reentrant checkpoint{_at(source)}, none of whose inputs requires "
+                "grad, so it is not in the graph; call checkpoint(..., use_reentrant=False), or let an input require "
+                "grad (x.requires_grad_(); in transformers, model.enable_input_require_grads())"
+            )
+            return UnusedParameter(*label, "not seen", story, module=path, source=source)
         if isinstance(module, torch.jit.ScriptModule) or module in unseen:
             inside = "a custom Function or a reentrant checkpoint" if module in unseen else "torch.jit"
             story = f"{_title(path, module)} ran inside {inside}, where operations are not recorded"
@@ -465,8 +487,34 @@ def describe_origin(drawn: Graph, origin: ZeroOrigin) -> str:
         what = "the backward of " if task.kind is Kind.FUNCTION else ""
         return f"{what}{where} returns None for it"
     if origin.empty is not None:
-        return f"{where} returns an empty gradient of shape {origin.empty} because its forward input had no elements"
+        return f"{where} returns an empty gradient of shape {origin.empty} because {_empty_input(drawn, origin.task)}"
     return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
+
+
+def _empty_input(drawn: Graph, task_id: int) -> str:
+    """Describe the input without elements: the selection that made it, if one is near, and what to do."""
+    selecting, at = None, task_id
+    for _ in range(_MOST_BETWEEN):
+        if drawn.tasks[at].name.startswith(_SELECTING):
+            selecting = drawn.describe(at)
+            break
+        if len(drawn.out_edges[at]) != 1:
+            break
+        at = drawn.out_edges[at][0].next_task
+    made = f" ({selecting} selects no element)" if selecting else ""
+    return f"its forward input had no elements{made}; check the mask or slice, or leave this term out when it is empty"
+
+
+_SELECTING = ("IndexBackward", "MaskedSelectBackward", "SliceBackward", "IndexSelectBackward", "NarrowBackward")
+_MOST_BETWEEN = 4  # tasks between a reduction and the selection of its input
+
+
+def _source(place: Place | None) -> Source | None:
+    return None if place is None else source_at(place)
+
+
+def _at(source: Source | None) -> str:
+    return "" if source is None else f" at {source.short}"
 
 
 def _of(operation: Operation | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -25,8 +26,9 @@ from ..session.breakpoints.nan_origin import (
     value_at,
     what_is_bad,
 )
+from ..session.breakpoints.nan_remedies import BadElement, NanCause, Numbers, advice_on, line_of
 from .nan_provenance import BadOperation, Chain, How, ValueFlow, ValueLink, What, kept_in
-from .torch_calls import BadResult, FunctionCalls, GivenTensor
+from .torch_calls import BadResult, FunctionCall, FunctionCalls, GivenTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class ForwardFind:
         source: the user's line.
         text: a description of the result.
         lines: descriptions of the operation's inputs.
+        advice: the cause and the remedy, for known causes.
     """
 
     what: What
@@ -51,6 +54,7 @@ class ForwardFind:
     source: Source | None
     text: str
     lines: tuple[str, ...]
+    advice: NanCause | None = None
 
     @property
     def place(self) -> str:
@@ -160,9 +164,10 @@ class ForwardWatch:
         """Describe an operation and its inputs."""
         with unobserved():
             operation, node = step.operation, step.node
-            bad = step.call.bad if step.call is not None and node is None else None
+            bad, advice = step.call.bad if step.call is not None and node is None else None, None
             if bad is not None and step.call is not None:
                 lines = self._arguments(step, bad)
+                advice = _advice(step.call, bad) if how == "made" else None
             else:
                 bad = None
                 with suppress(Exception):  # the arguments may have been modified since
@@ -182,6 +187,7 @@ class ForwardWatch:
                 None if operation is None else operation.source,
                 "NaN or infinite elements" if bad is None else bad.text,
                 tuple(lines),
+                advice,
             )
 
     def _arguments(self, step: BadOperation, bad: BadResult) -> list[str]:
@@ -242,13 +248,25 @@ def _state(given: Tensor, bad: BadResult | None) -> str:
 
 def _infinite_line(given: Tensor, index: Sequence[int]) -> str:
     """Return a text if a whole line at this position is -inf, over which a softmax is NaN; "" otherwise."""
-    place = tuple(index)
-    if given.is_complex():
-        return ""
-    for dimension in reversed(range(given.dim())):
-        line = computable(given).movedim(dimension, -1)[place[:dimension] + place[dimension + 1 :]]
-        if line.numel() > 1 and bool(line.isneginf().all()):
-            where = [str(each) for each in place]
-            where[dimension] = ":"
-            return f", and all of [{', '.join(where)}] was -inf"
-    return ""
+    line = line_of(given, torch.isneginf, index)
+    return "" if line is None else f", and all of {line} was -inf"
+
+
+def _advice(call: FunctionCall, bad: BadResult) -> NanCause | None:
+    """Return the cause and the remedy of a function's bad result, see `nan_remedies`."""
+    name, at = call.title.replace("_", "").lower(), Numbers()
+    tensors: dict[str, Tensor] = {}
+    names = ("self", "other")
+    if call.title.startswith("__r"):  # __rtruediv__(b, a) is a / b
+        names = names[::-1]
+    for label, value, _ in call.arguments or ():
+        place = label.removeprefix("argument ")
+        key = names[int(place)] if place in ("0", "1") else label if place.isdecimal() else place
+        key = {"input": "self"}.get(key, key)
+        number: object = value
+        if isinstance(value, GivenTensor):
+            tensors.setdefault(key, value.tensor)
+            number = value_at(value.tensor, bad.place, bad.shape)
+        if isinstance(number, int | float):
+            at[key] = number
+    return advice_on(BadElement(name, at, tensors, bad.dtype, bad.is_nan, True))

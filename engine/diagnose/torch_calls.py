@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
+import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.phrases import operation_title
-from ...inspector.torch_private.tensors import StorageBytes, detached, is_abstract, storage_of
+from ...inspector.torch_private.tensors import StorageBytes, computable, detached, is_abstract, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..session.breakpoints.nan_origin import dense_parts, first_bad, is_bad, what_is_bad
 
@@ -61,17 +62,21 @@ def _storages(tensor: Tensor) -> Iterator[StorageBytes]:
 
 
 class BadResult(NamedTuple):
-    """The bad values in a result: a description, the index of the first one and the tensor's shape."""
+    """The bad values in a result: a description, and of the tensor the first one's index and value, shape and dtype."""
 
     text: str
     place: tuple[int, ...]
     shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_nan: bool
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> BadResult | None:
         for each in tensors:
             if is_bad(each):
-                return BadResult(what_is_bad(each), first_bad(each), tuple(each.shape))
+                place = first_bad(each)
+                is_nan = not bool(computable(each)[place].isinf())
+                return BadResult(what_is_bad(each), place, tuple(each.shape), each.dtype, is_nan)
         return None
 
 

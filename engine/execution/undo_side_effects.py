@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -25,6 +26,8 @@ from .node_runner import APPLIED, CodeChanges
 from .undo_history import Ran, RecomputedBuffers
 from .undo_python_state import HookState
 
+_SAMPLES = 3
+
 
 class NodeChanges(CodeChanges):
     """The side effects of one backward's tasks, found through PyTorch's nodes and their hooks.
@@ -42,6 +45,15 @@ class NodeChanges(CodeChanges):
         self._recomputed: WeakKeyDictionary[Hashable, RecomputedBuffers] = WeakKeyDictionary()
         self._other_hooks: list[ref[Registry]] = []  # of tensors, which torch does not list
         self._selective = False  # whether a region of a selective checkpoint was recomputed
+
+    def seconds_of_history(self) -> float:
+        codes = [code for task in self._graph.tasks if (code := list(self._code_of(task)))]
+        seconds = [0.0]
+        for code in codes[:: max(1, len(codes) // _SAMPLES)][:_SAMPLES]:
+            began = perf_counter()
+            HookState(code)
+            seconds.append(perf_counter() - began)
+        return sorted(seconds)[len(seconds) // 2] * len(codes)  # the median: the first one may load modules
 
     def begin(self, entry: Ran) -> None:
         if self._graph.tasks[entry.task].is_leaf:

@@ -26,15 +26,20 @@ def refuse_tasks(graph: Graph) -> None:
 
 
 def refuse_transforms(verb: str | None = None) -> None:
-    """Refuse to run a backward inside a transform of torch.func, before anything runs.
+    """Refuse to run a backward inside a transform of torch.func, or one of our own in the capture of a CUDA graph.
 
     Args:
         verb: the function that runs its own backward, such as `ts.find_nan`; None for the user's backward, with
             PyTorch's own message.
 
     Raises:
-        RuntimeError: If called inside a transform.
+        RuntimeError: If called inside a transform, or while a CUDA graph is captured.
     """
+    if verb is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise RuntimeError(
+            f"{verb}() was called while a CUDA graph is captured (torch.cuda.graph), which allows no synchronization, "
+            "and which would replay its backward; call it on the same step before the capture"
+        )
     if not functorch_is_active():
         return
     if verb is None:

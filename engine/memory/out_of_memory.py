@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -68,16 +68,6 @@ def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> N
         return
     for note in holding.notes():
         error.add_note(note)
-
-
-@contextmanager
-def out_of_memory_explained() -> Iterator[None]:
-    """Context manager that adds notes to an out-of-memory error raised inside it."""
-    try:
-        yield
-    except Exception as error:
-        explain_out_of_memory(error)
-        raise
 
 
 def _device_of(error: BaseException) -> torch.device | None:

@@ -36,18 +36,18 @@ from .follow_forward import (
 from .plan import RecomputePlan
 from .recompute_report import RecomputeReport
 
-PURPOSE = "ts.recompute follows what a forward saves"
-
 
 def followed(state: PlanState, tally: RecomputeTally) -> tuple[ForwardFollower, list[AbstractContextManager[object]]]:
     """Return the mode that follows a forward along its plan, and the context managers to enter for it."""
     watch = ForwardFollower(state, tally)
     hidden = hidden_from_checkpoints(watch.hooks)
     if state.calls is None:
-        return watch, [hidden, hooks_opened(watch.hooks, PURPOSE), watch, _LearnedCalls(state, watch)]
+        return watch, [hidden, hooks_opened(watch.hooks, "ts.recompute"), watch, _LearnedCalls(state, watch)]
     # A checkpoint around the block counts the saved tensors, so it has to see all of them or none. That is why the
     # hooks are open for the whole block if another pack hook is active, and else only in the calls that need them.
-    hooks = [hooks_opened(watch.hooks, PURPOSE)] if state.calls.saves_between or open_pack_hook() is not None else []
+    hooks = (
+        [hooks_opened(watch.hooks, "ts.recompute")] if state.calls.saves_between or open_pack_hook() is not None else []
+    )
     return watch, [hidden, *hooks, _FollowedCalls(state, state.calls, watch)]
 
 
@@ -278,7 +278,7 @@ class apply_plan:
 def _enter(contexts: Iterable[AbstractContextManager[object]], watch: ForwardFollower, stack: ExitStack) -> None:
     # Pushed first, so it runs last: once the hooks are closed, no tensor is packed and the forward is over.
     stack.push(lambda kind, error, traceback: watch.close(raised=error is not None))
-    refuse_disabled_hooks(PURPOSE)
+    refuse_disabled_hooks("ts.recompute")
     stack.enter_context(compiled_code_refused("ts.recompute cannot follow it"))
     for each in contexts:
         stack.enter_context(each)

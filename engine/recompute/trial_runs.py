@@ -73,7 +73,7 @@ class Runs:
         self._world = world
         self.program = recorded_in(world, repetitions, model)
         names = capture(model, every_call=True)
-        self._recorder = ForwardRecorder(names)  # it also records which tensors the forward writes
+        self._recorder = ForwardRecorder(names, "ts.plan_recompute")  # it also records which tensors the forward writes
         with same_random_numbers(), names, self._recorder:
             loss = loss_of(self._make_loss())
         drawn = read_graph(loss)
@@ -214,7 +214,7 @@ class FakeRuns:
 
     def __init__(self, world: AsFound, model: nn.Module | None) -> None:
         names = capture(model, every_call=True)
-        recorder, times = ForwardRecorder(names), OperatorTimes()
+        recorder, times = ForwardRecorder(names, "ts.plan_recompute"), OperatorTimes()
         with world.run(zeroed=True):
             with names, times, recorder:  # the mode entered last sees an operation first
                 loss = loss_of(world.make_loss())

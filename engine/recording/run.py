@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...errors import ending_where_called, verbs_end_where_called
 from ...inspector.graph.graph import Graph
-from ...inspector.renderers import drawn, saved
+from ...inspector.renderers import drawn, saved, text_of
 from ...inspector.text.sizes_and_counts import size_text
 from ...inspector.validation import raise_no_attribute
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
@@ -139,6 +139,9 @@ class Run:
             f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}{note}, {self.engine} engine: "
             f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
         )
+
+    def _repr_html_(self) -> str:
+        return text_of("run as HTML", self)
 
     @cached_property
     def queue_lengths(self) -> tuple[int, ...]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import unwrap
 from itertools import combinations
+from linecache import getlines
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, Function
 from torch.autograd.graph import Node
 
 from ...inspector.graph.operation_inputs import argument_names, names_by_place
+from ...inspector.graph.source_lines import Source
 from ...inspector.text.sizes_and_counts import counted, shape_text
 from ...inspector.torch_private.nodes import call_node
 from ...inspector.torch_private.tensors import dense, version_of
@@ -234,3 +237,19 @@ def _fits(value: Tensor, argument: Tensor) -> bool:
     return value.dim() >= argument.dim() and all(
         size in (1, wanted) for size, wanted in zip(reversed(argument.shape), reversed(value.shape), strict=False)
     )
+
+
+def line_of_backward(function: type) -> Source | None:
+    """Return the first line of a custom Function's backward."""
+    if not issubclass(function, Function):
+        return None
+    backward = (
+        function.vjp if function.backward is Function.backward else function.backward
+    )  # a Function may define vjp instead of backward
+    code = getattr(unwrap(backward), "__code__", None)
+    if code is None:
+        return None
+    line, lines = code.co_firstlineno, getlines(code.co_filename)
+    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # skip decorators
+        line += 1
+    return Source(code.co_filename, line, code.co_name)

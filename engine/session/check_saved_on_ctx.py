@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor, argument_names, names_by_place
+from ...inspector.torch_private.checkpoints import random_states, regions_around
 from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import SAVED_FOR_FORWARD, attributes_of, saved_slots
 from ...inspector.torch_private.tensors import base_of, storage_of, version_of
@@ -139,3 +140,15 @@ def written_unmarked(replay: OperationReplay) -> list[str]:
     results = list(tensors_of(outcome.result))
     returned = {name for name, value in zip(names, outcome.args, strict=True) if any(each is value for each in results)}
     return [name for name in replay.written if name not in returned]
+
+
+def other_random_numbers(node: Node, replay: OperationReplay) -> list[str]:
+    """Describe an operation whose checkpoint recomputes it with other random numbers than its forward drew."""
+    regions = [region for region in regions_around(node) if not random_states(region)]
+    if not replay.random or not regions:
+        return []
+    return [
+        f"its checkpoint recomputes {replay.operation.name} with other random numbers than its forward drew, so its "
+        "gradients, and those of what follows it in the region, are of another mask: pass preserve_rng_state=True to "
+        "torch.utils.checkpoint.checkpoint()"
+    ]

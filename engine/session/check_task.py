@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from inspect import unwrap
-from linecache import getlines
 from math import isfinite, isnan
 
 import torch
@@ -18,10 +16,17 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.operation_inputs import KeptInputs
 from ...inspector.graph.phrases import as_sentence, joined, uncapitalized
-from ...inspector.graph.source_lines import Source
 from ...inspector.torch_private.operators import InFloat64
 from ...inspector.torch_private.tensors import dense
-from .check_custom_function import Returned, ask_backward, gradients_for, same_values, wrong_form, wrong_gradients
+from .check_custom_function import (
+    Returned,
+    ask_backward,
+    gradients_for,
+    line_of_backward,
+    same_values,
+    wrong_form,
+    wrong_gradients,
+)
 from .check_finite_differences import (
     ALLOWED,
     DIRECTIONS,
@@ -32,7 +37,8 @@ from .check_finite_differences import (
     is_symmetric,
 )
 from .check_precision import compare_own, inputs_with_gradient
-from .check_saved_on_ctx import changed_on_ctx, check_attributes, modified_since, written_unmarked
+from .check_saved_on_ctx import changed_on_ctx, check_attributes, modified_since, other_random_numbers, written_unmarked
+from .check_second_derivative import second_derivative_faults
 from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
@@ -122,6 +128,7 @@ def check_task(
     task: Task | int,
     gradients: Sequence[Tensor | None] | None = None,
     known: dict[Operation, Compared] | None = None,
+    second: bool = False,
 ) -> Check:
     """Compare a task's backward with finite differences of its forward operation, and its precision with float64.
 
@@ -140,6 +147,7 @@ def check_task(
         task: the task or its number.
         gradients: the task's input buffer; random gradients replace missing ones.
         known: comparisons of operations that created several tasks, such as an LSTM; this call adds to them.
+        second: whether to compare its second derivative, too.
 
     Returns:
         The result.
@@ -149,7 +157,7 @@ def check_task(
     compared = False
     try:
         operation, inputs = _what_to_replay(graph, task, findings)
-        _compare_in_thread(graph, task, operation, inputs, gradients, findings, {} if known is None else known)
+        _compare_in_thread(graph, task, operation, inputs, gradients, findings, {} if known is None else known, second)
         compared = True
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
@@ -161,6 +169,11 @@ def check_task(
 
 def _what_to_replay(graph: Graph, task: Task, findings: _Findings) -> tuple[Operation, KeptInputs]:
     """Return the operation and its kept inputs; faults visible on the node are added to `findings`."""
+    if task.kind is Kind.CHECKPOINT and not getattr(graph.nodes[task.id], "preserve_rng_state", True):
+        findings.warnings.append(
+            "its region is recomputed without the forward's random state (preserve_rng_state=False): gradients through "
+            "dropout in it are of another mask; pass preserve_rng_state=True to checkpoint()"
+        )
     if task.kind in _NOTHING_TO_CHECK:
         raise UncheckableError(_NOTHING_TO_CHECK[task.kind])
     if graph.is_tape:
@@ -199,6 +212,7 @@ def _compare_in_thread(
     gradients: Sequence[Tensor | None] | None,
     findings: _Findings,
     known: dict[Operation, Compared],
+    second: bool,
 ) -> None:
     """Run the comparison in a separate thread.
 
@@ -210,9 +224,10 @@ def _compare_in_thread(
         with InFloat64():
             replay = OperationReplay(operation, inputs)
         made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
-        compared = known.get(operation)
+        compared = None if second else known.get(operation)
+        findings.faults += other_random_numbers(graph.nodes[task.id], replay)
         if compared is None:
-            compared = _compared(replay, made)
+            compared = _compared(replay, made, second)
             if task.kind is Kind.FUNCTION and compared.reason is not None and compared.reason.__cause__ is not None:
                 arrived = {number for number, each in enumerate(gradients or ()) if each is not None}
                 compared = _compare_used(arrived or inputs_with_gradient(graph, task), replay, made) or compared
@@ -235,10 +250,10 @@ def _compare_in_thread(
             leaf.grad = gradient
 
 
-def _compared(replay: OperationReplay, made: Sequence[str]) -> Compared:
+def _compared(replay: OperationReplay, made: Sequence[str], second: bool = False) -> Compared:
     """Compare an operation with finite differences; `made` are the names of the tasks it created."""
     findings, reason = _Findings(), None
-    comparison = _Comparison(replay, findings)
+    comparison = _Comparison(replay, findings, second)
     try:
         with InFloat64():
             comparison.compare()
@@ -295,14 +310,15 @@ class _Comparison:
         ctx_changes: the attributes a custom Function's backward changes on its ctx.
     """
 
-    def __init__(self, replay: OperationReplay, findings: _Findings) -> None:
+    def __init__(self, replay: OperationReplay, findings: _Findings, second: bool = False) -> None:
         self._replay = replay
+        self._second = second
         self._findings = findings
         function = replay.operation.function
         name = function.__name__ if isinstance(function, type) else replay.operation.name
         self.at_kink = False
         self.ctx_changes: list[str] = []
-        at = _line_of_backward(function) if isinstance(function, type) else None
+        at = line_of_backward(function) if isinstance(function, type) else None
         where = "" if at is None else f" ({at.short})"
         self._subject = f"{name}.backward{where}" if replay.is_function else f"the backward of {name}"
 
@@ -471,6 +487,10 @@ class _Comparison:
         )
         each = "element by element with torch.autograd.gradcheck, and " if takes_each_element else ""
         self._findings.notes.append(self._how_compared(at, each))
+        if self._second and not self._findings.faults:
+            faults, line = second_derivative_faults(self._replay, at, self._subject)
+            self._findings.faults += faults
+            self._findings.notes.append(line)
 
     def _is_right_but_here(
         self,
@@ -519,22 +539,6 @@ class _Comparison:
             f"{self._replay.operation.name} was replayed in float64 on {self._replay.described_inputs}, and compared "
             f"{each}along {DIRECTIONS} random directions per input{left_out}"
         )
-
-
-def _line_of_backward(function: type) -> Source | None:
-    """Return the first line of a custom Function's backward."""
-    if not issubclass(function, Function):
-        return None
-    backward = (
-        function.vjp if function.backward is Function.backward else function.backward
-    )  # a Function may define vjp instead of backward
-    code = getattr(unwrap(backward), "__code__", None)
-    if code is None:
-        return None
-    line, lines = code.co_firstlineno, getlines(code.co_filename)
-    while line < len(lines) and lines[line - 1].lstrip().startswith(("@", "#")):  # skip decorators
-        line += 1
-    return Source(code.co_filename, line, code.co_name)
 
 
 def _relative_errors(at: FiniteDifferences, gradients: Sequence[Tensor | None]) -> list[float]:

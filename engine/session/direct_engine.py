@@ -15,14 +15,14 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import counted
+from ..error_notes.explain_error import explain_error
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.input_buffer import Waiting, alone
 from ..execution.node_runner import Runner
 from ..execution.pending_inputs import InputBuffers
-from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
+from ..execution.saved_tensor_errors import backward_begins
 from ..execution.streams import on_stream
 from ..execution.undo_history import Edited, Ran
-from ..memory.out_of_memory import explain_out_of_memory
 from ..planning.order_cache import CACHED_ORDERS, queue_key
 from ..planning.simulate import schedule
 from ..recording.batch_report import Batch, Fallback
@@ -410,8 +410,7 @@ class DirectBackward:
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapescope: raised in {described}")
-        explain_spoiled_graph(error, self.graph, self.order)
-        explain_out_of_memory(error, self.graph)
+        explain_error(error, self.graph, self.order)
         self.runner.failed(self.graph.tasks[task_id])
 
     def deliver(self, edge: Edge, outputs: list[Tensor | None], entry: Ran | None = None) -> None:

@@ -139,7 +139,8 @@ class Stepper(Verbs):
         self._backward = DirectBackward(
             runner, self._bound_to(problem, unbound), trace, accumulation, batch, make_queue
         )
-        self._backward.start(bool(call.create_graph))
+        self._creates_graph = bool(call.create_graph)
+        self._backward.start(self._creates_graph)
         self._turn = SessionTurn()
         self._rewinder = Rewinder(self._backward)
         begins(self)

@@ -27,11 +27,11 @@ from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import FREED, first_freed
 from ...inspector.torch_private.sequence_numbers import Pin, falling_numbers, pins_open, settle_queue
 from ...inspector.torch_private.thread_state import unobserved
+from ..error_notes.explain_error import explain_error
 from ..execution.backward_arguments import BackwardCall
 from ..execution.find_hooks import LateTensorHooks
 from ..execution.run_hooks import Gradients, hook_name
-from ..execution.saved_tensor_errors import backward_begins, explain_spoiled_graph
-from ..memory.out_of_memory import explain_out_of_memory
+from ..execution.saved_tensor_errors import backward_begins
 from ..planning.policies import POLICIES, note_on, order_name
 from ..planning.policy_orders import bound
 from ..planning.scheduling_problem import Problem
@@ -251,8 +251,7 @@ def explain(error: Exception, graph: Graph, freed: Node | None, since: int | Non
     else:
         error.add_note('tapescope: run it again on a fresh forward with trace="off" to see which task raised')
     nothing_ran = freed is not None and not is_spent(freed)  # assumes that the freed node raised before any other ran
-    explain_spoiled_graph(error, graph, () if nothing_ran else None, since)
-    explain_out_of_memory(error, graph)
+    explain_error(error, graph, () if nothing_ran else None, since)
 
 
 def _all_hooks(handle: RemovableHandle) -> dict[int, Any]:
@@ -389,8 +388,7 @@ class Watch:
     def explain(self, error: BaseException) -> None:
         """Add to the error in which task it was raised."""
         error.add_note(f"tapescope: raised {self._place(error)}")
-        explain_spoiled_graph(error, self.graph, self.order)
-        explain_out_of_memory(error, self.graph)
+        explain_error(error, self.graph, self.order)
 
     def _place(self, error: BaseException | None) -> str:
         describe = self.graph.in_order([*self.order, *self._inside.values(), *self.upcoming()]).describe

@@ -103,6 +103,7 @@ class NativeSession(Verbs):
         given = (call.grad_tensors,) if isinstance(call.grad_tensors, Tensor) else call.grad_tensors or ()
         backward = LanesBackward if several else NativeBackward
         self._backward = backward(call, plan, state, trace, tuple(given) if call.create_graph else ())
+        self._creates_graph = bool(call.create_graph)
         self._worker = self._backward.worker
         self._turn = SessionTurn()
         self._finalizer = finalize(self, self._worker.forget)

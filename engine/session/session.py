@@ -100,6 +100,7 @@ class SessionBase(ABC):
     _backward: DirectBackward | NativeBackward
     _turn: SessionTurn
     _queues: Queues
+    _creates_graph = False
     _keep_graph: bool | None = None  # None: the default of `backward`
 
     if not TYPE_CHECKING:  # otherwise type checkers accept any attribute name

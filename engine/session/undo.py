@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...inspector.graph.graph import Task
+from ...inspector.graph.source_lines import warn
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.random_states import random_states, set_random_states
 from ..execution.input_buffer import alone
@@ -15,6 +16,8 @@ from ..memory.task_memory import Footprints
 from .branches import Branch, Past
 from .compare_branches import BranchComparison, compare_branches
 from .direct_engine import DirectBackward
+
+_NOTICED_S = 2.0  # reading state for longer than this is announced
 
 
 class Rewinder:
@@ -53,6 +56,14 @@ class Rewinder:
                     gradient for task in backward.buffers.by_task for gradient in backward.buffers.shown(task)
                 )
             backward.past = Past(backward.runner, backward.buffers, backward.order, nbytes, why)
+            seconds = backward.runner.changes.seconds_of_history()
+            if seconds > _NOTICED_S:
+                warn(
+                    f"a history reads the Python state that hooks and custom Functions hold before each task, which "
+                    f"takes about {seconds:.0f} s for the {counted(len(backward.runner.graph), 'task')} of this "
+                    "backward, as with FSDP's or offloading hooks; pass history=False, or call keep_history() shortly "
+                    "before the tasks to undo"
+                )
 
     def forget(self) -> None:
         """Discard the history; undo can then return to this position at the earliest."""

@@ -17,7 +17,7 @@ from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import drawn
 from ...inspector.torch_private.tensors import computes_itself
-from ...inspector.validation import a_kind, expect, expect_number
+from ...inspector.validation import a_kind, expect, expect_number, expect_truth
 from ..execution.run_hooks import Gradients
 from ..planning.policies import find_policy
 from ..recording.run import Run
@@ -363,16 +363,27 @@ class Verbs(SessionBase):
         if norm > max_norm:
             self.scale(max_norm / norm, about)
 
-    def check(self, task: AnyTask | None = None) -> Check:
-        """Compare a task's backward with finite differences of its forward operation; see `check_task`."""
+    def check(self, task: AnyTask | None = None, *, second: bool | None = None) -> Check:
+        """Compare a task's backward with finite differences of its forward operation; see `check_task`.
+
+        Args:
+            task: the task or its number; None for the current one.
+            second: whether to compare the derivative of that backward, too, as torch.autograd.gradgradcheck does. None:
+                if the graph is differentiated twice.
+        """
+        from .check_second_derivative import is_differentiated_twice
         from .check_task import check_task
 
+        if second is None:
+            second = self._creates_graph or is_differentiated_twice(self.graph)
+        else:
+            expect_truth(second, "second")
         about = self._about(task)
         try:
             gradients = self.waiting(about)
         except NotImplementedError:  # PyTorch's engine does not show this input buffer
             gradients = None
-        return check_task(self.graph, about, gradients, self._compared)
+        return check_task(self.graph, about, gradients, self._compared, bool(second))
 
     @cached_property
     def _compared(self) -> dict[Operation, Compared]:

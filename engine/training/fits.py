@@ -501,7 +501,7 @@ def fits(
     refuse_transforms("ts.fits")
     recipe = replace(
         Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
-        device=None if device is None else _device(device),
+        device=None if device is None else named_device(device),
     )
     tried = _Tried(recipe)
     step = tried.step(recipe.size)
@@ -534,7 +534,8 @@ def _reserve(reserve: int | str, memory: int) -> int:
     return found
 
 
-def _device(device: torch.device | str) -> torch.device:
+def named_device(device: torch.device | str) -> torch.device:
+    """Return a device by its name. Raise TypeError or ValueError if it is not one."""
     expect(device, torch.device | str, "device", 'a device or its name, such as "cuda"')
     try:
         return torch.device(device)

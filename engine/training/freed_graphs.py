@@ -17,7 +17,8 @@ from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
-from ..execution.saved_tensor_errors import crossings_told, explain_spoiled_graph
+from ..error_notes.explain_error import explain_error
+from ..execution.saved_tensor_errors import crossings_told
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
@@ -84,23 +85,19 @@ class SecondBackward:
         )
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None, step: int) -> None:
-        """Add notes with the cause to PyTorch's error, unless it has some already, and the finding if it is missing."""
+        """Add notes with the cause to PyTorch's error, and the finding if it is missing."""
         told, self._told = self._told, []
-        if not isinstance(error, RuntimeError):
+        is_freed_error = error is not None and str(error).startswith(_FREED)
+        if error is None or not (is_freed_error or MODIFIED in str(error)):
             return
-        notes = [each for each in getattr(error, "__notes__", ()) if each.startswith("tapescope: ")]
-        if any(" saved " in each or " takes " in each for each in notes):  # explained already
-            return
-        if str(error).startswith(_FREED) and told:
-            for each in told:
-                error.add_note(f"tapescope: {each}")
-        elif str(error).startswith(_FREED) or MODIFIED in str(error):
-            graph = read_graph(given[0], dict(self._training.watched.parameters()))
-            explain_spoiled_graph(error, graph, None, self._before, self._maker())
-            freed = self._youngest_freed(given)
-            if str(error).startswith(_FREED) and freed is not None:
-                self._told = crossings_told(graph, self._before, self._maker())
-                self._report(freed, step)
+        watched = self._training.watched
+        graph = read_graph(given[0], dict(watched.parameters()))
+        modules = [module for _, module in watched.modules()]
+        explain_error(error, graph, None, self._before, self._maker(), modules)
+        freed = self._youngest_freed(given) if is_freed_error and not told else None
+        if freed is not None:
+            self._told = crossings_told(graph, self._before, self._maker())
+            self._report(freed, step)
 
     def _youngest_freed(self, given: BackwardGiven) -> int | None:
         youngest = youngest_first(roots_of(given[0]))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
@@ -13,53 +11,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
-from ...inspector.graph.phrases import joined
-from ...inspector.graph.source_lines import is_library
 from ...inspector.torch_private.allocators import left_out_of_recording
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
 from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
 from ..api.environment import autocast_now
-from ..memory.out_of_memory import explain_out_of_memory
+from ..error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
 from .training_result import Training
-
-_MOST_NAMES = 3
-
-
-def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Add a note once to PyTorch's error about inference tensors. Other errors stay as they are.
-
-    Args:
-        modules: by path the modules that may hold such tensors.
-    """
-    if not isinstance(error, RuntimeError) or not str(error).startswith(_ERRORS):
-        return
-    if any(_MADE in note for note in getattr(error, "__notes__", ())):
-        return
-    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    places = [place for place in places if not is_library(place[0])]
-    at = f" at {os.path.basename(places[-1][0])}:{places[-1][1]}" if places else ""
-    names = list(_names(modules))
-    several = len(names) > 1
-    it, each = ("them", "each") if several else ("it", "it")
-    which = f"{joined(names[:_MOST_NAMES])} {'were' if several else 'was'}" if names else "a tensor that it takes was"
-    error.add_note(
-        f"tapescope: the forward fails{at}: {which} {_MADE}, as a cache that an evaluation has filled. Make "
-        f"{it} under torch.no_grad() instead, or take .clone() of {each} in training"
-    )
-
-
-_ERRORS = "Inference tensors", "Inplace update to inference tensor"
-_MADE = "made under torch.inference_mode()"
-
-
-def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
-    """Yields the names of the inference tensors that modules have as attributes, buffers or parameters."""
-    for path, module in modules:
-        for name, each in {**vars(module), **module._buffers, **module._parameters}.items():
-            if isinstance(each, Tensor) and each.is_inference():
-                yield f"{path or type(module).__name__}.{name}"
 
 
 class LoopPart:
@@ -194,9 +153,7 @@ class TrainingWatch(LoopFollower):
         """Call `failed` once for an exception, which may leave a backward first and then the `with` block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
-            explain_out_of_memory(error)
-            with unobserved():
-                explain_inference_tensors(error, self._training.watched.modules())
+            explain_error(error, modules=[module for _, module in self._training.watched.modules()])
             self._tell("failed", error)
 
     def _tell(self, what: str, *told: object) -> None:

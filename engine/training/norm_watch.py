@@ -302,9 +302,9 @@ def _rate(optimizer: Optimizer) -> float | None:
 def rate_of(group: dict[str, Any]) -> float | None:
     """Return a group's learning rate, unless it would have to be fetched from a device."""
     rate = group.get("lr")
-    if isinstance(rate, int | float) or (isinstance(rate, Tensor) and rate.device.type == "cpu"):
-        return float(rate)
-    return None
+    if isinstance(rate, Tensor):
+        return float(rate) if rate.device.type == "cpu" else None
+    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _scalars(step: _OptimizerStep) -> OptimizerScalars:

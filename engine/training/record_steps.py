@@ -25,11 +25,11 @@ from ...inspector.torch_private.allocators import begin_recording, leaving_out
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.nodes import ready_for_new_nodes
 from ...inspector.validation import expect_callable, expect_model, expect_number
+from ..error_notes.explain_error import errors_explained, explain_error
 from ..execution.unsupported import refuse_transforms
 from ..memory.allocator_events import CPU, AllocatorRecording
 from ..memory.allocator_recording import RecordedAllocators
 from ..memory.baseline import OLDER_THAN_RECORDING
-from ..memory.out_of_memory import explain_out_of_memory, out_of_memory_explained
 from .follow_loop import BackwardGiven, RunBackward
 from .memory_census import Holders, Walked
 from .step import TrainingStep
@@ -266,7 +266,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         if opened is None or recording is None:
             return
         if error is not None:
-            explain_out_of_memory(error)
+            explain_error(error)
         try:
             recording.watch.end()
         finally:
@@ -411,7 +411,7 @@ def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) 
     ran, step = 0, None
     while ran < _MOST_CALLS:
         recording = LoopRecording(None, _IN_A_ROW - 1, model)
-        with out_of_memory_explained(), ExitStack() as stack:
+        with errors_explained(), ExitStack() as stack:
             recording.start(stack)
             for number in range(_IN_A_ROW):
                 tell(f"the {nth(ran + number + 1)} of {_MOST_CALLS} at most")

@@ -310,9 +310,11 @@ def fake_step(
                 raise NotImplementedError(_ELSEWHERE.format("an accelerator")) from error
             if (operation := unsupported_on_fakes(error)) is None:
                 raise
-            raise NotImplementedError(_unfakeable(error, operation)) from error
+            raise NotImplementedError(unfakeable_sentence(error, operation)) from error
     try:
-        raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
+        raise NotImplementedError(
+            numbers_sentence(needed, "" if node is None else _place_of(recipe, change))
+        ) from needed
     finally:
         del needed  # else it would hold itself through this frame
 
@@ -467,7 +469,7 @@ def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
         yield Estimate(f"the workspace of the kernels of {named} is unknown: {why}", "at least")
 
 
-def _sentence(error: Exception, place: str) -> str:
+def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str:
     """Return the sentence about a value that fake tensors lack, with its line; `place`: of a backward's operation."""
     line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
     where = "" if line is None or place else f"{line.short}: "
@@ -478,20 +480,20 @@ def _sentence(error: Exception, place: str) -> str:
         else f"as many elements as {operator} finds"
     )
     return (
-        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give ts.fits a version "
+        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give {verb} a version "
         "without it, or measure a step that fits with ts.profile"
     )
 
 
-def _unfakeable(error: Exception, operation: str) -> str:
+def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits") -> str:
     """Return the sentence about an operation that does not run on fake tensors, with its line."""
     frames = extract_tb(error.__traceback__)
     line = innermost_user_line(frame for frame in frames if not _is_ours(frame.filename))
     steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
-        f"{where}ts.fits trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        "quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give ts.fits a version without it (of "
+        f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
+        f"quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give {verb} a version without it (of "
         "nn.Embedding one with sparse=False), or measure a step with ts.profile_step"
     )
 

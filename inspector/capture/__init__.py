@@ -1,4 +1,4 @@
 """Record a forward and build its graph: `ts.capture`, `ts.graph`.
 
-May import: hips, graph, torch_private, validation, garbage_collector.
+May import: hips, graph, torch_private, validation, garbage_collector, renderers.
 """

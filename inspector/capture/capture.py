@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from ..graph.capture_records import Facts, Operation
 from ..graph.node_metadata import made_during, nodes_of
 from ..graph.source_lines import innermost_user_line, users_place
+from ..renderers import drawn
 from ..torch_private.nodes import TELLS_OF_NEW_NODES
 from ..torch_private.sequence_numbers import sequence_nr
 from ..validation import a_kind, expect_callable, expect_truth
@@ -143,6 +144,8 @@ class capture:
     ) -> None:
         self._recording = None
         opened, self._opened = self._opened, None
+        if isinstance(error, Exception):
+            drawn("an error in notes", error)
         if opened is not None:
             opened.close(kind, error, traceback)
 

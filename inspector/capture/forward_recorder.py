@@ -60,7 +60,6 @@ class _Packed:
         self.is_read_early = False  # by a backward inside the forward
 
 
-_PURPOSE = "ts.plan_recompute and ts.record_forward follow what a forward saves"
 _READ_EARLY = "a backward inside the forward reads it"
 
 
@@ -84,15 +83,16 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
     """Context manager that records the operations of one forward of this thread.
 
     Open it once, inside the capture passed to it. `restore` undoes the forward's writes to tensors that existed
-    before it.
+    before it. `verb` is the public verb, for messages.
 
     Attributes:
         operators: the operators that were called, in order.
         accelerated: whether any tensor was on another device than the CPU.
     """
 
-    def __init__(self, names: capture) -> None:
+    def __init__(self, names: capture, verb: str) -> None:
         super().__init__()
+        self._verb = verb
         self.operators: list[Operator] = []
         self.accelerated = False
         self._names = names
@@ -113,10 +113,10 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(compiled_code_refused("no plan can be made of it"))
+            stack.enter_context(compiled_code_refused(f"{self._verb} cannot follow it"))
             hooks = saved_tensors_hooks(partial(self._pack), _unpack)
             stack.enter_context(hidden_from_checkpoints(hooks))
-            stack.enter_context(hooks_opened(hooks, _PURPOSE))
+            stack.enter_context(hooks_opened(hooks, self._verb))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._opened = stack.pop_all()
         return self

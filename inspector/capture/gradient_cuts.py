@@ -23,10 +23,12 @@ from torch.autograd.function import Function
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..graph.capture_records import CallRecord, Operation
 from ..graph.node_metadata import tensors_of
+from ..graph.source_lines import Place, users_place
 from ..torch_private.call_watchers import around_function_apply, watching_modules
 from ..torch_private.compiled import watching_functions
 from ..torch_private.nodes import leaf_if_any
@@ -46,6 +48,7 @@ class Cut(StrEnum):
         DATA: `Tensor.data`, read or set.
         PYTHON: a conversion to Python or NumPy: item, tolist, numpy, `if tensor:`.
         COPY: `torch.tensor(x)`, which copies the values.
+        GRADIENT: `torch.autograd.grad` without `create_graph=True`.
         INTEGER: the result has an integer or boolean dtype.
         INFERENCE, NO_GRAD: it ran under `torch.inference_mode()` or `torch.no_grad()`.
         ALIAS: it reads bytes that were modified in place through .data or a detached tensor, unseen by autograd.
@@ -58,6 +61,7 @@ class Cut(StrEnum):
     DATA = "data"
     PYTHON = "python"
     COPY = "copy"
+    GRADIENT = "gradient"
     INTEGER = "integer"
     INFERENCE = "inference_mode"
     NO_GRAD = "no_grad"
@@ -133,16 +137,42 @@ class Dataflow:
         steps: the steps, in the order in which they ran.
         calls: the number of calls of each module.
         unseen: the modules that were called inside of a custom Function, where operations are not recorded.
+        without_input_grad: by module the line of the reentrant checkpoint around its call, none of whose inputs
+            requires grad, so that autograd records nothing of it.
+        replaced: by module and name the line of a call during which another tensor was in a parameter's place.
     """
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[Tensor], module: nn.Module | None = None) -> None:
         self.parameters = tuple(parameters)
         self.steps = [Step(None) for _ in self.parameters]
         self.calls: Counter[nn.Module] = Counter()
         self.unseen: set[nn.Module] = set()
+        self.without_input_grad: dict[nn.Module, Place | None] = {}
+        self.replaced: dict[tuple[nn.Module, str], Place | None] = {}
+        self._own = {} if module is None else {each: dict(each._parameters) for each in module.modules()}
+        self._reentrant: list[Place | None] = []  # of the reentrant checkpoint under way
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
         self._made: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
         self._written: dict[int, tuple[FollowedStorage, int]] = {}  # by address: the last step that wrote
+
+    def called(self, module: nn.Module) -> None:
+        """Note that a module is called, and the reason if its parameters cannot get a gradient from this call."""
+        self.calls[module] += 1
+        if in_function_forward():
+            self.unseen.add(module)
+            if self._reentrant:
+                self.without_input_grad[module] = self._reentrant[-1]
+        for name, parameter in self._own.get(module, {}).items():
+            if parameter is not None and module._parameters.get(name, parameter) is not parameter:
+                self.replaced[module, name] = users_place()
+
+    def checkpoint_begins(self, given: list[Taken]) -> None:
+        """Note a reentrant checkpoint, unless one of its inputs requires grad."""
+        if torch.is_grad_enabled() and not any(each.requires_grad for each in given):
+            self._reentrant.append(users_place())
+
+    def checkpoint_ends(self) -> None:
+        self._reentrant.clear()
 
     def steps_of(self, taken: Taken) -> list[tuple[int, bool]]:
         """Return the steps that produced a tensor, and whether gradients flow back from it to each of them."""
@@ -188,14 +218,12 @@ def follow(
     Following does not keep tensors alive. Operations inside a custom Function's forward, a compiled region or a
     scripted module are not followed.
     """
-    flow = Dataflow(parameters)
+    flow = Dataflow(parameters, module)
     thread = get_ident()
 
     def called(called_module: nn.Module, arguments: object) -> None:
         if not is_dynamo_compiling() and get_ident() == thread:
-            flow.calls[called_module] += 1
-            if in_function_forward():
-                flow.unseen.add(called_module)
+            flow.called(called_module)
 
     newest: list[Operation] = []
 
@@ -265,8 +293,11 @@ class _Follower(TorchFunctionMode):
         with without_torch_function():
             given = [Taken.now(beneath_transforms(each)) for each in tensors_of((args, kwargs), depth=4)]
             start = sequence_nr()
+        if function is CheckpointFunction:
+            self._flow.checkpoint_begins(given)
 
         def applied(result: object) -> None:
+            self._flow.checkpoint_ends()
             with without_torch_function():
                 results = list(map(beneath_transforms, tensors_of(result)))
                 self._note(function, None, given, results, None, start)
@@ -346,9 +377,11 @@ class _Follower(TorchFunctionMode):
         """Return how the paths of a result without a graph are cut."""
         if result is None:
             return Cut.PYTHON
-        if result.requires_grad:
-            return None
         found = Cut.FUNCTION if isinstance(function, type) else _CUTS.get(operation.name, Cut.OTHER)
+        if result.requires_grad:
+            return found if found is Cut.COPY else None  # torch.tensor(x, requires_grad=True) is a new leaf
+        if function is torch.autograd.grad:
+            return Cut.GRADIENT
         if found not in (Cut.OTHER, Cut.FUNCTION):
             return found
         if not result.is_floating_point() and not result.is_complex():

@@ -54,16 +54,16 @@ class Opened:
 
 
 @contextmanager
-def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
+def hooks_opened(hooks: saved_tensors_hooks, verb: str) -> Iterator[None]:
     """Open tapescope's own hooks around the user's code.
 
     Args:
-        purpose: the verb and its purpose, for messages: "ts.recompute follows what a forward saves".
+        verb: the verb that opens them, for messages.
 
     Raises:
         NotImplementedError: `torch.autograd.graph.disable_saved_tensors_hooks` is open, or the code opens it.
     """
-    refuse_disabled_hooks(purpose)
+    refuse_disabled_hooks(verb)
     with hooks:
         try:
             yield
@@ -73,19 +73,27 @@ def hooks_opened(hooks: saved_tensors_hooks, purpose: str) -> Iterator[None]:
             frames = (frame for frame in extract_tb(error.__traceback__) if frame.filename != contextlib.__file__)
             line = innermost_user_line(frames)
             where = "the forward" if line is None else f"the forward at {line.short}"
-            raise NotImplementedError(
-                f"{purpose} by saved_tensors_hooks, and {where} disables these, as torch.func.grad and its like do "
-                f"({str(error).rstrip('.')}): leave that part out, or take torch.autograd.grad there"
-            ) from error
+            raise _no_hooks(verb, str(error), f"which {where} uses") from error
 
 
-def refuse_disabled_hooks(purpose: str) -> None:
+def refuse_disabled_hooks(verb: str) -> None:
     """Raise NotImplementedError if `torch.autograd.graph.disable_saved_tensors_hooks` is open."""
     if (why := why_hooks_are_disabled()) is not None:
-        raise NotImplementedError(
-            f"{purpose} by saved_tensors_hooks, which are disabled here ({why.rstrip('.')}): call it outside of "
-            "torch.autograd.graph.disable_saved_tensors_hooks"
+        raise _no_hooks(verb, why, "in which it is called")
+
+
+def _no_hooks(verb: str, why: str, place: str) -> NotImplementedError:
+    """Return the error for code without hooks on saved tensors; `why` is the reason passed to PyTorch."""
+    follows = "saved_tensors_hooks, by which it follows what a forward saves"
+    if "torch.func" in why:
+        return NotImplementedError(
+            f"{verb} cannot follow torch.func.grad, vjp, jacrev and hessian, {place}: they turn off {follows}. Use "
+            f"torch.autograd.grad(..., create_graph=True) there, or {verb} for the forward outside of them"
         )
+    return NotImplementedError(
+        f"{verb} cannot work under torch.autograd.graph.disable_saved_tensors_hooks, {place} "
+        f"({why.rstrip('.')}): it turns off {follows}. Call {verb} outside of it"
+    )
 
 
 @contextmanager

@@ -86,8 +86,11 @@ def begins(session: StepByStep) -> None:
 
 
 def begun_by_session(graph: Graph) -> Iterator[str]:
-    """Yield a sentence for each open session that has run some of these nodes and has not ended."""
-    nodes = set(map(id, graph.nodes))
+    """Yield a sentence for each open session that has run some of these nodes and has not ended.
+
+    AccumulateGrad nodes do not count: they save nothing, and all graphs of a model share them.
+    """
+    nodes = {id(graph.nodes[task.id]) for task in graph.tasks if not task.is_leaf}
     for session in [*_sessions]:
         theirs = session.graph
         if theirs is graph or not theirs.nodes or not session.left:

@@ -250,7 +250,7 @@ def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
     with unobserved():
         for frame in _users_frames():
             for name, value in list(frame.f_locals.items()):
-                for expression, tensor in _tensors(name, value, _DEPTH):
+                for expression, tensor in tensors_within(name, value, _DEPTH):
                     looked_at += 1
                     if tensor is not None and wanted(tensor):
                         function = frame.f_code.co_name
@@ -269,7 +269,7 @@ def _users_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _tensors(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor | None]]:
+def tensors_within(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor | None]]:
     """Yield the tensors in a value, each with its expression; and None for each value that is not a tensor."""
     kind = type(value)
     if issubclass(kind, Tensor):
@@ -283,13 +283,13 @@ def _tensors(expression: str, value: object, depth: int) -> Iterator[tuple[str, 
         for name, each in list(vars(value).items()):
             if name in ("_modules", "_parameters", "_buffers"):
                 for own, inner in list(each.items()):
-                    yield from _tensors(f"{expression}.{own}", inner, depth - 1)
+                    yield from tensors_within(f"{expression}.{own}", inner, depth - 1)
             elif not name.startswith("_") or isinstance(each, Tensor):
-                yield from _tensors(f"{expression}.{name}", each, depth - 1)
+                yield from tensors_within(f"{expression}.{name}", each, depth - 1)
     elif kind in (tuple, list):
         for number, each in enumerate(value):  # type: ignore[arg-type]
-            yield from _tensors(f"{expression}[{number}]", each, depth - 1)
+            yield from tensors_within(f"{expression}[{number}]", each, depth - 1)
     elif kind is dict:
         for key, each in list(value.items()):  # type: ignore[attr-defined]
             if type(key) in (str, int):
-                yield from _tensors(f"{expression}[{key!r}]", each, depth - 1)
+                yield from tensors_within(f"{expression}[{key!r}]", each, depth - 1)

@@ -36,6 +36,7 @@ const model = {
     on: (event, listener) => { listeners[event] = listener; },
 };
 window.tell = async news => listeners['msg:custom']({ kind: 'news' }, [await zipped(news)]);
+window.lose = () => listeners.comm_live_update();
 window.put = (name, value) => model.set(name, value);
 widget.initialize({ model });
 await widget.render({ model, el: document.getElementById('deck') });
@@ -69,6 +70,10 @@ class PosedDeck(ShownDeck):
         self.told |= {name: value for name, value in news.items() if name in self.told}
         once = {"forgotten": [], "records": {}, "checks": {}, "live": None, "others": None, "branches": None}
         self.page.evaluate("news => window.tell(news)", {**once, "metas": self.metas, **self.told, **news})
+
+    def lose_kernel(self) -> None:
+        """The kernel restarts: JupyterLab's widget manager says so to each model."""
+        self.page.evaluate("() => window.lose()")
 
     def stops(self, *entries: dict[str, Any]) -> None:
         """The breakpoints and watchpoints that Python has."""

@@ -185,7 +185,7 @@ def test_figures_follow_the_readers_theme_and_are_printed_light(page: tuple[Page
     for scheme in ("light", "dark"):
         shown.emulate_media(color_scheme=scheme)
         found[scheme] = colour_of(line)
-    assert found == {"light": "rgb(27, 29, 34)", "dark": "rgb(233, 234, 237)"}
+    assert found == {"light": "rgb(194, 59, 16)", "dark": "rgb(255, 127, 85)"}
     shown.emulate_media(color_scheme="dark", media="print")
     assert colour_of(line) == found["light"]
     shown.emulate_media(media="screen")

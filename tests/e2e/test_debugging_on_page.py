@@ -196,6 +196,47 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     expect(banner).to_be_hidden()
 
 
+def test_a_failed_task_is_named_and_marked_wherever_it_is_shown(deck: PosedDeck, gpt: Graph) -> None:
+    task = gpt.order[AT]
+    deck.unfold_all()
+    stand(deck, gpt, status="failed", trouble="ValueError: no such gradient")
+    banner = deck.root.locator(".trouble")
+    says(banner.inner_text(), gpt.graph.tasks[task].name, nth(AT + 1), "ValueError: no such gradient")
+    assert re.search(r"\w+\.py:\d+", banner.inner_text())
+    deck.settles(lambda deck: deck.state(task), "failed")
+    assert "running" not in deck.states.values()
+    bad, accent = (
+        deck.evaluate("(deck, name) => getComputedStyle(deck).getPropertyValue(name)", name)
+        for name in ("--bad", "--accent")
+    )
+    assert bad != accent
+    expect(deck.root.locator(".queue .now.failed path")).to_have_attribute("stroke", "var(--bad)")
+    expect(deck.inspector.locator(".ttl path")).to_have_attribute("stroke", "var(--bad)")
+
+
+def test_a_restart_of_the_kernel_is_shown_without_a_click(deck: PosedDeck) -> None:
+    deck.expect(status="stopped")
+    deck.lose_kernel()
+    deck.expect(status="closed")
+    expect(deck.root.locator(".trouble")).to_contain_text("restarted")
+    expect(deck.root.locator("[data-act=step]")).to_have_attribute("aria-disabled", "true")
+
+
+def test_playback_goes_on_once_a_busy_kernel_answers(deck: PosedDeck, gpt: Graph) -> None:
+    deck.page.clock.install()
+    deck.speed(5)
+    deck.press("play")
+    deck.page.clock.run_for(6_000)
+    assert deck.asked() == [{"kind": "step", "count": 1}]
+    expect(deck.root.locator(".trouble")).to_contain_text("does not answer")
+    expect(deck.root.get_by_role("button", name=re.compile("^Pause"))).to_be_visible()
+    deck.tell(position=1)
+    deck.expect(t=1)
+    expect(deck.root.locator(".trouble")).to_be_hidden()
+    deck.page.clock.run_for(1_000)
+    assert deck.asked()[0]["kind"] == "step"
+
+
 @pytest.mark.parametrize(
     ("why", "lines", "seen", "more"),
     [("watchpoint", 8, 8, ""), ("watchpoint", 9, 8, "1"), ("breakpoint", 2, 0, "")],

@@ -356,6 +356,38 @@ def test_search_marks_what_it_finds_and_enter_selects(gpt: ShownDeck, saved: Sav
     snapshot("page", gpt.root.get_by_role("listbox", name="matching tasks").inner_text())
 
 
+def test_what_is_typed_stays_readable_and_each_hit_is_one_line(gpt: ShownDeck) -> None:
+    found = gpt.search("layernorm weight")
+    field = gpt.root.get_by_label("find a task")
+    assert field.evaluate("each => each.scrollWidth <= each.clientWidth")
+    heights = found.evaluate_all("all => all.map(each => each.offsetHeight)")
+    assert heights and max(heights) < 30
+
+
+def test_a_click_on_a_visible_task_leaves_the_graph_in_place(gpt: ShownDeck, saved: Saved) -> None:
+    page, canvas = gpt.root.page, gpt.root.locator(".graph canvas").first
+
+    def running() -> list[int]:
+        gpt.rests()
+        return canvas.evaluate(RUNNING)
+
+    box = canvas.bounding_box()
+    gpt.activate(gpt.task(saved.order[0]))
+    canvas.focus()
+    left, top, width = running()
+    empty = (box["x"] + box["width"] / 2, box["y"] + box["height"] - 12)
+    page.mouse.move(*empty)
+    page.mouse.down()
+    page.mouse.move(empty[0] - left / 2, empty[1])
+    page.mouse.move(empty[0] - left + 6, empty[1] - top + 6)
+    page.mouse.up()
+    gpt.key("Escape")
+    assert running() == [6, 6, width]
+    page.mouse.click(box["x"] + 6 + width / 2, box["y"] + 14)
+    expect(gpt.task(saved.order[0])).to_have_attribute("aria-pressed", "true")
+    assert running() == [6, 6, width]
+
+
 def test_a_search_lets_go_when_it_is_over(gpt: ShownDeck, saved: Saved) -> None:
     count = sum("Gelu" in task.name for task in saved.graph.tasks)
     found = gpt.search("gelu")

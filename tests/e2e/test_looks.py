@@ -86,3 +86,59 @@ def test_on_paper_is_what_is_on_the_screen(page: Page, gpt: Path) -> None:
     points = [0.75 * box["width"], 0.75 * box["height"]]
     assert [float(each) for each in sizes[0]] == pytest.approx(points, abs=2)
     assert deck.evaluate("root => root.style.width") == ""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A comparison, a loop and a recompute frontier as pages."""
+    folder = tmp_path_factory.mktemp("family")
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
+    x = torch.ones(8, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ts.training(model, optimizer) as training:
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    frontier = ts.plan_recompute(lambda: model(x).sum(), 0.8, seconds=0.1, repetitions=1).explore(0.2)
+    return {
+        "compare": ts.compare(lambda: model(x).sum()).save_html(folder / "compare.html"),
+        "loop": training.save_html(folder / "loop.html"),
+        "frontier": frontier.save_html(folder / "frontier.html"),
+    }
+
+
+@pytest.mark.parametrize("name", ["compare", "loop", "frontier"])
+def test_other_pages_are_printed_at_their_width(page: Page, pages: dict[str, Path], name: str) -> None:
+    page.set_viewport_size({"width": 1420, "height": 900})
+    page.goto(pages[name].as_uri())
+    frame = page.locator("main, .ts-loop, .ts-frontier").first
+    box = frame.bounding_box()
+    assert box is not None and box["width"] > 1200
+    paper = page.pdf(prefer_css_page_size=True, print_background=True)
+    sizes = re.findall(rb"/MediaBox\s*\[\s*0\s+0\s+([\d.]+)\s+([\d.]+)", paper)
+    widths = {float(width) for width, _ in sizes}
+    assert len(widths) == 1
+    assert widths.pop() == pytest.approx(0.75 * (box["width"] + 16), abs=2)
+    if name == "loop":
+        assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("name", ["compare", "loop", "frontier"])
+def test_all_pages_have_the_logo_and_the_choice_of_theme(
+    page: Page, gpt: Path, pages: dict[str, Path], name: str
+) -> None:
+    logo = """each => [...each.querySelectorAll('circle, path')].map(
+        part => part.getAttribute('d') ?? part.getAttribute('r'))"""
+    page.goto(gpt.as_uri())
+    deck = page.locator(".brand svg").evaluate(logo)
+    page.goto(pages[name].as_uri())
+    header = page.locator("header")
+    assert header.locator("> svg").evaluate(logo) == deck
+    theme = header.get_by_role("button", name=re.compile("^theme"))
+    ink = "() => getComputedStyle(document.querySelector('main, .ts-loop, .ts-frontier')).getPropertyValue('--ink')"
+    found = []
+    for _ in ("light", "dark", "same as the page"):
+        theme.click()
+        found.append(page.evaluate(ink))
+    assert found[0] == found[2] != found[1]

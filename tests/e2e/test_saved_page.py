@@ -119,6 +119,17 @@ def test_an_old_browser_is_told(browser: Browser, saved: Path, missing: str) -> 
         expect(page.locator("#said")).to_contain_text("Chrome 110")
 
 
+@pytest.mark.parametrize("share", [0.1, 0.6, 0.9999])
+def test_a_file_that_was_cut_off_says_so(tab: Tab, saved: Path, tmp_path: Path, share: float) -> None:
+    content = saved.read_bytes()
+    cut = tmp_path / "cut.html"
+    cut.write_bytes(content[: int(share * (len(content) - 200))])
+    page = tab.open(viewport=SIZE)
+    page.goto(cut.as_uri())
+    expect(page.locator("#said")).to_be_visible()
+    expect(page.locator("#said")).to_contain_text("incomplete")
+
+
 def test_without_statistics_a_gradient_is_not_said_to_be_empty(tab: Tab, tmp_path: Path, snapshot: Snapshots) -> None:
     with ts.capture():
         loss = workload("linear50").build()[1]()

@@ -16,7 +16,7 @@ import tapescope as ts
 from tapescope.engine.recording.run import Run
 from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.text.sizes_and_counts import nth
-from tapescope.tests.says import Snapshots
+from tapescope.tests.says import Snapshots, says, says_none_of
 from tapescope.widgets.deck.run_page_data import run_document
 from tapescope.widgets.deck.save_deck import save_page
 
@@ -191,6 +191,45 @@ def test_a_finger_scrubs_the_timeline_and_taps_a_task_and_then_moves_the_graph(
     page.close()
 
 
+def test_the_peaks_sentence_is_a_button_that_leads_to_it(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    deck.root.get_by_role("button", name=re.compile(r"^peak [\d.]+ ")).click()
+    deck.expect(t=played.run.timeline.peak_place)
+
+
+def test_a_click_draws_no_focus_ring_and_a_changed_axis_leaves_no_tooltip(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    hover(deck, "backward", 0.5)
+    tip = deck.root.locator(".time .tip")
+    expect(tip).to_have_class(re.compile(r"\bon\b"))
+    page.mouse.down()
+    page.mouse.up()
+    expect(deck.root.locator("input.position")).to_be_focused()
+    assert not deck.root.locator("input.position").evaluate("each => each.matches(':focus-visible')")
+    page.keyboard.press("c")
+    expect(tip).not_to_have_class(re.compile(r"\bon\b"))
+
+
+def test_what_has_run_is_not_called_a_prediction(page: Page, played: Played) -> None:
+    deck = opened(page, played.path)
+    says_none_of(deck.root.locator(".queue").inner_text(), "predicted")
+    deck.show_policy("bfs")
+    says(deck.root.locator(".queue").inner_text(), "then, as predicted")
+
+
+def test_in_a_notebook_queue_task_source_and_histograms_are_visible_at_once(page: Page, tmp_path: Path) -> None:
+    run = ts.profile(workload("gpt2").build(layers=3)[1], trace="full")
+    deck = opened(page, run.save_html(tmp_path / "full.html"), width=970)
+    deck.scrub(12)
+    deck.rests()
+    side = box(deck, ".side")
+    assert side["y"] + side["height"] == pytest.approx(box(deck, ".time")["y"] + box(deck, ".time")["height"], abs=2)
+    for part in (".queue .now", ".insp .ttl", ".insp .code", ".insp .gr svg"):
+        found = box(deck, part)
+        assert found["y"] + found["height"] <= side["y"] + side["height"], part
+    assert box(deck, ".graph")["x"] + box(deck, ".graph")["width"] <= side["x"]
+
+
 def test_it_is_the_slider_and_arrow_keys_step(page: Page, played: Played) -> None:
     deck = opened(page, played.path)
     slider = deck.root.locator("input.position")
@@ -314,7 +353,7 @@ def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played
     grip = deck.root.get_by_role("separator")
     first = box(deck, ".time")["height"]
     now = int(grip.get_attribute("aria-valuenow") or 0)
-    assert now == pytest.approx(box(deck, ".main")["height"], abs=1)
+    assert now == pytest.approx(box(deck, ".graph")["height"], abs=1)
     grip.focus()
     page.keyboard.press("ArrowUp")
     deck.settles(lambda deck: box(deck, ".time")["height"], first + 24)
@@ -335,7 +374,7 @@ def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played
     page.mouse.down()
     page.mouse.move(edge["x"] + 300, edge["y"] - 10_000)
     page.mouse.up()
-    deck.settles(lambda deck: box(deck, ".main")["height"], 190)
+    deck.settles(lambda deck: box(deck, ".graph")["height"], 190)
     grip.dblclick()
     deck.settles(lambda deck: box(deck, ".time")["height"], first)
 

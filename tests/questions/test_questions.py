@@ -1,8 +1,9 @@
-"""Each program under tests/questions gets the findings that its file asks for, and a healthy one gets none.
+"""Each program under tests/questions gets the answer that its file asks for, and a healthy one gets none.
 
-A file has `case()`, which runs a loop and returns the training. FINDS is the kind of finding that the loop needs, SAYS
-are facts that it has to say. No finding of another kind may be there, except those that ALSO lists. A line with the
-comment `# named` has to be among the facts, as `file.py:12`.
+A file has `case()`, which runs a loop and returns the training, or asks another verb and returns the sentence that a
+user reads first, "" for none. FINDS is the kind of finding that the program needs, SAYS are facts that it has to say.
+No finding of another kind may be there, except those that ALSO lists. A line with the comment `# named` has to be among
+the facts, as `file.py:12`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,22 @@ def module_of(case: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_loop_gets_the_findings_that_it_needs(case: Path) -> None:
+def test_a_program_gets_the_answer_that_it_needs(case: Path) -> None:
     module = module_of(case)
     torch.manual_seed(0)
-    training = module.case()
+    answer = module.case()
     kind, also = getattr(module, "FINDS", None), getattr(module, "ALSO", ())
-    assert not training.notes
-    asked = [each for each in training.findings if each.kind == kind]
-    others = [str(each) for each in training.findings if each.kind != kind and each.kind not in also]
+    if isinstance(answer, str):
+        asked, others = ([answer], []) if kind else ([], [answer] if answer else [])
+    else:
+        assert not answer.notes
+        asked = [each for each in answer.findings if each.kind == kind]
+        others = [str(each) for each in answer.findings if each.kind != kind and each.kind not in also]
     assert not others
     if kind is not None:
         lines = (HERE / case).with_suffix(".py").read_text().splitlines()
+        if isinstance(answer, str) and "what_went_wrong.md" in answer:
+            assert f"#{kind}" in answer  # a note on an error names its section of that page
         named = [f"{case.name}.py:{number}" for number, line in enumerate(lines, 1) if line.endswith("# named")]
         says(" ".join(map(str, asked)), *module.SAYS, *named)
 

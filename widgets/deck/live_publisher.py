@@ -69,7 +69,7 @@ _KEPT = {each.name: each.metadata for each in fields(News) if each.metadata}
 class Publisher:
     """Publishes changes to the page and the deck. The page's data is the only copy of the page's state.
 
-    Runs in the driver's thread, except `greet`.
+    Runs in the driver's thread, except `greet` and `tell_running`.
 
     Args:
         document: the page's data.
@@ -113,6 +113,23 @@ class Publisher:
             self._keep(news)
             self._send(news)
         self._observe(news)
+
+    def tell_running(self) -> None:
+        """Publish the number of tasks that have run, and the running task. Their records follow in `tell_progress`.
+
+        The lock is held while observers are called, so that the driver's next news reach them afterwards.
+        """
+        with self._lock:
+            last, order, plan = self.published, self._at.session.order, self._plan.order
+            ran = len(order)
+            if last.status != "running" or not last.position < ran < len(plan):
+                return
+            if [*order[last.position : ran]] != plan[last.position : ran]:
+                return  # the driver publishes the new order after the task
+            running = News(ran, plan[ran], last.status, last.trouble, history=last.history)
+            self._keep(running)
+            self._send(running)
+            self._observe(running)
 
     def greet(self, revision: int) -> None:
         """Send a new page the current state, and the changes since its document was packed."""

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
+from threading import Event, current_thread
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,6 +24,7 @@ from ...engine.session.native_session import NativeSession
 from ...engine.session.verbs import expect_count
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.graph import Task
+from ...inspector.threads import DaemonThread
 from .groups_data import group_content, no_groups
 from .live_driver import Driver
 from .live_plan import LiveBranches, LivePlan
@@ -95,6 +98,12 @@ class LiveRunning:
         self._driver = driver
         self._plan = plan
         self._publisher = publisher
+        self._reporter: DaemonThread | None = None
+
+    @property
+    def is_reporter(self) -> bool:
+        """True in the thread that reports the running task while it runs."""
+        return current_thread() is self._reporter
 
     def step(self, count: int = 1, task: AnyTask | None = None, device: str | torch.device | None = None) -> Task:
         """Run `count` tasks, this task, or `count` tasks of this device. Returns the last. Stops early as `run` does.
@@ -206,10 +215,15 @@ class LiveRunning:
         ran = 0
         reported = time.monotonic()
         at.stopped = None
+        ended = Event()
+        raised: list[Exception] = []
         try:
             if count != 1 and session.over is None:  # the first task may take its time
                 at.status = "running"
                 publisher.tell()
+                reporting = partial(copy_context().run, self._report_until, ended, raised)
+                self._reporter = DaemonThread(reporting, "tapescope deck's reports")
+                self._reporter.start()
             while True:
                 if before is None:
                     last = session.step(task if ran == 0 else None, device=device)
@@ -217,6 +231,8 @@ class LiveRunning:
                     last = session._step(before=before)
                 ran += 1
                 publisher.note_replays(last)
+                if raised:
+                    raise raised[0]
                 if session.over is not None:
                     break
                 self._driver.give_way()  # breakpoints may be added while it runs
@@ -236,9 +252,22 @@ class LiveRunning:
         except BaseException as error:
             self._note_failure(error)
             raise
+        finally:
+            ended.set()
         at.rest()
         publisher.tell_progress()
         return last
+
+    def _report_until(self, ended: Event, raised: list[Exception]) -> None:
+        """Publish the running task while the driver's thread is inside it, because a slow task reports nothing itself.
+
+        An observer's error is left in `raised`; the driver's thread raises it after the task.
+        """
+        while not (raised or ended.wait(_REPORT_EVERY_S)):
+            try:
+                self._publisher.tell_running()
+            except Exception as error:
+                raised.append(error)
 
     def _note_failure(self, error: BaseException) -> None:
         at = self._at
@@ -317,9 +346,10 @@ class Live:
 
     @property
     def is_current_thread(self) -> bool:
-        """True in the thread that runs the session and its hooks, where waiting for a command would never end."""
+        """True in the threads that run the session, its hooks and its observers, where waiting would never end."""
         session = self.session
-        return self.driver.is_current_thread or (isinstance(session, NativeSession) and session.runs_in_this_thread)
+        is_hook = isinstance(session, NativeSession) and session.runs_in_this_thread
+        return self.driver.is_current_thread or self.running.is_reporter or is_hook
 
     def predict(self) -> None:
         """Predict the memory by a dry run, unless it is already known.

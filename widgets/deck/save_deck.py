@@ -33,11 +33,18 @@ _NEEDS_SCRIPT = "This deck needs JavaScript. Enable it for this file; the page n
 # In the syntax of old browsers, which cannot parse the page's own script.
 _CHECK = """
 var said = document.getElementById("said");
-if (window.DecompressionStream && [].toSorted) said.hidden = true;
-else said.textContent = "This deck needs a newer browser: Chrome 110, Firefox 115, Safari 16.4, or a later one.";
+if (window.DecompressionStream && [].toSorted) {
+  said.hidden = true;
+  window.onload = function () {
+    if (said.dataset.whole) return;  // set by the last script of the page
+    said.hidden = false;
+    said.textContent = "This file is incomplete: its end is missing. Copy or download it again, or save it again.";
+  };
+} else said.textContent = "This deck needs a newer browser: Chrome 110, Firefox 115, Safari 16.4, or a later one.";
 """
 
 _SCRIPT = """
+document.getElementById("said").dataset.whole = "true";
 const bytes = id => Uint8Array.from(atob(document.getElementById(id).textContent), each => each.charCodeAt(0));
 if (document.getElementById("said").hidden) {
   const unpacked = new Blob([bytes("code")]).stream().pipeThrough(new DecompressionStream("gzip"));

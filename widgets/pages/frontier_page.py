@@ -16,7 +16,7 @@ from ...inspector.graph.graph import Graph
 from ...inspector.graph.phrases import task_name
 from ...inspector.graph.source_lines import PACKAGE
 from ...inspector.text.sizes_and_counts import percent_text, share_text, size_text
-from .html_page import html_page
+from .html_page import HEADER_STYLE, MARK, html_page
 from .report_html import cells_html
 from .theme import DARK, FONT, LIGHT, variables
 
@@ -37,7 +37,7 @@ _STYLE = f"""
 .ts-frontier *{{box-sizing:border-box}}
 .ts-frontier[data-ready] .still,.ts-frontier:not([data-ready]) .moving{{display:none}}
 .ts-frontier .still,.ts-frontier section{{padding:12px 16px}}
-.ts-frontier section+section{{border-top:1px solid var(--line)}}
+.ts-frontier section+section,.ts-frontier header+.still,.ts-frontier header~.moving{{border-top:1px solid var(--line)}}
 .ts-frontier h3{{font-size:12px;line-height:17px;font-weight:600;margin:0 0 6px;color:var(--ink)}}
 .ts-frontier h3 span{{font-weight:400;color:var(--ink3);margin-left:8px}}
 .ts-frontier .figures{{display:flex;flex-wrap:wrap;gap:4px 36px;margin:0 0 8px}}
@@ -47,7 +47,7 @@ _STYLE = f"""
 .ts-frontier .budget{{display:grid;grid-template-columns:max-content 1fr max-content;gap:0 12px;align-items:center;
   color:var(--ink3)}}
 .ts-frontier input[type=range]{{width:100%;margin:0;height:28px;accent-color:var(--accent);cursor:pointer}}
-.ts-frontier :focus-visible{{outline:2px solid var(--accent);outline-offset:1px}}
+.ts-frontier :focus-visible{{outline:2px solid var(--saved);outline-offset:1px}}
 .ts-frontier .charts{{display:grid;grid-template-columns:minmax(0,1fr) minmax(230px,300px);gap:8px 24px}}
 @container (max-width:760px){{.ts-frontier .charts{{grid-template-columns:minmax(0,1fr)}}}}
 @container (max-width:480px){{
@@ -55,6 +55,7 @@ _STYLE = f"""
   .ts-frontier .budget input{{grid-area:1/1/2/3}}
 }}
 .ts-frontier svg{{display:block;width:100%;overflow:visible}}
+.ts-frontier header svg{{width:auto}}
 .ts-frontier svg text{{font:400 11px {FONT};fill:var(--ink3);font-variant-numeric:tabular-nums}}
 .ts-frontier svg .strong{{fill:var(--ink);font-weight:600}}
 .ts-frontier .key{{display:flex;flex-wrap:wrap;gap:2px 16px;color:var(--ink2);margin:0 0 4px}}
@@ -80,19 +81,17 @@ _STYLE = f"""
 .ts-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
 """
 
-_PAGE = """
-h1{font-size:14px;line-height:20px;font-weight:600;max-width:1360px;margin:4px auto 10px;padding:0 16px;
-  overflow-wrap:anywhere}
-"""
-
 
 def page_html(frontier: PlanFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
     """Return the page; see `PlanFrontier.save_html`."""
-    return html_page(title, f"<h1>{escape(title)}</h1>\n{frontier_html(frontier, measured)}", _PAGE)
+    header = f"<header>{MARK}<h1>{escape(title)}</h1></header>"
+    return html_page(title, frontier_html(frontier, measured, header), HEADER_STYLE)
 
 
-def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | None = None) -> str:
+def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | None = None, header: str = "") -> str:
     """Return the plans as HTML for a page or a notebook; without scripts they are a table.
+
+    `header` is the HTML above them.
 
     Raises:
         ValueError: if a measured timeline belongs to a different graph.
@@ -102,7 +101,8 @@ def frontier_html(frontier: PlanFrontier, measured: Mapping[str, Timeline] | Non
     headings = frontier.cells[0]
     still = cells_html(frontier.cells, [*frontier.explored.sentences, *frontier.sentences], headings)
     return (
-        f'<div class="ts-frontier"><style>{_STYLE}</style><div class="still">{still}</div><div class="moving"></div>'
+        f'<div class="ts-frontier"><style>{_STYLE}</style>{header}<div class="still">{still}</div>'
+        f'<div class="moving"></div>'
         f'<script type="application/json">{content}</script></div><script>{CODE.read_text(encoding="utf-8")}</script>'
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.lifetimes import Category
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 _MOST_POINTS = 1500  # per line; more than a plot has pixels on a screen
 _MOST_BARS = 30
 _MOST_LEAVES = 250  # groups in a treemap
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_LINES = ("ink", "accent", "saved", "pgrad", "held", "work")  # colours of the policies, in order
+_KNOWN = {"heap": ("solid", "ink"), "bfs": ("dash", "accent"), "dfs": ("dot", "saved")}
+"""Dash and colour of a policy's line, the same on every page; the deck's dashes are in policy_line_styles.ts."""
+_OTHERS = (("dashdot", "pgrad"), ("longdash", "held"), ("longdashdot", "work"))
 _WIDTHS = (3.2, 2.2, 1.6)  # later lines are thinner, so that equal lines are all visible
 _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
@@ -66,7 +68,9 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
     scale = unit_of(highest)
     count = max(len(timeline.order) for timeline in timelines.values())
     traces = []
+    others = cycle(_OTHERS)
     for number, (policy, timeline) in enumerate(timelines.items()):
+        dash, colour = _KNOWN.get(policy) or next(others)
         bins = _bins(timeline, points)
         traces.append(
             {
@@ -81,8 +85,8 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
                 "line": {
                     "shape": "hv",
                     "width": _WIDTHS[min(number, len(_WIDTHS) - 1)],
-                    "dash": _DASHES[number % len(_DASHES)],
-                    "color": colours[_LINES[number % len(_LINES)]],
+                    "dash": dash,
+                    "color": colours[colour],
                 },
             }
         )

@@ -13,7 +13,7 @@ from ...inspector.graph.source_lines import PACKAGE
 from . import report_html
 from .figure_html import Figures
 from .glossary import glossary_section
-from .html_page import html_page
+from .html_page import HEADER_STYLE, MARK, html_page
 from .theme import CATEGORY_COLOURS, LATER, Colours
 
 CODE = PACKAGE / "widgets" / "static" / "figures.js"
@@ -24,15 +24,12 @@ _STYLE = """
 body{font-variant-numeric:tabular-nums}
 main{max-width:1360px;margin:0 auto;overflow:hidden;
   background:var(--panel);border:1px solid var(--line);border-radius:8px}
-header{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:12px}
-header svg{color:var(--accent);flex:none}
-h1{font-size:14px;line-height:20px;font-weight:600;margin:0;overflow-wrap:anywhere}
-header p{margin:0;color:var(--ink3)}
+header p{margin:0;color:var(--ink3);flex:1 1 300px}
 section,.panel>div{border-top:1px solid var(--line);padding:10px 12px}
 h2{font-size:12px;font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}
 h2:not(:first-child){margin-top:14px}
 h2 span{font-weight:400;color:var(--ink3);margin-left:8px}
-:focus-visible{outline:2px solid var(--accent);outline-offset:1px}
+:focus-visible{outline:2px solid var(--saved);outline-offset:1px}
 dl{display:grid;grid-template-columns:fit-content(40%) minmax(0,1fr);gap:2px 16px;margin:0;overflow-wrap:anywhere}
 dd{margin:0;color:var(--ink2)}
 dt b{font-weight:400}
@@ -71,8 +68,8 @@ _FIGURE = """
 @container (max-width:26px){.tree s{display:none}}
 .tree .in{cursor:zoom-in}
 .tree .at{box-shadow:inset 0 0 0 2px var(--ink)}
-.tip{position:fixed;z-index:9;max-width:min(640px,calc(100vw - 16px));padding:5px 8px;background:var(--panel);
-  color:var(--ink);border:1px solid var(--line2);border-radius:4px;pointer-events:none;overflow-wrap:anywhere;
+.tip{position:fixed;z-index:9;max-width:min(640px,calc(100vw - 16px));padding:6px 8px;background:var(--ink);
+  color:var(--panel);font-size:11px;line-height:15px;border-radius:6px;pointer-events:none;overflow-wrap:anywhere;
   white-space:pre-wrap}
 .tip div{padding-left:14px;text-indent:-14px}
 .tip div.plain{padding:0;text-indent:0}
@@ -94,12 +91,6 @@ _FIGURE = """
     f".c-{name}{{background:var(--{name});color:var(--on-{name})}}\n" for name in ("sunk", *CATEGORY_COLOURS.values())
 )
 
-_MARK = (
-    '<svg width="20" height="20" viewBox="0 0 20 20" fill="none" stroke="currentColor" stroke-width="1.6" '
-    'aria-hidden="true"><circle cx="5.5" cy="8" r="3.2"/><circle cx="14.5" cy="8" r="3.2"/>'
-    '<path d="M2.5 14.5h15" stroke-linecap="round"/></svg>'
-)
-
 
 def page_frame(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
     """Return a page.
@@ -114,13 +105,13 @@ def page_frame(title: str, subtitle: str, body: str, figures: Figures, style: st
     body = body.replace(f"<style>{report_html.STYLE}</style>", "")
     # A browser does not run a script element of this type; the page's code reads the hover data from it.
     main = f"""<main>
-<header>{_MARK}<h1>{escape(title)}</h1>
+<header>{MARK}<h1>{escape(title)}</h1>
 <p>{escape(subtitle)}</p></header>
 {body}
 </main>
 <script type="application/octet-stream" id="hover-data">{figures.packed}</script>
 <script>{CODE.read_text(encoding="utf-8")}</script>"""
-    return html_page(title, main, f"{report_html.STYLE}{_STYLE}{_FIGURE}{style}")
+    return html_page(title, main, f"{report_html.STYLE}{HEADER_STYLE}{_STYLE}{_FIGURE}{style}")
 
 
 class Study(Protocol):

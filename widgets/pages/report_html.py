@@ -14,11 +14,14 @@ from ...engine.memory.lifetimes import Category
 from ...engine.recording.peak_report import PeakReport
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import share_text, size_text
+from .figure_still import figure_svg
 from .glossary import CATEGORIES, COLUMNS
-from .theme import CATEGORY_COLOURS, LIGHT
+from .memory_figures import category_drawing
+from .theme import AUTO, CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
     from ...engine.diagnose.advise import Advice
+    from ...engine.memory.timeline import Timeline
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
@@ -78,6 +81,24 @@ def peak_html(report: PeakReport) -> str:
         f"{escape(hint.advice[:1].upper() + hint.advice[1:])}.</p>"
         for hint in report.hints
     ]
+    return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+class MeasuredRun(Protocol):
+    """A run with its memory, as far as its HTML needs it."""
+
+    @property
+    def timeline(self) -> Timeline | None: ...
+
+    def peak(self) -> PeakReport: ...
+
+
+def run_html(run: MeasuredRun) -> str:
+    """Return a run as HTML: its sentence, its memory by category as a picture, and the report on its peak."""
+    parts = [f"<p>{escape(repr(run).strip('<>'))}</p>"]
+    if run.timeline is not None and len(run.timeline.order):
+        picture = figure_svg(category_drawing(run.timeline, AUTO), "none") or ""
+        parts += [picture, peak_html(run.peak()).replace(f"<style>{STYLE}</style>", "")]
     return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 

@@ -27,6 +27,7 @@ from ....inspector.torch_private.tensors import (
     local_of,
     storage_of,
 )
+from .nan_remedies import TAKES_MASKS, BadElement, NanCause, Numbers, advice_on, discarding_task
 from .watch_conditions import Output
 
 FORMULAS: dict[str, tuple[str, ...]] = {
@@ -70,10 +71,11 @@ Known = Callable[[int], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The known origin of a bad gradient: sentences, and the tensors they refer to by name."""
+    """The known origin of a bad gradient: sentences, the tensors they refer to by name, and the remedy."""
 
     lines: tuple[str, ...]
     tensors: dict[str, Tensor]
+    advice: NanCause | None = None
 
 
 def origin_of(
@@ -118,7 +120,45 @@ def origin_of(
     lines += on_the_way
     if came is None and not bad_slots and not explained and not on_the_way:
         lines += _overflow(inputs, slots, shown(output))
-    return Origin(tuple(lines), tensors)
+    advice = None
+    if came is None and not on_the_way and all(_begins_here(node, task, slot) for slot in bad_slots):
+        advice = _advice(graph, node, inputs, slots, output)
+    return Origin(tuple(lines), tensors, advice)
+
+
+def _begins_here(node: Node, task: Task, slot: SavedSlot) -> bool:
+    """Return whether a bad saved tensor is the operation's own result, data, or an intended -inf."""
+    if slot.maker is None or slot.maker is node:
+        return True
+    return task.short_name in TAKES_MASKS and _is_mask(slot.tensor)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Return whether its only bad values are -inf."""
+    values = computable(tensor)
+    return bool((values.isfinite() | values.isneginf()).all())
+
+
+def _advice(
+    graph: Graph, node: Node, inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], output: Output
+) -> NanCause | None:
+    """Return the cause and the remedy of a bad gradient that begins at this task, see `nan_remedies`."""
+    bad = bad_part(shown(output))
+    if bad is None:
+        return None
+    index = first_bad(bad)
+    tensors = {slot.name: slot.tensor for slot in slots}
+    if inputs and inputs[0] is not None:
+        tensors["gradient"] = inputs[0]
+    at = Numbers(saved_numbers(node))
+    for name, each in tensors.items():
+        value = value_at(each, index, bad.shape)
+        if isinstance(value, int | float):
+            at[name] = value
+    is_nan = not bool(computable(bad)[index].isinf())
+    discarded = discarding_task(graph, output.task) if at["gradient"] == 0 and is_nan else ""
+    name = output.task.short_name.lower()
+    return advice_on(BadElement(name, at, tensors, bad.dtype, is_nan, False, discarded))
 
 
 def _on_a_tape(

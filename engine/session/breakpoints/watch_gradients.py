@@ -372,6 +372,7 @@ class Watching:
             return
         if _spreads(condition):
             origin = origin_of(graph, inputs, output, self.bad.known(), self.bad.as_received)
+            text += str(origin.advice or "")
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
             origin = Origin((*about(graph, task), *_what_came(inputs, condition)), tensors)

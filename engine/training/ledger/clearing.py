@@ -26,7 +26,7 @@ from ..norms import NormSums, TensorSquares, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
-_SURE = 3  # steps in a row after which it is said
+_SURE = 3  # steps in a row after which a fault is reported
 
 
 class _State(NamedTuple):

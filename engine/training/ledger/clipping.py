@@ -35,6 +35,7 @@ class _Call:
         with_gradient: ids of those that have a gradient.
         is_late: whether the optimizers that hold them have already stepped with these gradients.
         reaches_step: whether an optimizer has stepped with one of the clipped gradients.
+        is_early: whether an optimizer has stepped with gradients that the tensors did not have yet.
     """
 
     name: str
@@ -43,6 +44,7 @@ class _Call:
     with_gradient: Collection[int]
     is_late: bool
     reaches_step: bool = False
+    is_early: bool = False
 
 
 class Clipping(LoopPart):
@@ -83,10 +85,12 @@ class Clipping(LoopPart):
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         waiting = [each for each in self._calls if not each.reaches_step]
         if waiting:
-            held = [id(each) for each in parameters_of(optimizer)]
+            held = parameters_of(optimizer)
             for call in waiting:
-                if not call.is_late:
-                    call.reaches_step = any(each in call.with_gradient for each in held)
+                if call.with_gradient and not call.is_late:
+                    call.reaches_step = any(id(each) in call.with_gradient for each in held)
+                elif not call.with_gradient:
+                    call.is_early |= any(id(each) in call.given and each.grad is not None for each in held)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         self._used[optimizer] = True
@@ -97,8 +101,11 @@ class Clipping(LoopPart):
 
     def step_ends(self, number: int) -> None:
         calls, self._calls = self._calls, []
+        is_reached = any(call.reaches_step for call in calls)
         for call in calls:
-            if call.reaches_step:
+            # Tensors without a gradient may be a part that is frozen or unused in this step.
+            is_unused = is_reached and bool(call.given) and not call.with_gradient and not call.is_early
+            if call.reaches_step or is_unused:
                 self._in_a_row.pop(call.place, None)
                 continue
             first, count = self._in_a_row.get(call.place, (number, 0))
@@ -114,11 +121,10 @@ class Clipping(LoopPart):
                 "optimizer for example. What to do: pass model.parameters(), or make a list once: "
                 "parameters = list(...)"
             )
-        elif not call.with_gradient:
+        elif call.is_early:
             why = (
-                f"from step {first} on, none of the {counted(len(call.given), 'tensor')} that it receives has a "
-                "gradient. What to do: call it after the backward, with the parameters that the optimizer steps "
-                "(model.parameters())"
+                f"from step {first} on, none of the {counted(len(call.given), 'tensor')} has a gradient yet. What to "
+                f"do: call {call.name}() between the backward and optimizer.step()"
             )
         elif call.is_late:
             why = (
@@ -127,7 +133,7 @@ class Clipping(LoopPart):
             )
         else:
             held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
-            if not held.isdisjoint(call.with_gradient):  # an optimizer that is not watched steps them
+            if not held.isdisjoint(call.with_gradient or call.given):  # an optimizer that is not watched steps them
                 return
             why = (
                 f"from step {first} on, it receives {counted(len(call.given), 'tensor')} that no optimizer holds. What "

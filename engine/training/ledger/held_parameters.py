@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ from ..training_result import Training
 from .unregistered import Unregistered, unregistered
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
-_RENEWED = 3  # steps in a row in which a parameter of the same name was a new one
+_RENEWED = 3  # steps in which the forward has made a new parameter of the same name
 _OFTEN = 100  # steps after which parameters are listed again at the latest
-_FIRST, _SURE = 1, 2  # the steps at which parameters are first compared, and at which those without a gradient are told
+_SURE_OF_PARTS = 50  # the step at which unused parts of a list are reported, such as experts
+_FIRST, _SURE = 1, 2  # the steps of the first comparison, and of the report on missing gradients
 
 
 def _first_of(parameter: Tensor) -> Tensor:
@@ -64,6 +66,14 @@ class _Suspect:
     before: Tensor
 
 
+class _Registered(NamedTuple):
+    """The step and the line at which the loop registered a module or parameter, and whether a forward did."""
+
+    step: int
+    place: Place | None
+    is_in_forward: bool
+
+
 class _Coming(NamedTuple):
     """Suspects that are compared with their values a step ago."""
 
@@ -90,10 +100,11 @@ class HeldParameters(LoopPart):
         self._suspects: dict[int, _Suspect] = {}
         self._coming: _Coming | None = None
         self._told: set[int] = set()
-        self._renewed: dict[str, list[int]] = {}  # by name, the steps in which it was first suspected
+        self._renewed: Counter[str] = Counter()  # by name, how often the forward has made a new parameter
         self._names: dict[int, tuple[ReferenceType[Tensor], str]] = {}
         self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
-        self._registered: WeakKeyDictionary[nn.Module, dict[str, tuple[int, Place | None]]] = WeakKeyDictionary()
+        self._registered: WeakKeyDictionary[nn.Module, dict[str, _Registered]] = WeakKeyDictionary()
+        self._is_in_forward = False
         self._has_news = False
         self._has_stepped = False  # an optimizer, in this step
         self._next = 0  # the step in which parameters are listed again at the latest
@@ -108,7 +119,8 @@ class HeldParameters(LoopPart):
     def _registers(self, module: nn.Module, name: str, _: object) -> None:
         """Note that the loop registers a module or a parameter."""
         if get_ident() == self._thread:
-            self._registered.setdefault(module, {})[name] = self._step + self._has_stepped, users_place()
+            entry = _Registered(self._step + self._has_stepped, users_place(), self._is_in_forward)
+            self._registered.setdefault(module, {})[name] = entry
             self._has_news = True
 
     def step_begins(self, number: int) -> None:
@@ -116,8 +128,12 @@ class HeldParameters(LoopPart):
         self._has_stepped = False
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        self._is_in_forward = True
         if self._suspects:
             self._inputs |= {id(each) for each in given if isinstance(each, Tensor)}
+
+    def forward_ends(self, module: nn.Module, result: object) -> None:
+        self._is_in_forward = False
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         taken = self._training.taken_norms
@@ -142,7 +158,7 @@ class HeldParameters(LoopPart):
                 if self._step >= self._next:
                     self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
                 self._list_parameters()
-        if self._step == _SURE:
+        if self._step in (_SURE, _SURE_OF_PARTS):
             self._tell_of_idle(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
@@ -172,14 +188,16 @@ class HeldParameters(LoopPart):
                 compared.append((name, ref(parameter), beside, LateTensor((known.before != now).any())))
             else:
                 suspects[id(parameter)] = _Suspect(ref(parameter), now.clone())
-                steps = self._renewed.setdefault(name, [])
-                if not steps or steps[-1] != self._step:
-                    steps.append(self._step)
-                if steps[-_RENEWED:] == list(range(self._step - _RENEWED + 1, self._step + 1)):  # made in each forward
-                    compared.append((name, ref(parameter), beside, LateTensor(torch.zeros((), device="cpu"))))
+                registered = self._registered_at(name) if self._step > _FIRST else None
+                if registered is not None and registered.is_in_forward:
+                    self._renewed[name] += 1
+                    if self._renewed[name] == _RENEWED:
+                        compared.append((name, ref(parameter), beside, LateTensor(torch.zeros((), device="cpu"))))
         self._suspects = suspects
         if compared:
             self._coming = _Coming(self._step, compared)
+        self._names = {key: known for key, known in self._names.items() if known[0]() is not None}
+        self._frozen = {key: known for key, known in self._frozen.items() if known() is not None}
         for name, parameter in named:
             self._names[id(parameter)] = ref(parameter), name
             if not parameter.requires_grad:
@@ -245,12 +263,9 @@ class HeldParameters(LoopPart):
         former = next((each for each, known_name in stale if known_name == name), None)
         place = self._registered_at(name)
         if place is not None or stale:
-            when = "" if place is None else f" in step {place[0]}{at(place[1])}"
-            holds = (
-                ""
-                if not stale
-                else f"; the optimizer holds {counted(len(stale), 'parameter')} that the model no longer has"
-            )
+            when = "" if place is None else f" in step {place.step}{at(place.place)}"
+            held = counted(len(stale), "parameter")
+            holds = f"; the optimizer holds {held} that the model no longer has" if stale else ""
             return (
                 f"The model got new parameters{when}, after the optimizer was made: {_replaced_by(parameter, former)}"
                 f"{holds}. ",
@@ -259,7 +274,7 @@ class HeldParameters(LoopPart):
         frozen = self._frozen.get(id(parameter))
         if frozen is not None and frozen() is parameter:
             return (
-                "In earlier steps requires_grad=False kept it out of training, and so out of the optimizer. ",
+                "In earlier steps, when the optimizer was made, requires_grad=False kept it out. ",
                 f"call {add} where it is unfrozen, or pass all parameters to the optimizer from the beginning",
             )
         return (
@@ -268,7 +283,7 @@ class HeldParameters(LoopPart):
             f"{add}; or freeze with requires_grad_(False)",
         )
 
-    def _registered_at(self, name: str) -> tuple[int, Place | None] | None:
+    def _registered_at(self, name: str) -> _Registered | None:
         """Return the step and line at which the loop registered a parameter or a module that holds it."""
         modules = dict(self._training.watched.modules())
         parts = name.split(".")
@@ -314,11 +329,13 @@ class HeldParameters(LoopPart):
     def _tell_of_idle(self, optimizer: Optimizer) -> None:
         held = parameters_of(optimizer)
         idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
-        if not idle:
-            return
-        if len(idle) == len(held):
-            if self._coming is None or not self._stale():
+        if idle and len(idle) == len(held):
+            if self._step == _SURE and (self._coming is None or not self._stale()):
                 self._tell_of_steps_without_gradients(optimizer)
+            return
+        parts = self._unused_parts() if idle else set()
+        idle = [each for each in idle if (id(each) in parts) == (self._step == _SURE_OF_PARTS)]
+        if not idle:
             return
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
@@ -334,6 +351,19 @@ class HeldParameters(LoopPart):
                 certain=False,
             )
         )
+
+    def _unused_parts(self) -> set[int]:
+        """Return the ids of parameters without a gradient in parts of lists whose other parts had one: of experts."""
+        modules = dict(self._training.watched.modules())
+        by_name: dict[str, tuple[list[int], list[int]]] = {}  # without and with a gradient
+        for name, parameter in self._training.watched.parameters():
+            parts = name.split(".")
+            for place in reversed(range(len(parts) - 1)):
+                if isinstance(modules.get(".".join(parts[:place])), nn.ModuleList | nn.ModuleDict):
+                    alike = by_name.setdefault(".".join([*parts[:place], "*", *parts[place + 1 :]]), ([], []))
+                    alike[id(parameter) in self._got].append(id(parameter))
+                    break
+        return {key for without, got in by_name.values() if got for key in without}
 
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""

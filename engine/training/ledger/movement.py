@@ -30,7 +30,7 @@ _ALL = 1  # the step in which all parameters are compared; later, norms of updat
 _SURE = 3  # comparisons in a row in which nothing changed
 _SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
 _SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
-_ELEMENTS, _FEWEST = 256, 16  # of a parameter, to see whether it is put back; smaller ones may be clamped
+_ELEMENTS, _FEWEST = 64, 16  # of a parameter, to see whether it is put back; smaller ones may be clamped
 _MOST_WAIT = 100  # steps, until a parameter that stays the same for a reason is compared again
 _MOST_COPIED_BYTES = 2**26
 _NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
@@ -118,10 +118,10 @@ class _Print:
 class Movement(LoopPart):
     """Compares parameters before and after a step.
 
-    The norms of updates that `NormWatch` takes in some steps say which parameters may have stayed as they were; only
-    these are copied and compared bit by bit in the following steps. In step 1 all are compared, up to 64 MiB. A
-    learning rate of 0, or one that still rises, is as intended, and nothing is said. Also in step 1, a few elements of
-    each parameter are compared with those before the next step: code after the step may put them back.
+    `NormWatch` computes the norms of updates in some steps. A parameter whose update is 0 there is copied and compared
+    bit by bit in the following steps. In step 1 all parameters are compared, up to 64 MiB, and a few elements of each
+    also with those before the next step, because code after the step may put them back. A learning rate of 0, or one
+    that still rises, is intended.
     """
 
     def __init__(self) -> None:
@@ -207,20 +207,20 @@ class Movement(LoopPart):
             each.count += 1
             if each.count == _SURE:
                 found.append(self._prints.pop(key))
-        names = [self._training.watched.name_of(held) for one in found if (held := one.parameter()) is not None]
-        known = [each for each in names if each is not None]
-        if known:
-            several = len(known) > 1
+        parameters = [parameter for each in found if (parameter := each.parameter()) is not None]
+        names = [name for each in parameters if (name := self._training.watched.name_of(each)) is not None]
+        if names:
+            several = len(names) > 1
             self._training.add(
                 Finding(
                     "not moved",
                     found[0].first,
-                    f"{joined(known)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
+                    f"{joined(names)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
                     f"updates {'them' if several else 'it'}, and before the next step the values are again those from "
                     "before, bit for bit. Code after the step puts them back, by rounding or copying. What to do: "
                     "train unrounded parameters, and round a copy of them in the forward with a straight-through "
                     "estimator, w + (w.round() - w).detach().",
-                    tensor=known[0],
+                    tensor=names[0],
                     last_step=self._number,
                 )
             )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from ....inspector.capture.build_graph import read_graph
@@ -30,12 +29,15 @@ from ..norms import TensorSquares
 from ..training_result import Training
 
 _SURE = 4  # steps in a row, before the one whose backward is looked at
-_SURE_OF_DATA = 20  # if the data decide: a mask, an expert without tokens, a unit that is off
+_SURE_OF_DATA = 20  # if the data decide: a mask, padding
 _LATER = 4  # times as many steps in a row before the next look
 _MOST_NODES = 50_000  # of a graph that is looked at
+_MOST_COUNTED = 2**20  # elements of a buffer or frozen parameter
+_PRODUCTS = ("Mul", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution")
 _MOST_IDLE = 64  # steps that are remembered until their norms have come
+_SURE_OF_PARTS = 50  # if the forward decides: an expert that gets no tokens, a gate that is closed
 _SURE_OF_UNITS = 6  # if units have been off since the first step
-_BY_DATA = ("masked", "padding_idx", "ignore_index")
+_BY_DATA = ("masked", "padding_idx", "ignore_index", "zero factor")
 _BY_UNITS = ("dead", "outside")
 
 
@@ -65,7 +67,9 @@ class _Watched:
     Attributes:
         leaves: by the id of a parameter its task.
         constants: tasks that multiply by a single number that has no gradient of its own.
-        fixed: tasks that multiply by data.
+        by_data: tasks that multiply by another tensor that has no gradient of its own.
+        factors: the parameters and buffers that a task multiplies by, each as the parameter's id, or 0, and a function
+            that counts its elements that are not zero.
         states: by the id of a parameter, whether its gradient has an element that is not zero after the backward.
     """
 
@@ -74,7 +78,8 @@ class _Watched:
     watch: ZeroWatch
     leaves: dict[int, int]
     constants: frozenset[int]
-    fixed: frozenset[int]
+    by_data: frozenset[int]
+    factors: dict[int, list[tuple[int, Callable[[], int]]]]
     states: dict[int, Callable[[], State]] = field(default_factory=dict)
 
 
@@ -132,9 +137,10 @@ class ZeroGradients(LoopPart):
         wanted = {key for key, run in self._runs.items() if run.count >= run.next_look}
         leaves = {id(leaf): task for task, leaf in graph.leaves.items() if id(leaf) in wanted}
         if leaves:
-            constants, fixed = _factors(graph, self._stored())
-            self._watched = _Watched(self._number, graph, ZeroWatch(graph), leaves, constants, fixed)
-            self._watched.watch.open()
+            watch = ZeroWatch(graph)
+            factors = self._factors(graph, watch.counts.of)
+            self._watched = _Watched(self._number, graph, watch, leaves, *_products(graph), factors)
+            watch.open()
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         if self._watched is not None and self._watched.step == self._number:
@@ -231,11 +237,28 @@ class ZeroGradients(LoopPart):
                 step = self._step_of_these
                 self._runs[key] = _Run(ref(parameters[key]), step, step, 1, look, not had)
 
-    def _stored(self) -> set[int]:
-        """Return the addresses of the models' parameters and buffers."""
-        found = [each for _, module in self._training.watched.modules() for each in module.buffers(recurse=False)]
-        found += [each for _, each in self._training.watched.parameters()]
-        return {storage.address for each in found if (storage := storage_of(each)) is not None}
+    def _factors(
+        self, graph: Graph, count: Callable[[Tensor], Callable[[], int]]
+    ) -> dict[int, list[tuple[int, Callable[[], int]]]]:
+        """Return the models' own tensors that tasks multiply by, see `_Watched`: those that never move, if all zero.
+
+        These are parameters without a gradient other than zeros, frozen ones, and buffers.
+        """
+        buffers = [each for _, module in self._training.watched.modules() for each in module.buffers(recurse=False)]
+        own = [(0, each) for each in buffers if each.numel() <= _MOST_COUNTED]
+        for _, each in self._training.watched.parameters():
+            if id(each) in self._runs or (not each.requires_grad and each.numel() <= _MOST_COUNTED):
+                own.append((id(each), each))
+        stored = {storage.address: pair for pair in own if (storage := storage_of(pair[1])) is not None}
+        found: dict[int, list[tuple[int, Callable[[], int]]]] = {}
+        for task, node in zip(graph.tasks, graph.nodes, strict=True):
+            if task.short_name in _PRODUCTS:
+                for slot in saved_slots(node):
+                    storage = storage_of(slot.tensor)
+                    if storage is not None and storage.address in stored:
+                        key, tensor = stored[storage.address]
+                        found.setdefault(task.id, []).append((key, count(tensor.detach())))
+        return found
 
     def _by_id(self) -> dict[int, Tensor]:
         return {id(each): each for _, each in self._training.watched.parameters()}
@@ -244,6 +267,8 @@ class ZeroGradients(LoopPart):
         """Report the parameters whose zeros have a reason that is not intended."""
         watched.watch.read()
         found: dict[tuple[tuple[ZeroOrigin, ...], int], list[_Run]] = {}
+        left: list[tuple[int, _Run, tuple[ZeroOrigin, ...], int]] = []
+        stuck: set[int] = set()  # parameters that are all zero, and by which other ones are multiplied
         for key, task in watched.leaves.items():
             run = self._runs.get(key)
             parameter = None if run is None else run.parameter()
@@ -257,11 +282,21 @@ class ZeroGradients(LoopPart):
                 continue
             if parameter.dim() <= 1 and all(each.how == "sum" and each.task == task for each in origins):
                 continue  # a bias that the loss does not depend on, as the last one of a Wasserstein critic
-            sure = max(_sure_of(each, watched, run.has_begun_at_once) for each in origins)
-            if run.count < sure:
+            zeros = [factor for each in origins for factor, count in watched.factors.get(each.task, ()) if not count()]
+            stuck.update(zeros)
+            left.append(
+                (
+                    key,
+                    run,
+                    origins,
+                    _SURE if zeros else max(_sure_of(each, watched, run.has_begun_at_once) for each in origins),
+                )
+            )
+        for key, run, origins, sure in left:
+            if key in stuck or run.count >= sure:
+                found.setdefault((origins, run.first), []).append(run)
+            else:
                 run.next_look = sure
-                continue
-            found.setdefault((origins, run.first), []).append(run)
         for (origins, _), runs in found.items():
             self._tell(watched, origins, runs)
 
@@ -295,35 +330,20 @@ def _sure_of(origin: ZeroOrigin, watched: _Watched, has_begun_at_once: bool) -> 
     """Return the number of steps in a row after which zeros from this origin are reported."""
     if origin.cause in _BY_UNITS:
         return _SURE_OF_UNITS if has_begun_at_once else _SURE_OF_DATA
-    is_by_data = origin.empty is not None or origin.cause in _BY_DATA or origin.task in watched.fixed
-    return _SURE_OF_DATA if is_by_data else _SURE
+    if origin.empty is not None or (origin.cause == "zero factor" and origin.task not in watched.by_data):
+        return _SURE_OF_PARTS
+    return _SURE_OF_DATA if origin.cause in _BY_DATA else _SURE
 
 
-def _factors(graph: Graph, stored: Collection[int]) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the tasks that multiply by one constant number, and those that multiply by data.
-
-    Args:
-        stored: the addresses of the models' own tensors, which are not data.
-    """
+def _products(graph: Graph) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the tasks that multiply by one constant number, and those that multiply by another constant tensor."""
     constants: set[int] = set()
-    fixed: set[int] = set()
+    by_data: set[int] = set()
     for task, node in zip(graph.tasks, graph.nodes, strict=True):
-        if task.short_name in ("Mul", "Div", "Mm", "Bmm", "Addmm", "Baddbmm", "Convolution"):
-            following = _last_two(node)
-            if len(following) < 2 or all(child is not None for child in following):
-                continue
-            tensors = [each.tensor for each in saved_slots(node)]
-            if task.short_name in ("Mul", "Div") and (not tensors or min(each.numel() for each in tensors) == 1):
-                constants.add(task.id)
-            elif all((storage := storage_of(each)) is None or storage.address not in stored for each in tensors):
-                fixed.add(task.id)
-    return frozenset(constants), frozenset(fixed)
-
-
-def _last_two(node: Node) -> Sequence[Node | None]:
-    """Return the nodes below the two factors of a product, which follow a bias that it adds."""
-    following = [child for child, _ in node.next_functions]
-    return following[:2] if node.name().startswith("Convolution") else following[-2:]
+        if task.short_name in _PRODUCTS and any(child is None for child, _ in node.next_functions):
+            is_number = task.short_name == "Mul" and all(each.tensor.numel() == 1 for each in saved_slots(node))
+            (constants if is_number else by_data).add(task.id)
+    return frozenset(constants), frozenset(by_data)
 
 
 def _advice(origin: ZeroOrigin) -> str:

@@ -315,7 +315,7 @@ def test_nan_in_one_of_them_is_found_where_it_begins(snapshot: Snapshots) -> Non
     bad = run_of(model, x)
     difference = ts.diff(good, bad, tolerance=1e6)
     first = difference.first_in_values
-    assert first is not None and first.apart == (math.inf, "infinite", 0, 16)  # and times zero NaN
+    assert first is not None and first.apart[:4] == (math.inf, "infinite", 0, 16)  # and times zero NaN
     assert bad.trace is not None
     given = {record.task: [each.statistics for each in record.outputs if each is not None] for record in bad.trace}
     direct = next(task for task, all_of in given.items() if any(each and each.inf_count for each in all_of))
@@ -331,7 +331,7 @@ def test_nan_in_one_of_them_is_found_where_it_begins(snapshot: Snapshots) -> Non
 def test_gradients_that_are_missing_or_of_another_shape_are_said_to_be() -> None:
     model, x = Net(nn.Identity()), torch.randn(16, 8)
     shapes = ts.diff(run_of(model, x), run_of(model, x[:4])).first_in_values
-    assert shapes is not None and shapes.apart == (math.inf, "shape", "16×4", "4×4")
+    assert shapes is not None and shapes.apart[:4] == (math.inf, "shape", "16×4", "4×4")
 
     class Half(torch.autograd.Function):
         give = True
@@ -353,7 +353,7 @@ def test_gradients_that_are_missing_or_of_another_shape_are_said_to_be() -> None
     whole = run_of(model, x)
     Half.give = False
     missing = ts.diff(whole, run_of(model, x)).first_in_values
-    assert missing is not None and missing.apart == (math.inf, "missing", "a gradient", "none")
+    assert missing is not None and missing.apart[:4] == (math.inf, "missing", "a gradient", "none")
     assert missing.task.tasks[0].name == "HalfBackward"
 
 
@@ -476,7 +476,7 @@ def test_what_is_said_of_two_gradients_never_exceeds_their_relative_difference(
     assert found is not None
     true = float((first - second).norm()) / norm if norm else 0.0
     assert found.share <= true * (1 + 1e-6) + 1e-9
-    assert apart(recorded(first), recorded(first.clone())) == (0.0, "norm", None, None)
+    assert apart(recorded(first), recorded(first.clone()))[:4] == (0.0, "norm", None, None)
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 3), max_size=12))

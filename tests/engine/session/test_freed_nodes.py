@@ -217,12 +217,30 @@ def test_who_comes_upon_what_an_open_session_has_freed_is_told_of_it(
         verb(loss)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     says(told, f"2 of {len(session.graph)}", "run()", "close()")
+    says_none_of(told, "pass retain_graph=True")
     if not options and verb is not ts.backward:  # whose notes go by what ran before in this process
         snapshot(verb.__name__, told)
     session.close()
     with pytest.raises(RuntimeError) as caught:
         ts.plan_order(loss)
     says_none_of("\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), "run()", "close()")
+
+
+def test_sessions_of_other_graphs_of_the_model_are_not_counted() -> None:
+    model = nn.Linear(3, 2)
+    other = ts.debug(model(torch.ones(4, 3)).exp().sum())
+    other.step(count=4)
+    assert any(other.graph.tasks[task_id].is_leaf for task_id in other.order), "it has run shared nodes"
+    loss = model(torch.ones(4, 3)).exp().sum()
+    session = ts.debug(loss)
+    session.step(count=3)
+    with pytest.raises(RuntimeError) as caught:
+        ts.debug(loss)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    says(told, f"3 of {len(session.graph)}")
+    says_none_of(told, f"4 of {len(other.graph)}")
+    other.close()
+    session.close()
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])

@@ -97,6 +97,11 @@ def notes_of(loss: Tensor) -> str:
     return "\n".join(getattr(raised.value, "__notes__", []))
 
 
+def of_the_log(notes: str) -> str:
+    """The notes with versions, whose writes are from the log; another one lists statements of the source."""
+    return "\n".join(line for line in notes.splitlines() if "version" in line)
+
+
 @pytest.mark.parametrize("what", WRITES)
 def test_each_kind_of_write_is_named_with_its_line(what: str) -> None:
     write = WRITES[what]
@@ -145,7 +150,7 @@ def test_several_writes_are_named_in_order_and_one_that_nobody_saw_leaves_them_u
         y.mul_(2)
     notes = notes_of(loss)
     says(notes, "version 0", "version 1")
-    says_none_of(notes, "mul_")
+    says_none_of(of_the_log(notes), "mul_")
     snapshot("backward", notes)
 
 
@@ -167,7 +172,7 @@ def test_what_writes_through_data_is_no_write_that_autograd_noticed() -> None:
     y.detach().add_(1)
     notes = notes_of(loss)
     says(notes, "version 0", "version 1")
-    says_none_of(notes, "mul_", "add_")
+    says_none_of(of_the_log(notes), "mul_", "add_")
 
 
 def test_a_checkpoints_forward_may_write_what_it_makes() -> None:

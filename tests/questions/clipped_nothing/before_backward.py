@@ -8,7 +8,7 @@ from torch import nn
 import tapescope as ts
 from tapescope.tests.questions.asking import watched
 
-FINDS, SAYS = "clipped nothing", ("clip_grad_norm_()", "after the backward")
+FINDS, SAYS = "clipped nothing", ("clip_grad_norm_()", "optimizer.step()")
 
 
 def case() -> ts.types.Training:

@@ -201,6 +201,31 @@ def test_stop_from_another_thread_and_from_the_page(page: Page, engine: Engine) 
     assert deck.status == "finished", "a stop that was heard is forgotten"
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slow_task_is_the_one_that_is_shown_while_it_runs(page: Page, engine: Engine) -> None:
+    loss = forward(Branches())
+    deck = deck_on(loss, engine=engine)
+    slow = deck.graph.tasks[deck._live.plan.order[2]]
+    begun, go_on = threading.Event(), threading.Event()
+    deck.graph.nodes[slow.id].register_prehook(lambda gradients: (begun.set(), go_on.wait(10), None)[-1])
+    page.open(deck)
+    runs = threading.Thread(target=deck.run)
+    runs.start()
+    assert begun.wait(5)
+    until_s = time.monotonic() + 5
+    while deck.position < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    try:
+        assert (deck.position, deck.status, deck.current_task) == (2, "running", slow.id)
+        assert (page.position, page.last["current"]) == (2, slow.id)
+    finally:
+        go_on.set()
+        runs.join(10)
+    assert deck.status == "finished"
+    agree(page)
+    deck.close()
+
+
 def test_stop_reaches_a_run_that_waits_in_the_queue_and_no_later_one(page: Page) -> None:
     loss = forward(Branches())
     begun, go_on = threading.Event(), threading.Event()

@@ -82,7 +82,9 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   const main = el("div", { class: "main", id: "main", role: "tabpanel", "aria-label": "the shown policy" });
   views.push(makeBar(stage, panels));
   panels.append(main);
-  views.push(makeGraph(stage, main), makeQueue(stage, main), makeInspector(stage, main));
+  views.push(makeGraph(stage, main));
+  const side = main.appendChild(el("div", { class: "side" })); // a column of its own if the deck is narrow
+  views.push(makeQueue(stage, side), makeInspector(stage, side));
   views.push(makeGrip(stage, panels), makeTimeline(stage, panels));
   views.push(makeAnnouncer(stage, root), makeFullWindow(stage, panels));
 

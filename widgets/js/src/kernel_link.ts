@@ -3,7 +3,7 @@
 import { areEqual } from "./equal_sets.ts";
 import { readDocument, readJson } from "./model/read_document.ts";
 import type { StopPoint } from "./model/stops.ts";
-import { type Changed, type Command, type Link, type Progress, Store } from "./store.ts";
+import { type Changed, type Command, type Link, type Progress, type State, Store } from "./store.ts";
 
 /** The `model` argument of anywidget. */
 export interface Model {
@@ -27,9 +27,7 @@ const SILENCE = 4000;
 
 /** Return the store of a model. Its messages keep the document and the shared choices up to date. */
 export function openLink(model: Model): Promise<Store> {
-  const kernel = new KernelLink(model, (trouble) => {
-    later((store) => store.update({ trouble, playing: false, checking: null }));
-  });
+  const kernel = new KernelLink(model, (change) => later((store) => store.update(change)));
   const choices = new Choices(model);
   const opening = open(model, kernel, choices);
   // Messages arrive while the document is still being read, and each takes time to decompress. The chain of promises
@@ -38,6 +36,8 @@ export function openLink(model: Model): Promise<Store> {
   const later = (act: (store: Store) => void | Promise<void>) => {
     last = last.then(() => opening.then(act)).catch((error: unknown) => console.error(error));
   };
+  // JupyterLab's widget manager triggers this for all models when the kernel restarts.
+  if (model.get("_is_live")) model.on("comm_live_update", () => kernel.lost());
   model.on("msg:custom", (message: Message, buffers: DataView<ArrayBuffer>[]) => {
     if (message.kind === "heard") kernel.acknowledge();
     else if (message.kind === "back") later((store) => store.back(message.count));
@@ -129,7 +129,7 @@ class KernelLink implements Link {
 
   constructor(
     private readonly model: Model,
-    private readonly gone: (trouble: string) => void,
+    private readonly report: (change: Partial<State>) => void,
   ) {}
 
   /** Request the current state, and everything that happened since the document was written. */
@@ -184,15 +184,20 @@ class KernelLink implements Link {
   }
 
   private send(content: unknown): void {
-    if (send(this.model, content)) return;
-    this.answered();
-    this.gone("The kernel of this deck was restarted or shut down. Run the cell again.");
+    if (!send(this.model, content)) this.lost();
   }
 
+  /** Note that the kernel no longer exists. */
+  lost(): void {
+    this.answered();
+    const trouble = "The kernel of this deck was restarted or shut down. Run the cell again.";
+    this.report({ trouble, status: "closed", playing: false, checking: null });
+  }
+
+  /** Playback continues with the answer, so it only says that it waits. */
   private silent(): void {
-    this.busy = false;
-    this.gone(
-      "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
-    );
+    this.report({
+      trouble: "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
+    });
   }
 }

@@ -1,5 +1,8 @@
 /** Theme of the surrounding page; used by the deck, the training page and the recompute frontier. */
 
+import { el } from "./dom.ts";
+import { icon } from "./views/icons.ts";
+
 export type Around = "light" | "dark";
 
 const SAID_BY = ["data-jp-theme-light", "data-theme", "theme", "class"];
@@ -26,13 +29,39 @@ export function watchAround(changed: () => void): MutationObserver {
   return observer;
 }
 
-/** Keep `data-theme` up to date on a page whose style sheet follows the system otherwise. */
-export function followAround(root: HTMLElement): void {
+/** Return whether this is a page that tapescope saved, and not a notebook. */
+export function isOwnPage(): boolean {
+  return document.querySelector('meta[name="generator"][content="tapescope"]') !== null;
+}
+
+/**
+ * Keep `data-theme` up to date on a page whose style sheet follows the system otherwise. Return the button with which
+ * the reader chooses a theme.
+ */
+export function followAround(root: HTMLElement): HTMLElement {
+  let chosen: Around | undefined;
+  const themed = isOwnPage() ? [root, document.documentElement] : [root];
   const apply = () => {
-    const theme = themeAround();
-    if (theme) root.dataset.theme = theme;
-    else delete root.dataset.theme;
+    const theme = chosen ?? themeAround();
+    for (const { dataset } of themed) {
+      if (dataset.theme === theme) continue; // writing the same value again would call the observer again
+      if (theme) dataset.theme = theme;
+      else delete dataset.theme;
+    }
   };
+  const button = el("button", { type: "button", class: "theme" });
+  const show = () => {
+    button.replaceChildren(icon(chosen === undefined ? "follow_page" : chosen === "light" ? "sun" : "moon"));
+    button.ariaLabel = `theme: ${chosen ?? "same as the page"}`;
+    button.title = `Theme: ${chosen ?? "same as the page"}`;
+  };
+  button.addEventListener("click", () => {
+    chosen = chosen === undefined ? "light" : chosen === "light" ? "dark" : undefined;
+    apply();
+    show();
+  });
   watchAround(apply);
   apply();
+  show();
+  return button;
 }

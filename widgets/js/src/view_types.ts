@@ -35,7 +35,7 @@ export type Colours = Record<
   | "bg" | "panel" | "sunk" | "line" | "line2" | "ink" | "ink2" | "ink3" | "accent" | "accent-ink" | "accent-soft"
   | "done" | "done-ink" | "box" | "saved" | "buffer" | "pgrad" | "work" | "other" | "held" | "unknown"
   | "listed" | "consumed" | "param" | "state"
-  | "hue0" | "hue1" | "hue2" | "hue3" | "hue4" | "hue5",
+  | "bad" | "hue0" | "hue1" | "hue2" | "hue3" | "hue4" | "hue5",
   string
 >;
 

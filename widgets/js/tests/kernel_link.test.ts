@@ -51,6 +51,11 @@ class FakeModel implements Model {
     this.listeners.clear();
   }
 
+  /** What JupyterLab's widget manager triggers when the kernel restarts. */
+  lose(): void {
+    this.listeners.get("comm_live_update")?.();
+  }
+
   hear(message: unknown, content?: unknown): void {
     this.listeners.get("msg:custom")?.(message, content === undefined ? [] : [zipped(content)]);
   }
@@ -164,7 +169,17 @@ test("a kernel that is gone is said to be so, and playing ends", async () => {
   store.link?.step(1);
   await taken();
   assert.match(store.state.trouble, /restarted or shut down/);
-  assert.deepEqual([store.state.playing, store.link?.busy], [false, false]);
+  assert.deepEqual([store.state.playing, store.link?.busy, store.state.status], [false, false, "closed"]);
+});
+
+test("a restarted kernel is noticed without a click", async () => {
+  const model = new FakeModel();
+  const store = await openLink(model);
+  model.hear({ kind: "heard" });
+  model.lose();
+  await taken();
+  assert.match(store.state.trouble, /restarted or shut down/);
+  assert.deepEqual([store.state.status, store.canPlay], ["closed", false]);
 });
 
 test("a kernel that does not answer is said to be silent, one that has heard is waited for", async (context) => {
@@ -180,4 +195,20 @@ test("a kernel that does not answer is said to be silent, one that has heard is 
   context.mock.timers.tick(4_000);
   await new Promise(setImmediate);
   assert.match(store.state.trouble, /does not answer/);
+});
+
+test("a busy kernel interrupts playback, which continues with its answer", async (context) => {
+  const model = new FakeModel();
+  const store = await openLink(model);
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  store.update({ playing: true });
+  store.link?.step(1);
+  context.mock.timers.tick(4_000);
+  await new Promise(setImmediate);
+  assert.match(store.state.trouble, /does not answer/);
+  assert.deepEqual([store.state.playing, store.link?.busy], [true, true]);
+  context.mock.timers.reset();
+  model.news(1);
+  await until(() => store.state.front === 1);
+  assert.deepEqual([store.state.trouble, store.state.playing, store.link?.busy], ["", true, false]);
 });

@@ -1,5 +1,7 @@
 /** Script of saved pages with figures: tabs, and the hover texts, legend and zoom of each figure. */
 
+import { followAround } from "../page_theme.ts";
+import { fitPaper } from "../views/print.ts";
 import { unpacked } from "./data.ts";
 import { Plot } from "./plot.ts";
 import { workTabs } from "./tabs.ts";
@@ -7,6 +9,11 @@ import { Tip } from "./tooltip.ts";
 import { Tree } from "./tree.ts";
 
 workTabs(document);
+const main = document.querySelector<HTMLElement>("main");
+if (main) {
+  main.querySelector("header")?.append(followAround(document.documentElement));
+  fitPaper(main);
+}
 const packed = document.querySelector("#hover-data")?.textContent;
 if (packed && window.DecompressionStream) {
   void unpacked(packed).then((data) => {

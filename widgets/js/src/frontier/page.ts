@@ -2,6 +2,7 @@
 
 import { el } from "../dom.ts";
 import { followAround } from "../page_theme.ts";
+import { fitPaper } from "../views/print.ts";
 import { drawCurve, lineColour } from "./memory_curve.ts";
 import type { Frontier, Plan } from "./frontier_data.ts";
 import { put } from "./svg_elements.ts";
@@ -53,7 +54,9 @@ export function showFrontier(root: HTMLElement): void {
     show();
   }
   slider.addEventListener("input", move);
-  followAround(root);
+  const theme = followAround(root);
+  root.querySelector("header")?.append(theme);
+  fitPaper(root);
   root.dataset.ready = "";
   show();
   let wide = root.clientWidth;

@@ -125,7 +125,7 @@ function placed(
   return Math.max(screen - picture * k - MARGIN.x, Math.min(MARGIN.x, at));
 }
 
-/** Return the view that shows a rectangle with a margin, moved as little as possible. */
+/** Return the view that shows a rectangle, moved as little as possible; if it moves, a margin is left free. */
 export function reveal(view: CameraView, size: Size, rect: Rect): CameraView {
   const room = 24;
   return {
@@ -136,6 +136,7 @@ export function reveal(view: CameraView, size: Size, rect: Rect): CameraView {
 }
 
 function shift(start: number, length: number, screen: number, room: number): number {
+  if (start >= 0 && start + length <= screen) return 0;
   if (start < room) return room - start;
   if (start + length > screen - room) return Math.max(room - start, screen - room - start - length);
   return 0;

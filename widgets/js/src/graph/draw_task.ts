@@ -33,6 +33,7 @@ export function paintOf(colours: Colours, state: ShownState): Paint {
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: 1 };
   if (state === "ready") return { fill: colours["accent-soft"], stroke: colours.accent, width: 1.6 };
   if (state === "planned") return { fill: colours.panel, stroke: colours["done-ink"], width: 1, dash: DASHES };
+  if (state === "failed") return { fill: colours.panel, stroke: colours.bad, width: 1.6 };
   return { fill: state === "running" ? colours.accent : colours.done };
 }
 
@@ -48,7 +49,7 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   const state = stateOf(facts, spot);
   const radius = radiusOf(spot, rect);
   if (spot.tasks.includes(facts.ringed)) drawRing(pen, colours, state, rect, radius, 1);
-  // If only a plan or a simulation runs the task, or if it failed, it is drawn as ready, as in the queue.
+  // If only a plan or a simulation runs the task, it is drawn as ready, as in the queue.
   const isPlan = state === "running" && facts.unreal !== null;
   const look = isPlan ? "ready" : state;
   const step = creationStep(facts, createdAt(facts.scene.graph, spot.task));
@@ -80,6 +81,7 @@ export function labelInk(colours: Colours, state: ShownState): string {
     running: colours["accent-ink"],
     done: colours["done-ink"],
     planned: colours.ink2,
+    failed: colours.bad,
   };
   return inks[state];
 }
@@ -90,7 +92,7 @@ export function captionInk(colours: Colours, state: ShownState): string {
 }
 
 function label(colours: Colours, spot: Spot, state: ShownState): Span[] {
-  const weight = state === "ready" || state === "running" ? 500 : 400;
+  const weight = state === "ready" || state === "running" || state === "failed" ? 500 : 400;
   const spans: Span[] = [{ text: spot.label, fill: labelInk(colours, state), size: LABEL, weight }];
   if (spot.caption) {
     spans.push({ text: spot.caption, fill: captionInk(colours, state), size: LABEL, weight: 400, gap: 7 });
@@ -121,7 +123,7 @@ export function drawRing(
   radius: number,
   pixel: number,
 ): void {
-  const stroke = state === "running" ? colours.accent : colours.ink;
+  const stroke = state === "running" ? colours.accent : state === "failed" ? colours.bad : colours.ink;
   pen.rounded(grown(rect, RING * pixel), radius + RING * pixel, { stroke, width: 1.5 * pixel });
 }
 
@@ -168,14 +170,15 @@ export function drawFar(
   drawFarMarks(pen, colours, facts, rectOf, seen, scale);
 }
 
-const FAR_ORDER: readonly ShownState[] = ["waiting", "planned", "done", "ready", "running"];
+const FAR_ORDER: readonly ShownState[] = ["waiting", "planned", "done", "ready", "running", "failed"];
 
 export function farPaint(colours: Colours, state: ShownState, scale: number): Paint {
   const pixel = Math.max(1, 0.9 / scale);
   if (state === "waiting" && scale < HOLLOW_FROM) return { fill: colours.line2 };
   if (state === "waiting") return { fill: colours.panel, stroke: colours.line2, width: pixel };
   if (state === "done" || state === "planned") return { fill: colours["done-ink"] };
-  return { fill: colours.accent, stroke: colours.accent, width: state === "running" ? 5 * pixel : pixel };
+  const colour = state === "failed" ? colours.bad : colours.accent;
+  return { fill: colour, stroke: colour, width: state === "ready" ? pixel : 5 * pixel };
 }
 
 /** Draw the ring, the hovered outline and the breakpoints of tasks at a small scale. */

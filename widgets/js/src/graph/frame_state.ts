@@ -187,10 +187,11 @@ export function breakpointOf({ breakpoints }: Facts, { tasks }: Spot): boolean |
 }
 
 /** Return the state of a spot; if it represents several tasks, their combined state. */
-export function stateOf({ replay, t, ran }: Facts, { task, tasks }: Spot): ShownState {
-  if (tasks.length === 1) return replay.shownState(task, t, ran);
+export function stateOf(facts: Facts, { task, tasks }: Spot): ShownState {
+  const { replay, t, ran } = facts;
+  if (tasks.length === 1) return orFailed(facts, replay.shownState(task, t, ran));
   const states = new Set(tasks.map((each) => replay.shownState(each, t, ran)));
-  if (states.has("running")) return "running";
+  if (states.has("running")) return orFailed(facts, "running");
   const [first] = states;
   if (states.size === 1) return first;
   if (!states.has("waiting") && !states.has("ready")) return "planned"; // the others are done
@@ -198,8 +199,14 @@ export function stateOf({ replay, t, ran }: Facts, { task, tasks }: Spot): Shown
 }
 
 /** Return how many tasks of a closed box are in each state; `card` is an index in the layout's boxes. */
-export function countOf({ counts, t, ran }: Facts, card: number): BoxCount {
-  return counts.at(card, t, ran);
+export function countOf(facts: Facts, card: number): BoxCount {
+  const count = facts.counts.at(card, facts.t, facts.ran);
+  return { ...count, state: orFailed(facts, count.state) };
+}
+
+/** Return the state, "failed" if the task at the position is not running but has failed. */
+function orFailed({ unreal }: Facts, state: ShownState): ShownState {
+  return state === "running" && unreal === "failed" ? "failed" : state;
 }
 
 /** Return the share of a waiting task's gradients that have arrived. */

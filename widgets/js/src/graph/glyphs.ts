@@ -19,7 +19,7 @@ export interface GlyphFacts {
 
 /**
  * Draw the glyph of a state. Waiting: a ring filled by its share. Ready: a disc with its place. Running: ▶. Done: ✓.
- * Planned: a hollow ✓. `radius` is about 4.
+ * Planned: a hollow ✓. Failed: a cross. `radius` is about 4.
  */
 export function drawGlyph(
   pen: Pen,
@@ -43,6 +43,11 @@ export function drawGlyph(
   } else if (state === "running") {
     const corners = [x - radius * 0.7, y - radius, x + radius, y, x - radius * 0.7, y + radius];
     pen.lines(corners, { fill: ink ?? colours["accent-ink"] });
+  } else if (state === "failed") {
+    const arm = radius * 0.75;
+    const paint = { stroke: colours.bad, width: 1.8, round: true };
+    pen.lines([x - arm, y - arm, x + arm, y + arm], paint);
+    pen.lines([x - arm, y + arm, x + arm, y - arm], paint);
   } else {
     const corners = [
       x - radius * 0.8, y + 0.2,

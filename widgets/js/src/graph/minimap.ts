@@ -151,13 +151,13 @@ export class Minimap {
       context.fillStyle = colourOf(colours, state, colours.sunk);
       fill(rect, 0);
     });
-    const byState: Record<ShownState, Spot[]> = { waiting: [], planned: [], done: [], ready: [], running: [] };
+    const byState: Record<ShownState, Spot[]> = { waiting: [], planned: [], done: [], ready: [], running: [], failed: [] };
     for (const spot of spots) if (spot.kind !== "stub") byState[stateOf(facts, spot)].push(spot);
-    for (const state of ["waiting", "planned", "done", "ready", "running"] as const) {
+    for (const state of ["waiting", "planned", "done", "ready", "running", "failed"] as const) {
       context.fillStyle = colourOf(colours, state, colours.line2);
       for (const spot of byState[state]) {
         context.globalAlpha = opacityOf(facts, spot.task) < FADED_BELOW ? FADED : 1;
-        fill(spot.rect, state === "running" ? 1.5 : 0);
+        fill(spot.rect, state === "running" || state === "failed" ? 1.5 : 0);
       }
     }
     context.globalAlpha = 1;
@@ -189,6 +189,7 @@ export class Minimap {
 function colourOf(colours: Colours, state: ShownState, waiting: string): string {
   if (state === "waiting") return waiting;
   if (state === "planned") return colours.ink3;
+  if (state === "failed") return colours.bad;
   return state === "done" ? colours["done-ink"] : colours.accent;
 }
 

@@ -113,7 +113,7 @@ export function stateInWords(facts: Facts, spot: Spot): string {
   const state = stateOf(facts, spot);
   const place = facts.queuePlaces.get(spot.task);
   const planned = unreal(facts);
-  if (state === "running") return facts.unreal === "failed" ? "failed" : state + planned;
+  if (state === "running") return state + planned;
   if (state === "ready") return (place ? `ready, place ${place} in the queue` : state) + planned;
   const waits = facts.scene.graph.waits[spot.task];
   if (state === "waiting" && waits > 1) {

@@ -14,17 +14,22 @@ import { decades, outliers, pooled } from "./heat_map.ts";
 const RULER = 20;
 const HEAD = 28;
 const LOSS = 88;
+/** Height of the losses where the heat map and the memory leave space. */
+const MOST_LOSS = 240;
 const RATE = 48;
 const GAP = 18; // below the heat map
 const LINES = ["ink", "pgrad", "held", "work"];
 const MOST_NAMED = 3; // maximum number of names beside the losses
 
-export function frameOf(width: number, height: number, looks = 0, lines = Infinity): Frame {
+/** Divide the space. `looks`: steps with sampled memory; `varies`: whether it differs between them. */
+export function frameOf(width: number, height: number, looks = 0, lines = Infinity, varies = true): Frame {
   const [left, right] = width > 900 ? [176, 80] : [152, 64];
-  const rateTop = LOSS;
-  const heatTop = LOSS + RATE + HEAD;
   const rulerTop = height - RULER;
-  const memoryTop = rulerTop - memoryHeight(height, looks, rulerTop - GAP - heatTop - Math.max(1, lines) * MOST_ROW);
+  const spare = rulerTop - GAP - (LOSS + RATE + HEAD) - Math.max(1, lines) * MOST_ROW;
+  const memory = memoryHeight(height, looks, spare, varies);
+  const rateTop = LOSS + Math.max(0, Math.min(MOST_LOSS - LOSS, spare - memory));
+  const heatTop = rateTop + RATE + HEAD;
+  const memoryTop = rulerTop - memory;
   return { width, height, left, right, lossTop: 0, rateTop, heatTop, heatHeight: memoryTop - 6 - heatTop, memoryTop, rulerTop };
 }
 
@@ -115,7 +120,7 @@ function heading({ pen, c, frame }: Drawing, y: number, text: string, below = ""
 
 function drawLoss(drawing: Drawing): void {
   const { pen, c, state, frame } = drawing;
-  const scale = curve(drawing, state.loop.losses, { top: frame.lossTop + 12, height: LOSS - 26, wish: "log" });
+  const scale = curve(drawing, state.loop.losses, { top: frame.lossTop + 12, height: frame.rateTop - 26, wish: "log" });
   const { optimizers } = state.loop;
   const median = optimizers.length > 1 ? "thick: median of 7" : "";
   heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");

@@ -8,16 +8,26 @@ import type { Drawing } from "./drawing.ts";
 
 const TALL = 122;
 const LOW = 96;
+/** Height of memory that is the same in all steps, pixels. */
+const FLAT = 140;
+/** Largest difference of the memory between steps, relative, that counts as none. */
+const SAME = 0.02;
 export const HEAD = 20;
 const FAINT = 0.16;
 
 /**
  * Return the height of the memory strip: 0 if memory was not sampled or there is no space besides the heat map, else
- * all space that the heat map leaves.
+ * the space that the heat map leaves, but little if the memory does not vary.
  */
-export function memoryHeight(height: number, looks: number, spare: number): number {
+export function memoryHeight(height: number, looks: number, spare: number, varies: boolean): number {
   if (!looks || height < 420) return 0;
-  return Math.max(height < 620 ? LOW : TALL, spare);
+  return Math.max(height < 620 ? LOW : TALL, varies ? spare : Math.min(spare, FLAT));
+}
+
+/** Return whether the memory differs between steps. */
+export function variesIn(loop: Loop): boolean {
+  const sums = Array.from({ length: loop.looks.length / 2 }, (_, row) => sum(bytesOf(loop, row)));
+  return Math.min(...sums) < (1 - SAME) * Math.max(...sums);
 }
 
 /** Return the bytes of a row, in the order of HELD. */

@@ -5,7 +5,7 @@ import { fit, FONT, hatch } from "../canvas.ts";
 
 export type Colours = Record<string, string>;
 
-const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work saved other".split(" ");
+const NAMES = "panel sunk line line2 ink ink2 ink3 accent accent-ink bad warn pgrad held work saved other param state".split(" ");
 
 /** Return the page's current colours. */
 export function coloursOf(host: Element): Colours {

@@ -10,10 +10,10 @@ export const NO_SCALAR = -3.4028234663852886e38;
 
 /** Categories of memory in stacking order, with their colours and names. */
 export const HELD = [
-  ["other", "parameters"],
-  ["held", "optimizer"],
+  ["param", "parameters"],
+  ["state", "optimizer"],
   ["pgrad", "gradients"],
-  ["work", "batch"],
+  ["other", "batch"],
   ["saved", "activations"],
   ["bad", "earlier steps"],
 ] as const;

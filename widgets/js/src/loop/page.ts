@@ -1,12 +1,15 @@
 /** The training page: picture, findings, the selected cell, and keyboard navigation. */
 
-import { el } from "../dom.ts";
+import { el, svg } from "../dom.ts";
 import { grouped } from "../format.ts";
 import { followAround } from "../page_theme.ts";
+import { icon, mark } from "../views/icons.ts";
+import { fitPaper } from "../views/print.ts";
 import { readLoop, said, titleOf } from "./loop_data.ts";
 import style from "./loop.css";
 import type { Frame } from "./drawing.ts";
 import { cellAt, draw, drawChosen, frameOf } from "./draw_loop.ts";
+import { variesIn } from "./draw_memory.ts";
 import { findingsOf, showBackward, showCell } from "./side_panel.ts";
 import { State } from "./state.ts";
 import { pooled, type Measure } from "./heat_map.ts";
@@ -30,9 +33,10 @@ export function showLoop(root: HTMLElement): void {
   const loop = readLoop(content?.textContent ?? "", root.dataset.title ?? "Training loop");
   const host = root.querySelector(".moving") as HTMLElement;
   const shadow = host.attachShadow({ mode: "open" }); // keeps out a notebook's style sheet
-  followAround(root);
+  const theme = followAround(root);
   root.dataset.ready = "";
-  shadow.append(el("style", {}, style), new Page(root, new State(loop)).root);
+  shadow.append(el("style", {}, style), new Page(root, new State(loop), theme).root);
+  fitPaper(root);
 }
 
 class Page {
@@ -52,12 +56,18 @@ class Page {
   private chosen = "";
   private drawRequested = false;
   private begun = false;
+  /** Number of steps with sampled memory, and whether the memory differs between them. */
+  private readonly looks: number;
+  private readonly varies: boolean;
 
   constructor(
     private readonly outside: HTMLElement,
     private readonly state: State,
+    theme: HTMLElement,
   ) {
     const { loop } = state;
+    this.looks = loop.looks.length / 2;
+    this.varies = variesIn(loop);
     this.findings = findingsOf(state, (finding) => this.change(() => state.choose(finding)));
     this.tabs = MEASURES.map((measure) => {
       const made = el("button", { type: "button" }, measure);
@@ -68,11 +78,12 @@ class Page {
     const bar = el(
       "header",
       {},
+      mark(),
       el("b", { class: "title" }, loop.title),
       this.where,
       el("div", { class: "tabs", role: "group", "aria-label": "quantity of the heat map" }, ...this.tabs),
       el("span", { class: "size" }, size),
-      el("div", { class: "tools" }, ...this.tools()),
+      el("div", { class: "tools" }, ...this.tools(), theme),
     );
     const label = "Losses, learning rates and a heat map of norms by module and step. Arrow keys select a cell.";
     this.picture = el(
@@ -91,14 +102,15 @@ class Page {
 
   private tools(): HTMLElement[] {
     const { state } = this;
-    const tools: [string, string, () => void][] = [
-      ["▲", "Previous finding (P)", () => state.chooseBy(-1)],
-      ["▼", "Next finding (N)", () => state.chooseBy(1)],
-      ["−", "More steps (−)", () => state.zoom(2, state.step)],
-      ["+", "Fewer steps (+)", () => state.zoom(0.5, state.step)],
-      ["⟷", "All steps (0)", () => state.view(0, state.end)],
-      ["[", "Fold modules ([)", () => state.foldBy(-1)],
-      ["]", "Unfold modules (])", () => state.foldBy(1)],
+    const sign = (d: string) => svg("svg", { width: 16, height: 16, "aria-hidden": "true" }, svg("path", { d }));
+    const tools: [Node | string, string, () => void][] = [
+      [sign("m4 10 4-4 4 4"), "Previous finding (P)", () => state.chooseBy(-1)],
+      [sign("m4 6 4 4 4-4"), "Next finding (N)", () => state.chooseBy(1)],
+      [sign("M4 8h8"), "More steps (−)", () => state.zoom(2, state.step)],
+      [sign("M4 8h8M8 4v8"), "Fewer steps (+)", () => state.zoom(0.5, state.step)],
+      [icon("fit"), "All steps (0)", () => state.view(0, state.end)],
+      [icon("fold"), "Fold modules ([)", () => state.foldBy(-1)],
+      [icon("unfold"), "Unfold modules (])", () => state.foldBy(1)],
       ["?", "Keys (?)", () => (this.help.hidden = !this.help.hidden)],
     ];
     return tools.map(([sign, title, act]) => {
@@ -145,7 +157,7 @@ class Page {
   /** Divide the height between a heat map of this many lines and the parts above and below it. */
   private divide(lines: number): void {
     const { state, picture } = this;
-    this.frame = frameOf(picture.clientWidth, picture.clientHeight, state.loop.looks.length / 2, lines);
+    this.frame = frameOf(picture.clientWidth, picture.clientHeight, this.looks, lines, this.varies);
     state.width = picture.clientWidth - this.frame.left - this.frame.right;
     if (state.height === this.frame.heatHeight) return;
     state.height = this.frame.heatHeight;

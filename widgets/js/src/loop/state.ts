@@ -18,7 +18,9 @@ import {
 const FEWEST_STEPS = 8; // minimum number of steps in view
 export const COLUMN = 4; // minimum width of a column, pixels
 export const LEAST_ROW = 9;
-export const MOST_ROW = 22;
+/** Share of the lines that fit below which the first view is unfolded further. */
+const SPARSE = 0.25;
+export const MOST_ROW = 44;
 
 export class State {
   measure: Measure = "gradient norm";
@@ -54,9 +56,14 @@ export class State {
     return found;
   }
 
-  /** Set the initial view: all steps, folded so that each line is readable, at the first finding if there is one. */
+  /**
+   * Set the initial view: all steps, folded so that each line is readable, at the first finding if there is one. Where
+   * that would leave most of the height empty, the next depth is shown, and scrolls.
+   */
   begin(): void {
-    this.fold(fittingDepth(this.loop.modules, Math.floor(this.height / LEAST_ROW)));
+    const room = Math.floor(this.height / LEAST_ROW);
+    this.fold(fittingDepth(this.loop.modules, room));
+    if (this.lines.length < SPARSE * room) this.foldBy(1);
     if (this.loop.findings.length) this.choose(0);
     else this.go(this.end - 1);
   }

@@ -6,8 +6,11 @@ import { nth } from "../format.ts";
 
 export type TaskState = "waiting" | "ready" | "running" | "done";
 
-/** State of a task on screen. "planned": done at the shown position, which the live session has not reached yet. */
-export type ShownState = TaskState | "planned";
+/**
+ * State of a task on screen. "planned": done at the shown position, which the live session has not reached yet.
+ * "failed": the task at which the session ended with an error.
+ */
+export type ShownState = TaskState | "planned" | "failed";
 
 /** Place of tasks that never run. */
 export const NEVER = 0x7fffffff;

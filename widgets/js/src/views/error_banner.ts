@@ -4,7 +4,7 @@ import { el } from "../dom.ts";
 import type { Status, Store } from "../store.ts";
 import type { MakeView } from "../view_types.ts";
 import { icon } from "./icons.ts";
-import { grouped } from "../format.ts";
+import { count, grouped } from "../format.ts";
 
 export const makeTrouble: MakeView = ({ store }, parent) => {
   const heading = el("b", {});
@@ -32,7 +32,7 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
       const { status, trouble } = store.state;
       banner.dataset.status = status;
       const first = headline(status, trouble);
-      heading.textContent = first;
+      heading.textContent = first && status === "failed" ? `${first}${at(store)}.` : first;
       message.textContent = trouble || after(store);
       if (!first) dismissed = "";
       banner.hidden = !first || first + trouble === dismissed;
@@ -43,9 +43,19 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
 
 /** Return the headline; "" without an error. */
 function headline(status: Status, trouble: string): string {
-  if (status === "failed") return "The backward has failed.";
+  if (status === "failed") return "The backward failed";
   if (status === "closed") return "The session is closed.";
   return trouble ? "The command failed." : "";
+}
+
+/** Return ` in AddmmBackward0, blocks.1.fc, model.py:12, the 3rd of 244 tasks` for the failed task. */
+function at(store: Store): string {
+  const { graph } = store;
+  const replay = store.replayOf(0);
+  const task = replay.running(store.state.front);
+  if (task < 0) return "";
+  const named = [graph.name(task), graph.place(task), graph.line(task)].filter(Boolean).join(", ");
+  return ` in ${named}, the ${replay.nth(task)} of ${count(replay.length, "task")}`;
 }
 
 function after(store: Store): string {

@@ -249,13 +249,17 @@ class GraphView implements View {
     }
   }
 
-  /** Keep a task that the user clicked under the pointer; move a task selected elsewhere into the middle. */
+  /** Move as little as necessary for a task of which a part is visible; move a task selected elsewhere into the middle. */
   private aimAtSelected(): void {
     const { selected, camera } = this.store.state;
     const rect = selected === null ? null : this.scene.rectOf(selected);
     if (!rect || camera === "fit" || !this.size.width) return;
     const view = this.aimedAt;
-    if (!sameView(reveal(view, this.size, rect), view)) this.move(centred(view, this.size, rect));
+    const { width, height } = this.size;
+    const [left, top] = [rect.x * view.k + view.x, rect.y * view.k + view.y];
+    const isVisible = left < width && top < height && left + rect.width * view.k > 0 && top + rect.height * view.k > 0;
+    const to = isVisible ? reveal(view, this.size, rect) : centred(view, this.size, rect);
+    if (!sameView(to, view)) this.move(to);
   }
 
   /** Bring all members of the selected group into view. */

@@ -4,33 +4,41 @@ import { el } from "../dom.ts";
 import type { Stage } from "../view_types.ts";
 import { icon } from "./icons.ts";
 
-/** Keys and their descriptions. */
-const KEYS: readonly (readonly [keys: string, does: string])[] = [
-  ["Space", "play"],
-  ["← →", "step"],
-  ["⇧← ⇧→", "10 tasks"],
-  ["Home End", "to the start, to the end"],
-  ["1 2 … 9", "policy of this tab"],
-  ["O ⇧O", "step over, out of a module"],
-  ["B", "breakpoint"],
-  ["R", "run to the next breakpoint"],
-  ["S", "list of breakpoints"],
-  ["[ ]", "fold, unfold"],
-  ["⇧[ ⇧]", "fold all, unfold all"],
-  ["F", "fit"],
-  ["G", "follow"],
-  ["M", "groups"],
-  ["N", "colour by creation time"],
-  ["P", "to the memory peak"],
-  ["Y", "memory scale"],
-  ["C", "axis: tasks, clock"],
-  ["+ − 0", "zoom the timeline, show all"],
-  ["W", "full window, Esc leaves"],
-  ["/", "find"],
-  ["T", "theme"],
-  ["Esc", "leave the search, deselect"],
-  ["?", "all keys"],
-];
+/** Keys and their descriptions, in groups. */
+const KEYS: Record<string, Record<string, string>> = {
+  Run: {
+    "Space": "play",
+    "← →": "step",
+    "⇧← ⇧→": "10 tasks",
+    "Home End": "to the start, to the end",
+    "O ⇧O": "step over, out of a module",
+    "R": "run to the next breakpoint",
+    "1 2 … 9": "policy of this tab",
+  },
+  Look: {
+    "/": "find a task",
+    "P": "to the memory peak",
+    "[ ]": "fold, unfold",
+    "⇧[ ⇧]": "fold all, unfold all",
+    "F": "fit the graph",
+    "G": "follow the running task",
+    "M": "groups",
+    "N": "colour by creation time",
+  },
+  Stops: {
+    "B": "breakpoint",
+    "S": "list of breakpoints",
+  },
+  View: {
+    "Y": "scale of the memory chart",
+    "C": "timeline by tasks, by the clock",
+    "+ − 0": "zoom the timeline, show all",
+    "W": "full window, Esc leaves",
+    "T": "theme",
+    "Esc": "leave the search, deselect",
+    "?": "all keys",
+  },
+};
 
 /** Return the keys as drawn key caps. */
 function caps(keys: string): HTMLElement[] {
@@ -46,10 +54,13 @@ export function toggleHelp({ root }: Stage): void {
   }
   const tree = root.getRootNode() as ShadowRoot | Document;
   const before = tree.activeElement as HTMLElement | null;
-  const rows = KEYS.map(([keys, does]) => el("div", {}, el("dt", {}, ...caps(keys)), el("dd", {}, does)));
+  const row = ([keys, does]: [string, string]) => el("div", {}, el("dt", {}, ...caps(keys)), el("dd", {}, does));
+  const groups = Object.entries(KEYS).map(([name, keys]) =>
+    el("section", {}, el("h4", {}, name), el("dl", {}, ...Object.entries(keys).map(row))),
+  );
   const shut = el("button", { class: "ib", "aria-label": "close", title: "Close (Esc)" }, icon("close"));
   const heading = el("h3", {}, "Keys", shut);
-  const help = el("div", { class: "help", role: "dialog", "aria-label": "keys" }, heading, el("dl", {}, ...rows));
+  const help = el("div", { class: "help", role: "dialog", "aria-label": "keys" }, heading, ...groups);
   const close = () => {
     help.remove();
     (before?.isConnected ? before : root).focus({ preventScroll: true });

@@ -87,6 +87,8 @@ export function glyph(state: ShownState, size = 14, inside = ""): SVGSVGElement 
     made.append(svg("circle", { cx: 7, cy: 7, r: 4.4, stroke: "var(--ink3)", "stroke-width": 1.4 }));
   } else if (state === "running") {
     made.append(svg("path", { d: "M3.5 2.2 12 7l-8.5 4.8z", fill: "currentColor" }));
+  } else if (state === "failed") {
+    made.append(svg("path", { d: "m3 3 8 8M11 3l-8 8", stroke: "var(--bad)", "stroke-width": 2, "stroke-linecap": "round" }));
   } else if (state === "done" || state === "planned") {
     const tick = (stroke: string, width: number) =>
       svg("path", { d: "m2.8 7.4 2.9 2.9 5.6-6", stroke, "stroke-width": width, "stroke-linecap": "round", "stroke-linejoin": "round" });

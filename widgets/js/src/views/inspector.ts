@@ -129,17 +129,18 @@ interface Top {
 }
 
 function showTop(store: Store, task: number, { sign, name, place, facts }: Top): void {
-  const { graph, replay, state } = store;
-  const stands = replay.shownState(task, state.t, store.ran);
-  const before = stands === "ready" ? readyBefore(replay, task, state.t) + 1 : 0;
-  const hasFailed = task === store.failed;
-  sign.replaceChildren(hasFailed ? icon("warning", 14) : glyph(stands, 14, before && before < 10 ? String(before) : ""));
+  const { graph, replay } = store;
+  const { t } = store.state;
+  const stands = replay.shownState(task, t, store.ran);
+  const before = stands === "ready" ? readyBefore(replay, task, t) + 1 : 0;
+  const state = task === store.failed ? "failed" : stands;
+  sign.replaceChildren(glyph(state, 14, before && before < 10 ? String(before) : ""));
   const leaf = graph.leaf[task] === 1;
   name.show(graph.name(task));
   if (leaf) place.show(graph.parameter(task) || "a leaf without a name", "parameter");
   else place.show(graph.place(task), graph.module(task) ? graph.moduleClass(task) : "");
   const kind = graph.text(graph.document.tasks.kind[task]);
-  const parts: Node[] = [strong(...when(replay, task, state.t, store.ran, store.unreal))];
+  const parts: Node[] = [strong(...when(replay, task, t, store.ran, store.unreal))];
   parts.push(el("span", { class: "q", title: CREATED }, createdWords(graph, task)));
   if (UNUSUAL[kind]) parts.push(strong("", UNUSUAL[kind]));
   const hooks = store.record(task)?.hooks;

@@ -114,7 +114,7 @@ function zoomTimeline({ root }: Stage, factor: number): void {
   root.querySelector(".time")?.dispatchEvent(new CustomEvent("zoomby", { detail: factor }));
 }
 
-function goToPeak({ store, root, tip }: Stage): void {
+export function goToPeak({ store, root, tip }: Stage): void {
   const { memory } = store;
   if (!memory) return;
   store.update({ playing: false });

@@ -4,7 +4,7 @@ import { el } from "../dom.ts";
 import { replays } from "../model/recompute.ts";
 import type { Store } from "../store.ts";
 import { count, size } from "../format.ts";
-import { glyph, icon } from "./icons.ts";
+import { glyph } from "./icons.ts";
 import { pathEnd } from "./text_elements.ts";
 import { titled } from "./queue_row.ts";
 
@@ -15,7 +15,8 @@ const LONGEST = 300;
 export function showRunning(block: HTMLElement, store: Store, running: number): void {
   const { replay, graph } = store;
   const { unreal } = store;
-  block.classList.toggle("fin", unreal === "failed" || (running < 0 && !unreal));
+  block.classList.toggle("fin", running < 0 && !unreal);
+  block.classList.toggle("failed", unreal === "failed");
   block.classList.toggle("planned", unreal === "planned" || unreal === "simulated");
   if (running < 0) {
     const said = unreal ? `${unreal} · the end` : "finished";
@@ -28,7 +29,7 @@ export function showRunning(block: HTMLElement, store: Store, running: number): 
   const name = graph.leaf[running] ? `AccumulateGrad ${title}` : title;
   const standing = [unreal, replays(replay, running), where].filter(Boolean).join(" · ");
   block.replaceChildren(
-    first(unreal === "failed" ? icon("warning", 14) : glyph("running"), name, replay.nth(running)),
+    first(glyph(unreal === "failed" ? unreal : "running"), name, replay.nth(running)),
     second(standing === where ? pathEnd(where.slice(-LONGEST), "n") : standing, `${standing && " · "}${size(graph.bufferBytes[running])} in`),
   );
 }

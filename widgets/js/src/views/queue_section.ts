@@ -24,9 +24,8 @@ const ASKED = 7;
 /** Height of the heading between the two lists, as in the style sheet, pixels. */
 const HEAD_HEIGHT = 24;
 
-/** Headings of the ready tasks, and of the tasks after them. */
+/** Heading of the ready tasks. */
 const NEXT = "next, in this order";
-const LATER = "then, as predicted";
 
 /** The elements of a queue, common to one and to several queues. */
 class Parts {
@@ -62,7 +61,7 @@ export class OneQueue {
   readonly element = el("div", { class: "queue-of" });
   private readonly parts: Parts;
   private readonly then = el("div", { class: "then" });
-  private readonly thenHead = el("div", { class: "then-head" }, LATER);
+  private readonly thenHead = el("div", { class: "then-head" });
   private rows: HTMLElement[] = [];
   private readonly resize = new ResizeObserver(() => this.fit());
   private foreseen = "";
@@ -99,7 +98,9 @@ export class OneQueue {
     const isOver = store.running < 0;
     list.element.hidden = isOver || (!ready && later.length > 0);
     this.parts.header.hidden = isOver;
-    this.parts.head(list.element.hidden ? LATER : NEXT);
+    const then = later.every((task) => replay.place[task] < store.reached) ? "then" : "then, as predicted";
+    this.thenHead.textContent = then;
+    this.parts.head(list.element.hidden ? then : NEXT);
     this.foresee(later, ready > 0);
   }
 

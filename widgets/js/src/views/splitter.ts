@@ -27,11 +27,11 @@ export const makeGrip: MakeView = (stage, parent) => {
 
   const { length } = store.document.devices;
   const lanes = length > 1 ? SECOND_LANE + LANE * (length - 2) : 0;
-  const main = () => parent.querySelector<HTMLElement>(".main")!;
+  const graph = () => parent.querySelector<HTMLElement>(".graph")!;
   const heights = () => {
     const style = getComputedStyle(parent);
     const timeline = parent.querySelector<HTMLElement>(".time")?.offsetHeight ?? 0;
-    const free = main().offsetHeight + timeline;
+    const free = graph().offsetHeight + timeline;
     const fallback = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
     const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
     return { free, timeline, first: fallback + lanes + more * (1 - GRAPH_SHARE) };
@@ -41,11 +41,11 @@ export const makeGrip: MakeView = (stage, parent) => {
     const { free, first } = heights();
     const height = Math.max(LEAST_TIMELINE, Math.min(free - LEAST_GRAPH, wanted ?? first));
     parent.style.setProperty("--time", `${Math.round(height)}px`);
-    const graph = Math.round(free - height);
-    for (const [name, value] of [["now", graph], ["min", LEAST_GRAPH], ["max", Math.round(free - LEAST_TIMELINE)]]) {
+    const upper = Math.round(free - height);
+    for (const [name, value] of [["now", upper], ["min", LEAST_GRAPH], ["max", Math.round(free - LEAST_TIMELINE)]]) {
       grip.setAttribute(`aria-value${name}`, String(value));
     }
-    grip.setAttribute("aria-valuetext", `graph ${graph} pixels, timeline ${Math.round(height)}`);
+    grip.setAttribute("aria-valuetext", `graph ${upper} pixels, timeline ${Math.round(height)}`);
   };
   const give = (height: number | null) => {
     const { free } = heights();

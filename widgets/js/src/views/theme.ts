@@ -32,6 +32,7 @@ const NAMES: readonly (keyof Colours)[] = [
   "consumed",
   "param",
   "state",
+  "bad",
   "hue0",
   "hue1",
   "hue2",

@@ -111,6 +111,7 @@ export const makeTimeline: MakeView = (stage, parent) => {
   const view: ReturnType<MakeView> = {
     update(changed) {
       predict.update(changed);
+      if (changed.has("axis")) stage.tip(null); // it names the task that was at this point
       if (changed.has("tab") || changed.has("revision")) slider.max = String(store.replay.length);
       if (hasMoved(changed)) {
         slider.value = String(store.state.t);

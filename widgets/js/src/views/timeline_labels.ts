@@ -12,6 +12,7 @@ import { pathsOf } from "../model/short_paths.ts";
 import type { Changed } from "../store.ts";
 import { grouped, nanoseconds, nth, size } from "../format.ts";
 import type { Stage } from "../view_types.ts";
+import { goToPeak } from "./keyboard.ts";
 import { basisWords, chartWords, type Legend, peakWords } from "./memory_legend.ts";
 import { pathEnd } from "./text_elements.ts";
 
@@ -41,6 +42,7 @@ export class TimelineLabels {
   private readonly heading = el("h3", {}, "Memory");
   private readonly lanes = el("div", { class: "lanes" });
   private readonly peak = el("p", { class: "peak" });
+  private readonly toPeak = el("button", { class: "go" });
   private readonly lives = el("ul", { class: "lives", "aria-label": "lifetimes of storages, most bytes × time first" });
   private readonly more = el("span", { class: "more" });
   private readonly memory: HTMLElement;
@@ -75,6 +77,7 @@ export class TimelineLabels {
     this.scale.classList.add("scale");
     this.lifetimes = el("button", { class: "fold", title: "Lifetimes: show, hide" }, "Lifetimes");
     this.lifetimes.addEventListener("click", toggleLifetimes);
+    this.toPeak.addEventListener("click", () => goToPeak(stage));
     this.memory = el("div", { class: "memory" }, this.heading, legend.total, legend.element);
     const axes = el("div", { class: "tabs axes", role: "group", "aria-label": "axis" }, this.axes.task, this.axes.clock);
     const top = el("div", { class: "top" }, el("h3", {}, "Timeline"), this.whole, axes);
@@ -158,7 +161,9 @@ export class TimelineLabels {
     peak.style.width = ""; // natural width
     const [first, second] = peakWords(stack.shown, stack.forward, (place) => store.graph.titles[schedule.order[place]]);
     const { said, reasons } = basisWords(stack.shown, schedule.curves !== undefined);
-    peak.replaceChildren(el("span", {}, el("b", {}, first), second, el("span", { class: "sub" }, ` · ${said}`)));
+    peak.replaceChildren(el("span", {}, this.toPeak, second, el("span", { class: "sub" }, ` · ${said}`)));
+    this.toPeak.textContent = first;
+    this.toPeak.title = "To the memory peak (P)";
     peak.title = [first + second, said, reasons].filter(Boolean).join("\n");
     at(peak, bands.memory.top + 1);
     // the button may be wider than the gutter

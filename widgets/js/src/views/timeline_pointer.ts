@@ -41,7 +41,7 @@ export function bindTimeline(element: HTMLElement, slider: HTMLInputElement, sta
     const picture = shown();
     const { x, y } = pixels(event);
     if (!picture || event.button !== 0 || isControl(event)) return;
-    slider.focus({ preventScroll: true });
+    slider.focus({ preventScroll: true, focusVisible: false });
     event.preventDefault(); // otherwise the browser moves the focus to the element under the pointer
     if (y < PHASES || x < picture.axis.left || x > picture.axis.right) return;
     dragged = true;

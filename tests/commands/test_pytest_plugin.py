@@ -1,0 +1,150 @@
+"""The pytest plugin in a project of its own, found by its entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tapescope.tests.says import says
+
+pytestmark = pytest.mark.heavy
+
+ROOT = Path(__file__).parents[2]
+NET = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.h = nn.ModuleList(Block(64) for _ in range(layers))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        for each in self.h:
+            x = each(x)
+        return self.head(x)
+"""
+TESTS = """
+import os
+import sys
+import pytest
+
+def test_without_the_marker():
+    assert "torch" not in sys.modules
+
+@pytest.fixture
+def batch():
+    import torch
+    return torch.randn(128, 64), torch.randint(0, 10, (128,))
+
+@pytest.mark.peak_memory("2 MiB")
+def test_step(batch):
+    import torch
+    from net import Net
+    model = Net(int(os.environ.get("LAYERS", 2)))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+@pytest.mark.peak_memory
+def test_number(batch):
+    assert (batch[0] * 2).sum().item() < 1e9
+
+@pytest.mark.peak_memory
+def test_own_error(batch):
+    raise NotImplementedError("not yet")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project beside an installed tapescope, as pip records one: with the entry points of pyproject.toml."""
+    installed = tmp_path / "site" / "tapescope-0.dist-info"
+    installed.mkdir(parents=True)
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    lines = [f"{name} = {module}" for name, module in points.items()]
+    (installed / "entry_points.txt").write_text("\n".join(["[pytest11]", *lines]))
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: tapescope\nVersion: 0\n")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "net.py").write_text(NET)
+    (folder / "test_memory.py").write_text(TESTS)
+    return folder
+
+
+def run(project: Path, *options: str, layers: int = 2) -> tuple[int, str]:
+    paths = [str(project.parent / "site"), *filter(None, sys.path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "LAYERS": str(layers), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--strict-markers",
+        "-p",
+        "no:cacheprovider",
+        "--tapescope-predict",
+    ]
+    process = subprocess.run(
+        [*command, *options], cwd=project, env=environment, capture_output=True, text=True, timeout=240
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def test_a_model_that_grew_by_a_layer_fails_and_the_layer_is_named(project: Path) -> None:
+    baseline = ("-k", "test_step", "--tapescope-baseline", "peaks.json")
+    status, printed = run(project, *baseline)
+    assert status == 4
+    says(printed, "peaks.json", "--tapescope-update")
+    assert run(project, *baseline, "--tapescope-update")[0] == 0
+    stored = json.loads((project / "peaks.json").read_text())["tests"]["test_memory.py::test_step"]["predicted"]
+    assert stored["peak_bytes"] == sum(each["bytes"] for each in stored["modules"].values()) < 2 * 2**20
+    # A block has 64 × 256 + 256 + 256 × 64 + 64 parameters; Adam's state is twice that, with a step of each of 4.
+    block = sum(stored["modules"][f"h.0.{name}"]["kinds"]["parameters"] for name in ("up", "down"))
+    assert block == 2 * 64 * 256 * 4 + 1024 + 512
+    assert run(project, *baseline)[0] == 0
+    status, printed = run(project, *baseline, layers=3)
+    assert status == 1
+    says(printed, "peak grew from", "h.2 (new)", "net.py:", "parameters", "--tapescope-update")
+    assert "h.1" not in printed
+    assert run(project, *baseline, layers=1)[0] == 0
+
+
+def test_a_limit_fails_with_the_largest_modules(project: Path) -> None:
+    status, printed = run(project, "-k", "test_step", layers=8)
+    assert status == 1
+    says(printed, "exceeds 2.0 MiB", "h.0.up", "optimizer state", "net.py:7")
+
+
+def test_the_plugin_imports_torch_for_marked_tests_only_and_explains_what_it_cannot_predict(project: Path) -> None:
+    status, printed = run(project, "-k", "not test_step")
+    assert status == 1
+    says(printed, "test_memory.py:27", ".item()", "not yet", "2 failed, 1 passed")
+    assert printed.count("During handling") == 0
+
+
+def test_contradicting_options_are_refused(project: Path) -> None:
+    status, printed = run(project, "--tapescope-update")
+    assert status == 4
+    says(printed, "--tapescope-baseline FILE")
+    (project / "peaks.json").write_text("[]")
+    status, printed = run(project, "--tapescope-baseline", "peaks.json")
+    assert status == 4
+    says(printed, "peaks.json", "--tapescope-update")

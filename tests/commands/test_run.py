@@ -1,0 +1,228 @@
+"""`tapescope run` against `python`: parameters bit for bit, output, exit status; and what it reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tapescope.__main__ import main
+from tapescope.tests.says import says
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613")
+
+pytestmark = pytest.mark.heavy
+
+
+@dataclass
+class Ran:
+    """A finished process, without the lines of tapescope, which are `own`."""
+
+    status: int
+    printed: str
+    errors: str
+    own: str
+    saved: dict[str, Any]
+
+
+def ran(folder: Path, *command: str) -> Ran:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        command, cwd=folder, env=environment, input="a line\n", capture_output=True, text=True, timeout=240
+    )
+    own = re.findall(r"^tapescope: .*\n", process.stderr, re.MULTILINE)
+    # A finding's warning has the source line below it.
+    errors = re.sub(r"^tapescope: .*\n|^.*: UserWarning: ts\.training: .*\n(?:  .*\n)?", "", process.stderr, flags=re.M)
+    errors = re.sub(r"[\d.]+(?=it/s|s/it| seconds)|\d\d:\d\d|0x\w+|\b[\d.]+s\b|\d{4}-\d\d-\d\d.*", "_", errors)
+    saved = {each.name: torch.load(each) for each in sorted(folder.glob("*.pt"))}
+    for each in folder.glob("*.pt"):
+        each.unlink()
+    return Ran(process.returncode, process.stdout, errors, "".join(own), saved)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "status", "watched"),
+    [
+        ("no_trainer", (), 0, "6 steps"),
+        ("gan", (), 0, "20 steps"),
+        ("ppo", (), 0, "24 steps"),
+        ("diffusion", (), 0, "12 steps"),
+        ("nanogpt", ("--max-iters", "4", "--profile", "--", "-m", "--out"), 0, "4 steps"),
+        ("workers", (), 0, "8 steps"),
+        ("exits", ("--every", "2"), 3, "4 steps"),
+        ("environment", (), 0, "3 steps"),
+        ("raises", (), 1, "2 steps"),
+        ("interrupted", (), None, "3 steps"),
+        ("trainer_glue", ("--output_dir", "out", "--num_train_epochs", "2", "--report_to", "none"), 0, "6 steps"),
+        ("lightning_basic", (), 0, "8 steps"),
+        ("accelerate_basic", (), 0, "6 steps"),
+    ],
+)
+def test_a_script_trains_prints_and_ends_as_under_python(
+    script: str, arguments: tuple[str, ...], status: int | None, watched: str, tmp_path: Path
+) -> None:
+    library = {"trainer_glue": "accelerate", "lightning_basic": "pytorch_lightning", "accelerate_basic": "accelerate"}
+    if script in library and find_spec(library[script]) is None:
+        pytest.skip(f"{library[script]} is not installed")
+    path = tmp_path / f"{script}.py"
+    path.write_text((SCRIPTS / path.name).read_text())
+    plain = ran(tmp_path, sys.executable, path.name, *arguments)
+    assert plain.saved, plain.errors
+    assert plain.status == status or (status is None and "KeyboardInterrupt" in plain.errors)
+    watching = ran(tmp_path, sys.executable, "-m", "tapescope", "run", path.name, *arguments)
+    assert watching.status == plain.status
+    assert same(plain.saved, watching.saved)
+    if script != "trainer_glue":  # prints its running time
+        assert watching.printed == plain.printed
+        assert watching.errors == plain.errors
+    assert not plain.own
+    says(watching.own, f"{watched} of {script}.py watched", f"tapescope-{script}.html")
+    says((tmp_path / f"tapescope-{script}.html").read_text(), f"Training loop of {script}.py")
+
+
+def test_each_rank_of_torchrun_trains_as_alone_and_writes_its_own_page(tmp_path: Path) -> None:
+    (tmp_path / "ddp.py").write_text((SCRIPTS / "ddp.py").read_text())
+    plain = ran(tmp_path, *TORCHRUN, "ddp.py")
+    watching = ran(tmp_path, *TORCHRUN, "-m", "tapescope", "run", "--json", "found.json", "ddp.py")
+    assert plain.status == watching.status == 0, watching.errors
+    assert same(plain.saved, watching.saved) and len(plain.saved) == 2
+    assert sorted(plain.printed.splitlines()) == sorted(watching.printed.splitlines())
+    for rank in (0, 1):
+        assert (tmp_path / f"tapescope-ddp-rank{rank}.html").is_file()
+        assert json.loads((tmp_path / f"found-rank{rank}.json").read_text())["steps"] == 5
+
+
+LEAKING = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+losses = []
+for step in range(12):
+    loss = model(torch.randn(8, 4)).square().mean()
+    losses.append(loss)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def run(folder: Path, text: str, *options: str) -> Ran:
+    (folder / "train.py").write_text(text)
+    return ran(folder, sys.executable, "-m", "tapescope", "run", *options, "train.py")
+
+
+def test_findings_fail_a_successful_script_only_and_are_written_as_json(tmp_path: Path) -> None:
+    found = run(tmp_path, LEAKING, "--fail-on", "leaks", "--no-page", "--json", "new/found.json")
+    assert found.status == 70
+    says(found.own, "12 steps", "1 finding", "losses[0]")
+    content = json.loads((tmp_path / "new" / "found.json").read_text())
+    assert content["schema"] == "run/1" and content["exit_code"] == 70 and content["page"] is None
+    assert [(each["kind"], each["last_step"]) for each in content["findings"]] == [("leak", 11)]
+    assert not list(tmp_path.glob("*.html"))
+    assert run(tmp_path, LEAKING, "--fail-on", "nan,wrong-gradients", "--no-page").status == 0
+    assert run(tmp_path, f"{LEAKING}\nraise SystemExit(4)", "--fail-on", "leaks", "--no-page").status == 4
+    healthy = LEAKING.replace("losses.append(loss)", "losses.append(loss.detach())")
+    assert run(tmp_path, healthy, "--fail-on", "leaks,nan,wrong-gradients", "--no-page").status == 0
+
+
+def test_a_failed_script_still_writes_its_findings(tmp_path: Path) -> None:
+    failed = run(tmp_path, f"{LEAKING}\nraise KeyError('late')", "--json", "found.json", "--black-box", "kept")
+    assert failed.status == 1
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert content["exit_code"] == 1 and content["findings"] and Path(content["page"]).is_file()
+    says(content["error"]["sentence"], "KeyError", "late")
+
+
+def test_a_step_is_recorded_as_a_deck_and_steps_are_selected(tmp_path: Path) -> None:
+    found = run(tmp_path, LEAKING, "--profile", "5", "--steps", "3:8", "--json", "found.json")
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert content["steps"] == 8
+    says(found.own, "8 steps", "memory of step 5")
+    assert Path(content["profile_page"]).read_text().count("<script") and content["peak_bytes"] > 0
+    # Adam's state of 5 parameters exists at the peak: two moments each, and a step count of each parameter.
+    says("\n".join(content["sentences"]), f"optimizer state  {4 * (2 * 5 + 2)} B")
+    late = run(tmp_path, LEAKING, "--profile", "40", "--no-page")
+    says(late.own, "step 40 was not recorded", "made 12 steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("print(3)", ("import torch",)),
+        ("import torch\nimport not_installed", ("ModuleNotFoundError", "before its first backward()")),
+        ("import torch", ("never called backward()", "tapescope run")),
+        (
+            "import torch\nw = torch.ones(2, requires_grad=True)\n(w * w).sum().backward()\nw.data -= w.grad",
+            ("1 time", "torch.optim.Optimizer"),
+        ),
+        (
+            "import threading, torch\nw = torch.ones(2, requires_grad=True)\n"
+            "thread = threading.Thread(target=lambda: (w * w).sum().backward())\nthread.start(); thread.join()",
+            ("other threads",),
+        ),
+    ],
+)
+def test_a_script_without_steps_is_explained_in_one_sentence(text: str, facts: tuple[str, ...], tmp_path: Path) -> None:
+    found = run(tmp_path, text)
+    assert found.own.count("\n") == 1
+    says(found.own, "train.py", *facts)
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_module_runs_as_under_python(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(
+        f"import sys\n{LEAKING}\nprint(sys.argv, __package__, __spec__.name, __file__, sys.path[0])\n"
+        "torch.save(model.state_dict(), 'model.pt')"
+    )
+    command = ("-m", "project.train", "--", "-x")
+    plain = ran(tmp_path, sys.executable, *command)
+    watching = ran(tmp_path, sys.executable, "-m", "tapescope", "run", *command)
+    assert watching.printed == plain.printed and "project" in plain.printed
+    assert watching.status == plain.status == 0 and same(plain.saved, watching.saved)
+    assert (tmp_path / "tapescope-project.train.html").is_file()
+    for name in ("project.missing", "missing"):
+        plain, watching = (
+            ran(tmp_path, sys.executable, *more, "-m", name) for more in ((), ("-m", "tapescope", "run"))
+        )
+        assert (watching.status, watching.errors) == (plain.status, plain.errors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["nowhere.py"], ("nowhere.py", "does not exist")),
+        (["."], ("folder", "-m")),
+        (["--steps", "8:3", "train.py"], ("--steps", "'8:3'", "100:200")),
+        (["--every", "0", "train.py"], ("--every", "'0'")),
+        (["--fail-on", "leak", "train.py"], ("'leak'", "leaks, nan, wrong-gradients")),
+        ([], ("SCRIPT.py",)),
+    ],
+)
+def test_invalid_options_are_refused(
+    arguments: list[str], facts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(["run", *arguments])
+    except SystemExit as end:
+        status = end.code
+    printed = capsys.readouterr().err
+    assert status == 2 and printed.count("\n") == 1
+    says(printed, *facts)

@@ -1,0 +1,1 @@
+"""costly history"""

@@ -1,0 +1,35 @@
+"""The checkpoints are not reentrant."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gate = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(checkpoint(self.body, checkpoint(self.body, x, use_reentrant=False), use_reentrant=False))
+
+
+def case() -> str:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        net = Net()
+        wrapped = nn.parallel.DistributedDataParallel(net)
+
+        def train() -> None:
+            with ts.training(net):
+                for _ in range(2):
+                    wrapped(torch.randn(2, 4)).sum().backward()
+
+        return note_of(train)
+    finally:
+        torch.distributed.destroy_process_group()

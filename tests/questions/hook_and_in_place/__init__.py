@@ -1,0 +1,1 @@
+"""hook and in place"""

@@ -1,0 +1,1 @@
+"""modified in place"""

@@ -1,0 +1,21 @@
+"""An in-place operation on a tensor that no backward needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+def case() -> str:
+    net = nn.Linear(4, 4)
+
+    def train() -> None:
+        with ts.capture(net):
+            y = net(torch.randn(3, 4))
+            y.mul_(2.0)
+            y.sum().backward()
+
+    return note_of(train)

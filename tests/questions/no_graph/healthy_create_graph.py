@@ -1,0 +1,21 @@
+"""A gradient penalty with create_graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+def case() -> str:
+    net = nn.Linear(4, 4)
+
+    def train() -> None:
+        with ts.training(net):
+            x = torch.randn(3, 4, requires_grad=True)
+            (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+            slope.square().mean().backward()
+
+    return note_of(train)

@@ -1,0 +1,13 @@
+"""The same loss twice."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tapescope.tests.questions.asking import differences
+
+
+def case() -> str:
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(16, 6)
+    return differences(lambda: net(x).square().mean(), lambda: net(x).square().mean())

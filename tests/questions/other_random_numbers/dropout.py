@@ -1,0 +1,16 @@
+"""A checkpoint without the random state recomputes another dropout mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tapescope.tests.questions.asking import faults_of
+
+FINDS, SAYS = "other random numbers", ("dropout", "other random numbers", "preserve_rng_state=True")
+
+
+def case() -> str:
+    net, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8, requires_grad=True)
+    return faults_of(lambda: checkpoint(net, x, use_reentrant=False, preserve_rng_state=False).square().sum())

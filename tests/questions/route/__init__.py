@@ -1,0 +1,1 @@
+"""the route from the loss to a parameter"""

@@ -1,0 +1,34 @@
+"""The hidden state is detached between the batches."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.hidden = nn.GRU(4, 6), None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, hidden = self.rnn(x, self.hidden)
+        self.hidden = hidden.detach()
+        return y
+
+
+def case() -> str:
+    net = Tagger()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+
+    def train() -> None:
+        with ts.training(net, optimizer):
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.randn(2, 3, 4)).square().mean().backward()
+                optimizer.step()
+
+    return note_of(train)
