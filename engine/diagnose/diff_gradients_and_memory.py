@@ -55,9 +55,9 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
     """
     if first is None or second is None:
         found = ["none" if gradient is None else "a gradient" for gradient in (first, second)]
-        return EQUAL if first is second else Apart(math.inf, "missing", *found)
+        return EQUAL if first is second else Apart(math.inf, "missing", found[0], found[1])
     if first.meta.shape != second.meta.shape:
-        return Apart(math.inf, "shape", *map(_shape, (first, second)))
+        return Apart(math.inf, "shape", _shape(first), _shape(second))
     mine, other = first.statistics, second.statistics
     if mine is None or other is None or mine.nan_count is None or other.nan_count is None:
         return None

@@ -254,7 +254,8 @@ def _infinite_line(given: Tensor, index: Sequence[int]) -> str:
 
 def _advice(call: FunctionCall, bad: BadResult) -> NanCause | None:
     """Return the cause and the remedy of a function's bad result, see `nan_remedies`."""
-    name, at, tensors = call.title.replace("_", "").lower(), Numbers(), {}
+    name, at = call.title.replace("_", "").lower(), Numbers()
+    tensors: dict[str, Tensor] = {}
     names = ("self", "other")
     if call.title.startswith("__r"):  # __rtruediv__(b, a) is a / b
         names = names[::-1]
