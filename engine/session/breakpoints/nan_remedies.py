@@ -65,7 +65,12 @@ class Numbers(dict[str, float]):
 
 
 class NanCause(NamedTuple):
-    """A cause, as a clause, and a remedy, as an imperative."""
+    """A known cause of a NaN or infinite value.
+
+    Attributes:
+        cause: a clause, `the derivative of sqrt is infinite at 0`.
+        remedy: an imperative, `clamp its input, as in x.clamp(min=eps).sqrt()`.
+    """
 
     cause: str
     remedy: str
