@@ -125,8 +125,11 @@ def test_other_pages_are_printed_at_their_width(page: Page, pages: dict[str, Pat
 
 
 @pytest.mark.parametrize("name", ["compare", "loop", "frontier"])
-def test_all_pages_have_the_decks_logo_and_its_choice_of_theme(page: Page, gpt: Path, pages: dict[str, Path], name: str) -> None:
-    logo = "each => [...each.querySelectorAll('circle, path')].map(part => part.getAttribute('d') ?? part.getAttribute('r'))"
+def test_all_pages_have_the_decks_logo_and_its_choice_of_theme(
+    page: Page, gpt: Path, pages: dict[str, Path], name: str
+) -> None:
+    logo = """each => [...each.querySelectorAll('circle, path')].map(
+        part => part.getAttribute('d') ?? part.getAttribute('r'))"""
     page.goto(gpt.as_uri())
     deck = page.locator(".brand svg").evaluate(logo)
     page.goto(pages[name].as_uri())
@@ -135,7 +138,7 @@ def test_all_pages_have_the_decks_logo_and_its_choice_of_theme(page: Page, gpt: 
     theme = header.get_by_role("button", name=re.compile("^theme"))
     ink = "() => getComputedStyle(document.querySelector('main, .ts-loop, .ts-frontier')).getPropertyValue('--ink')"
     found = []
-    for _ in ("light", "dark", "same as the page"):
+    for _ in range(3):  # light, dark, and that of the page again
         theme.click()
         found.append(page.evaluate(ink))
     assert found[0] == found[2] != found[1]

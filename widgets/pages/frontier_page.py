@@ -81,6 +81,7 @@ _STYLE = f"""
 .ts-frontier .fate i{{display:inline-block;width:8px;height:8px;border-radius:2px;margin-right:6px}}
 """
 
+
 def page_html(frontier: PlanFrontier, title: str, measured: Mapping[str, Timeline]) -> str:
     """Return the page; see `PlanFrontier.save_html`."""
     header = f"<header>{MARK}<h1>{escape(title)}</h1></header>"

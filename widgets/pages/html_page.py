@@ -33,8 +33,8 @@ header{display:flex;flex-wrap:wrap;gap:4px 12px;align-items:center;padding:12px}
 header svg{flex:none}
 header>svg{color:var(--accent)}
 h1{font-size:14px;line-height:20px;font-weight:600;margin:0;overflow-wrap:anywhere}
-.theme{display:grid;place-items:center;width:28px;height:28px;margin:-4px 0 -4px auto;padding:0;border:0;border-radius:6px;
-  background:none;color:var(--ink2);cursor:pointer}
+.theme{display:grid;place-items:center;width:28px;height:28px;margin:-4px 0 -4px auto;padding:0;border:0;
+  border-radius:6px;background:none;color:var(--ink2);cursor:pointer}
 .theme:hover{background:var(--sunk);color:var(--ink)}
 @media print{.theme{display:none}}
 """

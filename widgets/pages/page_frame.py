@@ -91,6 +91,7 @@ _FIGURE = """
     f".c-{name}{{background:var(--{name});color:var(--on-{name})}}\n" for name in ("sunk", *CATEGORY_COLOURS.values())
 )
 
+
 def page_frame(title: str, subtitle: str, body: str, figures: Figures, style: str = "") -> str:
     """Return a page.
 

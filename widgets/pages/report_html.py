@@ -20,8 +20,8 @@ from .memory_figures import category_drawing
 from .theme import AUTO, CATEGORY_COLOURS, LIGHT
 
 if TYPE_CHECKING:
-    from ...engine.memory.timeline import Timeline
     from ...engine.diagnose.advise import Advice
+    from ...engine.memory.timeline import Timeline
 
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
