@@ -28,7 +28,8 @@ class Parts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self._open.append(tag)
+        if tag != "br":
+            self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
