@@ -205,7 +205,7 @@ class _FollowedCalls(TorchFunctionMode):
         return result
 
     def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call that is not the next planned one; it only matters if it runs a planned operation."""
+        """Run a call that is not the next planned one. It matters only if it runs an operation of the plan."""
         watch, state = self._watch, self._state
         if watch.between:
             if self._planned.calls[-1].end < len(state.operators):

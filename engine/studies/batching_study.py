@@ -95,10 +95,10 @@ class StudiedEnsemble:
         return f"{self.members} × {self.program}"
 
     def __getitem__(self, name: str) -> BatchedWay:
-        """Return a way by its name.
+        """Return one row of the study by its name.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: there is none of this name.
         """
         return row_called(name, ((way.name, way) for way in self.ways))
 

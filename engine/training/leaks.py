@@ -1,4 +1,4 @@
-"""Leaks: graphs of earlier steps that are alive, and who holds them."""
+"""Leaks: graphs of earlier steps that are still alive, and their holders."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .leak_holders import GRAD_OF, HeldGraphs, StepTokens, alike, held_graphs
 from .loop_observers import LoopPart
 from .training_result import Training
 
-_FIRST_LOOK = 2  # the number of a step: two are over before it
-_LAG = 2  # steps: what a loop compares with the step before is let go of one later
+_FIRST_LOOK = 2  # the step after which graphs are first checked
+_LAG = 2  # a loop may compare a step with the previous one
 
 
 class Leaks(LoopPart):
-    """Looks after each step whether a graph of an earlier one is alive, which costs next to nothing; and if one is, for
-    who holds it, which takes tenths of a second: so again only 2, 4, 8, ... steps later, if it goes on.
+    """Checks after each step whether a graph of an earlier one is alive, which costs little. If one is, it searches for
+    the holders, which takes tenths of a second and is repeated after 2, 4, 8, ... steps while the leak lasts.
 
-    A step's own graphs are the loop's business until all optimizers that stepped in it have stepped again: of a critic
-    that steps five times for one of the generator's, the generator's are five steps old and no leak.
+    The loop may need the graphs of a step until all optimizers that stepped in it have stepped again. If a critic steps
+    five times for each step of the generator, the generator's graphs are five steps old and not a leak.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Leaks(LoopPart):
         self._wait = 1
         self._next_look = _FIRST_LOOK
         self._looked_at = 0
-        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+        self._known: dict[str, Holder] = {}  # the first of several similar holders
 
     def begins(self, training: Training) -> None:
         self._training = training

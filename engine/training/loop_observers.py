@@ -30,7 +30,7 @@ def explain_inference_tensors(error: BaseException, modules: Iterable[tuple[str,
     """Add a note once to PyTorch's error about inference tensors. Other errors stay as they are.
 
     Args:
-        modules: by path the modules that may hold such tensors.
+        modules: the modules that may hold such tensors, by path.
     """
     if not isinstance(error, RuntimeError) or not str(error).startswith(_ERRORS):
         return
@@ -54,7 +54,7 @@ _MADE = "made under torch.inference_mode()"
 
 
 def _names(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[str]:
-    """Yields the names of the inference tensors that modules have as attributes, buffers or parameters."""
+    """Yield the names of inference tensors that are attributes, buffers or parameters of the modules."""
     for path, module in modules:
         for name, each in {**vars(module), **module._buffers, **module._parameters}.items():
             if isinstance(each, Tensor) and each.is_inference():
@@ -72,19 +72,21 @@ class LoopPart:
         """Watching begins: install hooks here."""
 
     def step_begins(self, number: int) -> None:
-        """Steps are counted from 0. Where no optimizers were given and one that is alive never steps, the end of the
-        first step is noticed late: when another optimizer steps again."""
+        """A step begins; steps are counted from 0. If no optimizers were passed, and one that exists never steps, the
+        end of the first step is noticed late: when another optimizer steps again.
+        """
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         """An outermost module is called with grad mode on, also in an optimizer's closure or in a torch.func transform.
-        `given` has no wrappers of the transform."""
+        `given` are its arguments without the transform's wrappers.
+        """
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
     def module_ends(self, module: nn.Module, result: object) -> None:
-        """Any module has returned, also an inner one, or one that `ts.training` was not given.
-
-        It is called only for observers that override it. It is called often, so the user's modes stay on."""
+        """A module has returned, which may be an inner one, or one that `ts.training` was not given. It is called only
+        for observers that override it. It is called often, so the user's modes stay on.
+        """
 
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
@@ -142,15 +144,15 @@ class TrainingWatch(LoopFollower):
         self._overriding: dict[str, tuple[LoopPart, ...]] = {}  # by the name of a method
         self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
-        self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
+        self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
         self._strangers: WeakSet[nn.Module] = WeakSet()
-        # By each that was given those whose steps are its own.
+        # For each passed optimizer or wrapper: the optimizers whose steps it runs.
         self._given: list[WeakSet[Optimizer]] = [WeakSet(stepping_for(each)) for each in optimizers]
         self._known: WeakSet[Optimizer] = WeakSet()
         self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
-        self._is_to_tell = False  # that an optimizer begins, once its closure has run
-        self._last_failure = 0  # an exception by id, until the next backward
+        self._is_to_tell = False  # `optimizer_begins` is still to be called, after the closure
+        self._last_failure = 0  # the id of an exception, until the next backward
 
     def start(self, stack: ExitStack) -> None:
         """Begin, and install the hooks; closing the stack removes them."""
@@ -200,7 +202,7 @@ class TrainingWatch(LoopFollower):
                     self._tell_no_more(part)
 
     def _told_of(self, what: str) -> tuple[LoopPart, ...]:
-        """Return the observers that have a method of this name of their own."""
+        """Return the observers that override this method."""
         found = self._overriding.get(what)
         if found is None:
             base = getattr(LoopPart, what)
@@ -225,7 +227,7 @@ class TrainingWatch(LoopFollower):
         return True
 
     def _is_meant(self, module: nn.Module) -> bool:
-        """Return whether the module is to be watched: it was given, or contains one that was."""
+        """Return whether the module is watched: it was passed, or contains one that was."""
         if not self._modules or module in self._modules or module in self._around:
             return True
         if module in self._strangers:
@@ -300,7 +302,9 @@ class TrainingWatch(LoopFollower):
             self._tell_of_beginning(optimizer)
 
     def _tell_of_beginning(self, optimizer: Optimizer) -> None:
-        """Call `optimizer_begins` once; of a step with a closure after its first run, which makes the gradients."""
+        """Call `optimizer_begins` once. In a step with a closure, this is after the closure's first run, which computes
+        the gradients.
+        """
         if self._is_to_tell:
             self._is_to_tell = False
             self._tell("optimizer_begins", optimizer)

@@ -59,7 +59,7 @@ class HeldMemory(LoopPart):
         self._is_power = False
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
-        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+        self._known: dict[str, Holder] = {}  # the first of several similar holders
 
     def begins(self, training: Training) -> None:
         self._training = training

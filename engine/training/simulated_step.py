@@ -314,7 +314,7 @@ def fake_step(
     try:
         raise NotImplementedError(_sentence(needed, "" if node is None else _place_of(recipe, change))) from needed
     finally:
-        del needed  # else it would hold itself through this frame
+        del needed  # breaks a reference cycle through this frame
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def _place_of(recipe: Recipe, change: Change | None) -> str:
 
 
 class _Trained:
-    """A model and its optimizer on fake tensors. Use it inside the mode of these."""
+    """A model and its optimizer on fake tensors, inside their mode."""
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
         model = model_on_fakes(recipe, fakes)
@@ -455,7 +455,7 @@ def _expect_loss(loss: object) -> None:
 
 
 def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
-    """Why it is not all known."""
+    """Return the reasons why the figures are estimates."""
     names: dict[str, list[str]] = {}
     for why, name in fakes.unknown:
         names.setdefault(why, []).append(name)

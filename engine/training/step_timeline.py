@@ -123,7 +123,7 @@ class StepTimeline(Lifetimes):
     @cached_property
     def peaks(self) -> tuple[PhasePeak, ...]:
         """The peak of each phase; for one that occurs several times, the highest."""
-        highest: dict[str, tuple[int, int]] = {}  # by phase the bytes, and the event before which these are alive
+        highest: dict[str, tuple[int, int]] = {}  # by phase: the bytes, and the index of the next event
         for phase, following in pairwise((*self.phases, self._end)):
             levels = self.levels[phase.event : following.event + 1]
             nbytes = max(levels)

@@ -43,7 +43,7 @@ class Writer(LoopPart):
         self._logger = logger
         self._depth = depth
         self._next = 0  # the first step not yet written
-        self._findings = 0  # how many have been written
+        self._findings = 0  # findings already written
         self._raised = False
 
     def begins(self, training: Training) -> None:
@@ -60,7 +60,7 @@ class Writer(LoopPart):
             self._write()
 
     def _write(self) -> None:
-        self._raised = True  # unless all goes well: who has raised is told of the end, too
+        self._raised = True  # reset below; `ends` is called even after an error here
         numbers = numbers_of(self._training.norms, self._depth, self._next)
         found = self._training.findings
         new, self._findings = found[self._findings :], len(found)

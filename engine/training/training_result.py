@@ -61,7 +61,7 @@ _NO_STEPS = (
     "step is told by an optimizer of torch's that steps in the same thread, or by training.step() at its end."
 )
 _MOST_FINDINGS = 1_000
-_MOST_MEMORY = 50_000  # numbers, five a step that is looked at
+_MOST_MEMORY = 50_000  # numbers, five per sample
 _NOT_FOR_USERS = frozenset(
     (
         *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
@@ -69,7 +69,7 @@ _NOT_FOR_USERS = frozenset(
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
-_started: list[Training] = []  # which watch until they are stopped, also where nobody else keeps them
+_started: list[Training] = []  # started without a `with` block, and kept alive until they are stopped
 
 
 class Watcher(Protocol):
@@ -232,7 +232,7 @@ class Training(ShownAsFindings):
         _warn(text)
 
     def add(self, finding: Finding) -> None:
-        """Report a finding of an observer, and keep it. The same finding again extends its last step."""
+        """Report a finding of an observer, and keep it. If it is known, its last step is extended."""
         if self._goes_on(finding, anew=False):
             return
         if len(self.findings) < _MOST_FINDINGS:

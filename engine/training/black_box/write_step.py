@@ -1,4 +1,4 @@
-"""A unit that was kept, as what is written of it."""
+"""Converts a recorded unit to the content of a step's folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .step_recorder import MicroBatch, Unit
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a step is written.
+    """The reason for writing a step.
 
     Attributes:
         kind: "non-finite", "exception", or the kind of a finding.
-        sentence: in words.
-        error: what was raised.
-        gradients: when those that are there were read: "after the backward", "before the optimizer's step"; None: they
-            are not there any more, or not all of them yet.
+        sentence: the reason as a sentence.
+        error: the exception that was raised, if any.
+        gradients: when the current gradients were complete: "after the backward" or "before the optimizer's step";
+            None: they are incomplete, or gone.
     """
 
     kind: str
@@ -38,10 +38,10 @@ class Reason:
 
 
 def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Written:
-    """What is written of it.
+    """Return the content of the folder for a unit.
 
     Raises:
-        NotImplementedError: parameters or buffers can't be written as bytes.
+        NotImplementedError: a parameter or buffer cannot be written as bytes.
     """
     if left_out := models.left_out():
         raise NotImplementedError(f"of the model {joined(left_out)} can't be written as bytes")
