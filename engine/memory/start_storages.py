@@ -285,8 +285,10 @@ class ForwardStorages:
         return owned_alone(on_ctx, number, 1) and storage_owned_alone(on_ctx[number])
 
     def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None, Tensor]]:
-        """Yield the forward's results that are held although no node saved them, with the task that created each, and
-        None as storage for those on the storage of an earlier one, such as a subclass's view of a plain result."""
+        """Yield the forward's results that user code holds although no node saved them: the task that created each, its
+        storage, and a tensor. The storage is None if an earlier result shares it, such as a subclass's view of a
+        plain result.
+        """
         found: set[int] = set()
         for task_id in self._hooks.tasks:
             for tensor in self._hooks.alive(task_id):

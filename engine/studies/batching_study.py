@@ -254,7 +254,7 @@ def batching_study(
 
 
 class _Products(nn.Module):
-    """Members that are one product each, of one input and a weight of their own."""
+    """Members that are one product each, of the same input and separate weights."""
 
     def __init__(self, members: int) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
             "fused",
             f"torch.optim.{kinds[0].__name__}(..., fused=True)",
             step.peak_bytes,
-            "none, it is faster mostly",
+            "none; it is usually faster",
             0,
         )
 
@@ -517,8 +517,8 @@ RESERVE_BYTES = 2**30
 cuDNN and fragmentation. An assumption, not measured on the GPU in question."""
 
 _OF_A_GPU = (
-    "what a GPU's kernels take for themselves is taken for what the CPU's do; its context and fragmentation are not "
-    "predicted, and have the reserve"
+    "the workspace of a GPU's kernels is assumed to equal that of the CPU's; the GPU's context and fragmentation are "
+    "not predicted, and the reserve is meant for them"
 )
 
 

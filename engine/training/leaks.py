@@ -98,7 +98,7 @@ def leak_sentence(held: HeldGraphs) -> str:
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     how = f"held by {held.holder}"
     if held.holder.kind == "named":
-        how = f"held as {held.holder}{', through which it goes from step to step' if held.crosses else ''}"
+        how = f"held as {held.holder}{' (each step passes it to the next)' if held.crosses else ''}"
     return f"{alive.format(steps_text(held.steps))}, {size}: {how}{more}. {_advice(held)}"
 
 
@@ -115,31 +115,31 @@ def _advice(held: HeldGraphs) -> str:
     """Return advice on how to release the graphs."""
     text, kind = held.holder.text, held.holder.kind
     if kind == "cycle":
-        return "It is freed when Python's collector runs, no earlier: break the cycle, or keep .detach() of it."
+        return "Only Python's garbage collector frees a cycle: break it, or keep a .detach() of the tensor."
     if kind == "unnamed" and _CLOSURE in text:
         return (
-            "A hook in the graph keeps the graph, which no collector sees: it is never freed. Let the hook have a "
-            ".detach() of the tensor, or remove it."
+            "A hook in the graph holds the graph, a cycle that Python's garbage collector cannot see, so it is never "
+            "freed. Pass the hook a .detach() of the tensor, or remove it."
         )
     for part, advice in _ADVICE.items():
         if part in text:
             return advice
     if held.crosses:
-        return "Where a step's value goes into the next one, .detach() it; of a number take .item()."
-    return "Keep .detach() of it; of a number, .item()."
+        return "Call .detach() on a value that one step passes to the next; for a number, .item()."
+    return "Keep a .detach() of it, or the .item() of a number."
 
 
 _CLOSURE = "closure variable "
 _ADVICE = {
     GRAD_OF: (
-        "backward(create_graph=True) leaves each .grad its graph, and adds to it: take torch.autograd.grad(loss, "
-        "parameters, create_graph=True), or drop the gradients with optimizer.zero_grad(set_to_none=True)."
+        "After backward(create_graph=True) each .grad has a graph: use torch.autograd.grad(loss, parameters, "
+        "create_graph=True) instead, or release the gradients with optimizer.zero_grad(set_to_none=True)."
     ),
-    ".tb_frame": "A traceback keeps the variables of the functions that its exception left: let go of the exception.",
-    " generator ": "A generator keeps its variables while it waits: close it, or del the variable before the yield.",
-    "the coroutine ": "A coroutine keeps its variables while it waits: let it end, or close it.",
+    ".tb_frame": "A traceback keeps the variables of the functions that raised: release the exception.",
+    " generator ": "A suspended generator keeps its variables: close it, or del the variable before the yield.",
+    "the coroutine ": "A suspended coroutine keeps its variables: let it end, or close it.",
     "<the context variable ": "Set the context variable to a .detach() of it, or reset() it by its token.",
     "a result in the cache of ": "Cache a .detach() of it, or clear the cache.",
-    _CLOSURE: "Let the function have a .detach() of it; if it is a hook, remove() it when it has done its work.",
+    _CLOSURE: "Pass the function a .detach() of it; if it is a hook, remove() it after its last use.",
 }
 """Advice by a fragment of the holder's text."""

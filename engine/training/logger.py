@@ -78,7 +78,7 @@ class Logger:
 
 def expect_depth(value: object) -> int:
     """Raise if the argument is not a valid number of path components."""
-    wanted = "how many parts of a module's path are told apart, 0 or more"
+    wanted = "a number of components of a module's path, 0 or more"
     expect_number(value, int, "depth", wanted)
     assert isinstance(value, int)
     if value < 0:

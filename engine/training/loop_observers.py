@@ -221,7 +221,7 @@ class TrainingWatch(LoopFollower):
         try:
             getattr(part, what)(*told)
         except Exception as error:
-            since = f"{type(part).__name__} is watched no more since step {self.number}"
+            since = f"{type(part).__name__} stopped in step {self.number} after an error"
             self._training.note(f"{since}: {type(error).__name__}: {error}")
             return False
         return True

@@ -159,7 +159,7 @@ class NormJudge:
                 sentence = (
                     f"The norm of all gradients exploded: {_number(total)}, {_times(total / usual)} its usual "
                     f"{_number(usual)}, and it stayed there in the next step; most of all in {module}, "
-                    f"{_times(times)} its usual. Clip it (torch.nn.utils.clip_grad_norm_), or look at the rate "
+                    f"{_times(times)} its usual. Clip it (torch.nn.utils.clip_grad_norm_), or check the learning rate "
                     "and the batches just before."
                 )
                 self._add(Finding("norm", step, sentence, module=module))
@@ -193,9 +193,8 @@ class NormJudge:
         more = f", and so did {counted(len(new) - 1, 'module')} more" if len(new) > 1 else ""
         sentence = (
             f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
-            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
-            f"before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
-            "which task."
+            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. If a ReLU or a mask "
+            "outputs only zeros there, the module no longer learns; ts.find_unused(make_loss, model) names the task."
         )
         self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))
 
@@ -224,7 +223,8 @@ class NormJudge:
         sentence = (
             f"The learning rate went up {_times(jump.rate / jump.before)}, from {_number(jump.before)} to "
             f"{_number(jump.rate)}, and the loss rose from {_number(median(jump.losses))} to {_number(worst)}"
-            f"{self._updates_after(jump)}. If a schedule did that, let it warm up; else see what set it there."
+            f"{self._updates_after(jump)}. If a schedule did that, add a warm-up; otherwise "
+            "check the code that sets the rate."
         )
         of = f"{self._norms.optimizers[jump.place]}.param_groups[0]['lr']"
         self._add(Finding("learning rate", jump.step, sentence, tensor=of))

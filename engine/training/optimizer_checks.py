@@ -42,8 +42,8 @@ class SkippedSteps(LoopPart):
         name = type(optimizer).__name__
         self._skipped[name] += 1
         sentence = (
-            f"{counted(self._skipped[name], 'step')} of {name} left out by the gradient scaler, as gradients were not "
-            "finite: that is how it finds its scale as it begins; where it goes on, ts.find_nan says where they begin."
+            f"The gradient scaler skipped {counted(self._skipped[name], 'step')} of {name} because gradients were not "
+            "finite. It finds its scale in this way at first; if it continues, ts.find_nan finds their origin."
         )
         self._training.update(Finding("skipped", self._number, sentence, tensor=name))
 

@@ -111,7 +111,9 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
         self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
-        self._after_numbers: dict[int, int] = {}  # by sequence number of an operation's node: the next event
+        self._after_numbers: dict[
+            int, int
+        ] = {}  # by sequence number of an operation's node: the place of the next event
 
     def is_noted(self, device: torch.device) -> bool:
         return True
@@ -360,7 +362,9 @@ class _Trained:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"make_optimizer(...) returned {a_kind(optimizer)}; expected a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise NotImplementedError("LBFGS runs forward and backward itself, as often as it likes: not predicted")
+            raise NotImplementedError(
+                "LBFGS runs forward and backward an unknown number of times, so its step cannot be predicted"
+            )
         _expect_own(optimizer, parameters)
         if change is not None:
             change(model, optimizer)
@@ -442,8 +446,8 @@ def _expect_gradients(model: nn.Module) -> None:
     parameters = list(model.parameters())
     if not any(each.grad is not None or leaf_hooks(each) or post_accumulate_hooks(each) for each in parameters):
         raise ValueError(
-            "loss_of(model, batch) returned a loss in which no parameter of `model` is; it has to use its argument, a "
-            "model on fake tensors: lambda model, batch: criterion(model(batch[0]), batch[1])"
+            "loss_of(model, batch) returned a loss that depends on no parameter of `model`; it has to use its "
+            "argument, a model on fake tensors: lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
 
 
@@ -473,12 +477,12 @@ def _sentence(error: Exception, place: str) -> str:
     where = "" if line is None or place else f"{line.short}: "
     operator = str(error).removeprefix("aten.").partition(".")[0]
     what = (
-        "a number of a tensor, as .item() does"
+        "the value of a tensor, as .item() does"
         if "scalar_dense" in operator
-        else f"as many elements as {operator} finds"
+        else f"the number of elements that {operator} finds"
     )
     return (
-        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give ts.fits a version "
+        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass ts.fits a version "
         "without it, or measure a step that fits with ts.profile"
     )
 
@@ -491,8 +495,8 @@ def _unfakeable(error: Exception, operation: str) -> str:
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
         f"{where}ts.fits trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        "quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give ts.fits a version without it (of "
-        "nn.Embedding one with sparse=False), or measure a step with ts.profile_step"
+        "quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass ts.fits a version without it "
+        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
     )
 
 

@@ -141,7 +141,7 @@ class BackwardFollower:
 
     def _watch(self, given: BackwardGiven) -> tuple[Watch, MemoryWatch, _Marks, SavedBlocks, BackwardCall] | None:
         if is_redirected():
-            self.why = "a policy was in force, so that its tasks were not looked at; record it outside of ts.policy"
+            self.why = "a policy was in force, so its tasks were not traced; record it outside ts.policy"
             return None
         tensors, gradients, keep_graph, create_graph, inputs = given
         try:
@@ -261,7 +261,7 @@ class StepBackwards:
         """Return why no backward of the wanted step could be followed; "" if one was, or another step was wanted."""
         if self.why_not or self.followed:
             return ""
-        return self.follower.why or "no backward ran in it that ended without an error"
+        return self.follower.why or "no backward in it ended without an error"
 
     def at_peak(self) -> Run:
         """Return the backward that contains the step's peak, else the last one before it, else the first one after it.

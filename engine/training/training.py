@@ -166,10 +166,10 @@ def training(
         model,
         lambda each: isinstance(each, nn.Module),
         "model",
-        "a module, a list of modules, or None: whatever is called is watched",
+        "a module, a list of modules, or None for all that are called",
     )
     optimizers = _listed(
-        optimizer, is_optimizer, "optimizer", "an optimizer, a list of optimizers, or None: whatever steps is watched"
+        optimizer, is_optimizer, "optimizer", "an optimizer, a list of optimizers, or None for all that step"
     )
     expect_number(every, int, "every", "a number of steps, 1 or more")
     if every < 1:
@@ -178,7 +178,7 @@ def training(
     expect_truth(synchronize, "synchronize")
     expect_truth(found_inf, "found_inf")
     if found_inf and black_box is None:
-        raise ValueError("found_inf is the black box's: give black_box=, too")
+        raise ValueError("found_inf needs the black box; pass a folder as black_box=")
     kinds = kinds_of(black_box_on)
     parts = [make() for make in PARTS]
     expect_depth(depth)

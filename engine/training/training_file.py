@@ -22,7 +22,7 @@ VERSION = 2
 """Version 1 had the batch among the activations."""
 
 PAGE_BEGINS, DATA_BEGINS = '<div class="ts-loop"', '<script type="application/json">'
-"""In HTML what a loop begins with, and its document in it."""
+"""The starts of a loop and of its document in a page."""
 _PAGE_BEGAN = '<div class="th-loop"'  # in pages written under the former name
 
 _MOST_MODULES = 100_000
@@ -112,7 +112,7 @@ _ARRAYS = {
     "learning_rates": ("rows", "optimizers"),
     "memory": ("looks", "held"),
 }
-"""By name how many rows and how many columns they have."""
+"""The names of the numbers of rows and columns of each array."""
 
 
 def document_of(training: Training, most: int | None = None) -> TrainingDocument:

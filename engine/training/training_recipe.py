@@ -90,7 +90,7 @@ class Recipe:
             if batch_size < 1:
                 raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
             if not takes_size:
-                raise ValueError("batch_size is given, and make_batch() takes no size: make_batch(size) would")
+                raise ValueError("batch_size was passed, but make_batch() takes no size; expected make_batch(size)")
         elif size is not None and default is size.empty:
             batch_size = 1
         elif isinstance(default, int) and not isinstance(default, bool):
@@ -200,7 +200,7 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{a_kind(made)} without a loss"
         )
         raise ValueError(
-            f"the model returned {what}, so what the loss is has to be said: "
+            f"the model returned {what}, so pass loss_of, for example "
             "loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     return loss
@@ -262,8 +262,8 @@ def _refusing_ddp() -> Iterator[None]:
         if not any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)):
             raise
         raise NotImplementedError(
-            "ts.fits can't make DistributedDataParallel of fake tensors. Let make_model give the model itself; the "
-            "buckets take as much as the gradients more"
+            "ts.fits cannot create DistributedDataParallel from fake tensors. Return the model itself from make_model; "
+            "the buckets need as much memory as the gradients, in addition"
         ) from error
 
 
@@ -320,12 +320,13 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else layout
         raise NotImplementedError(
-            f"{name} is a tensor of another kind ({kind}), and ts.fits copies models of dense tensors alone; measure a "
-            "step with ts.profile_step"
+            f"{name} is a {kind} tensor, and ts.fits copies only models of dense tensors; measure a step with "
+            "ts.profile_step"
         )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(
-            f"{name} is {a_kind(tensor)}, which computes by itself: give a function that makes it"
+            f"{name} is {a_kind(tensor)}, whose class has operations of its own; pass a function that returns the "
+            "model instead"
         )
     view = View.of(tensor)
     whole = wholes.get(storage.address)

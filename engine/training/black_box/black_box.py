@@ -200,7 +200,7 @@ class BlackBox(LoopPart):
         found = self._left_out_updates.begins(optimizer, judged)
         if found is None and not self._is_told:
             self._is_told = True
-            training.note(f"{type(optimizer).__name__} is not fused, and leaves no update out: found_inf does nothing")
+            training.note(f"{type(optimizer).__name__} is not fused, so found_inf cannot skip its updates")
         return bool(found)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
