@@ -168,7 +168,7 @@ class _FollowedCalls(TorchFunctionMode):
         """
         watch = self._watch
         watch.place = call.begin
-        # Of nested hooks only the innermost pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
+        # Only the innermost of nested hooks pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
         # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside hooks of the user's nothing is ours to drop.
         saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
         if saves:

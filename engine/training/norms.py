@@ -377,7 +377,7 @@ class Norms:
 
     @property
     def skipped(self) -> Tensor:
-        """Whether a gradient scaler skipped a step, bool of shape (rows,)."""
+        """For each row, whether a gradient scaler skipped a step, bool of shape (rows,)."""
         return (self.scalar(2) > 0).any(1)
 
     @staticmethod

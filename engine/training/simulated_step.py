@@ -119,7 +119,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         return True
 
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
-        """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
+        """Return the bytes of each storage on this device, rounded up as in `memory`; 0 on other devices."""
         grain = _GRAIN.get(memory.type, 1)
         left_out = set() if memory == _CPU else self._on_cpu
         return [

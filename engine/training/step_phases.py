@@ -23,7 +23,7 @@ from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 
 @dataclass(slots=True)
 class PhaseStart:
-    """Where a phase begins.
+    """The start of a phase.
 
     Attributes:
         phase: its name.

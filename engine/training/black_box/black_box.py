@@ -58,7 +58,7 @@ class Finiteness:
 
     @property
     def is_pending(self) -> bool:
-        """Whether reading it would synchronize an accelerator."""
+        """True if reading it would synchronize an accelerator."""
         return any(each.is_pending for each in self._sums)
 
     def look(self) -> bool:
