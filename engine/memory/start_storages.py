@@ -214,7 +214,7 @@ class ForwardStorages:
         return self._are_certainly_older
 
     def _kept_by_regions(self) -> dict[int, list[tuple[int, str]]]:
-        """Return by address the nodes of the checkpointed regions that keep the storage there as their input.
+        """Return, by the address of a storage, the nodes of the checkpointed regions that keep it as an input.
 
         They release it once all of them have run. Nothing else is assumed to hold it, so that the prediction is a lower
         bound.

@@ -58,7 +58,9 @@ class Logger:
             self._log({}, commit=True)
 
     def write(self, numbers: Numbers, findings: Iterable[Finding], commit: bool = False) -> None:
-        """Write these values. commit: whether every step, including the last, ends a row."""
+        """Write these values. In wandb, `commit` also ends the row of the last step, which the loop's own `log` would
+        end.
+        """
         rows: dict[int, dict[str, Any]] = {step: dict(values) for step, values in numbers.items()}
         if self._add_scalar is not None:
             for step, values in rows.items():

@@ -82,7 +82,7 @@ class NormJudge:
         self._add = training.add
         self._advice = "" if training.black_box else "; ts.training(black_box=...) keeps such a step"
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
-        self._largest = 0.0  # of all norms but the last `_EVERY`, or those still in `_totals`
+        self._largest = 0.0  # the largest norm at the last check, without its `_EVERY` newest
         self._losses: dict[int, deque[float]] = {}
         self._rates: dict[int, tuple[float, int]] = {}  # largest rate and number of steps, by optimizer
         self._jumps: list[_Jump] = []
