@@ -253,7 +253,7 @@ class FastLoop:
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)
-            if (saved and packed_by_user(saved)) or is_spent(node):  # unpacking runs user code; the node raises
+            if (saved and packed_by_user(saved)) or is_spent(node):  # unpacking runs user code; a spent node raises
                 loop.end_fast_loop()
                 loop.execute(task_id, hooks=False)
                 return
