@@ -144,7 +144,7 @@ class MemoryDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the peaks differ."""
+        """True if the peaks differ."""
         return self.peaks[0] != self.peaks[1]
 
     @cached_property

@@ -74,7 +74,7 @@ class Forwards:
 
     @property
     def unseen(self) -> bool:
-        """Whether some graphs are not reachable from a module's result, so that those that wait are unknown."""
+        """True if some graphs are not reachable from a module's result, so that those that wait are unknown."""
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
