@@ -9,6 +9,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.freed_nodes import is_over
 from ...inspector.graph.source_lines import Source, tensors_within
 from .raised_error import RaisedError, segment_at
@@ -111,7 +112,7 @@ def _variables(raised: RaisedError) -> Iterator[_Kept]:
         loops = source.loops_around(line)
         if not loops:
             continue
-        for name, value in list(frame.f_locals.items()):
+        for name, value in list(variables_of(frame).items()):
             if isinstance(value, nn.Module):
                 continue
             for expression, tensor in tensors_within(name, value, _DEPTH):
@@ -205,7 +206,7 @@ def _assigning(raised: RaisedError, holder: object, name: str) -> list[Source]:
         lines = [*method.assignments(f"self.{name}"), *changed]
         found = [*lines, *found] if method.code.co_name == "__init__" else [*found, *lines]
     for frame, _, _ in raised.places:
-        for key in [key for key, value in list(frame.f_locals.items()) if value is holder]:
+        for key in [key for key, value in list(variables_of(frame).items()) if value is holder]:
             found += FunctionSource(frame.f_code).assignments(f"{key}.{name}")
     return found
 
@@ -214,7 +215,7 @@ def _objects_in(frame: FrameType) -> list[tuple[str, str, object]]:
     """Return the user's own objects in a frame's variables, which may hold a state."""
     return [
         (name, "self", value)
-        for name, value in list(frame.f_locals.items())
+        for name, value in list(variables_of(frame).items())
         if not isinstance(value, nn.Module | Tensor | type)
         and hasattr(value, "__dict__")
         and _is_users_class(type(value))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_private.thread_state import unobserved
+from .frame_variables import variables_of
 
 # The engine's ready models stand for the user's code; but ts.recompute and ts.find_nan call the user's operations on
 # their way, and ts.training is called by the hooks of what the user calls.
@@ -248,7 +249,7 @@ def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
     looked_at = 0
     with unobserved():
         for frame in _users_frames():
-            for name, value in list(frame.f_locals.items()):
+            for name, value in variables_of(frame).items():
                 for expression, tensor in tensors_within(name, value, _DEPTH):
                     looked_at += 1
                     if tensor is not None and wanted(tensor):
