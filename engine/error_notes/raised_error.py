@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain, islice
 from textwrap import dedent
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
@@ -40,16 +40,23 @@ class RaisedError:
         error: the error.
         modules: modules that may contain the cause, outermost ones; those in the traceback are added.
         graph: the graph of the backward that raised; None: it is read from the traceback.
+        since: the sequence number from which on nodes are newer than the previous backward; None if unknown.
 
     Attributes:
         places: the frames of the user's own code, the outermost first, each with the instruction's offset and line.
     """
 
-    def __init__(self, error: BaseException, modules: Iterable[nn.Module] = (), graph: Graph | None = None) -> None:
+    def __init__(
+        self,
+        error: BaseException,
+        modules: Iterable[nn.Module] = (),
+        graph: Graph | None = None,
+        since: int | None = None,
+    ) -> None:
         self.error = error
         self.text = str(error)
         self._given = list(modules)
-        self._graph = graph
+        self._graph, self._since = graph, since
         # While the error passes a hook of ours, the frames that it has not reached yet are missing in its traceback.
         entries = list(_entries(error))
         outer = [] if not entries else list(_callers(entries[0].tb_frame))
@@ -175,6 +182,15 @@ class RaisedError:
         if not outputs:
             return None
         return read_graph(outputs, {name: each for each, name in self._parameters()})
+
+    @cached_property
+    def earlier_nodes(self) -> Set[Node]:
+        """The graph's nodes that are older than the previous backward; all of its nodes if that one is unknown."""
+        if self.graph is None:
+            return frozenset()
+        since = self._since
+        tasks = zip(self.graph.tasks, self.graph.nodes, strict=True)
+        return {node for task, node in tasks if since is None or task.sequence_nr < since}
 
     def _parameters(self) -> Iterator[tuple[Tensor, str]]:
         for model in self.models:
