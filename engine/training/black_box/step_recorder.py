@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from ....inspector.references.stack_frames import variables_of
+from ....inspector.graph.frame_variables import variables_of
 from ....inspector.torch_private.call_watchers import frame_of_call
 from ....inspector.torch_private.tensors import beneath_all_transforms
 from ...api.environment import Autocast
