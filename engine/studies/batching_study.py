@@ -96,10 +96,10 @@ class StudiedEnsemble:
         return f"{self.members} × {self.program}"
 
     def __getitem__(self, name: str) -> BatchedWay:
-        """Return a way by its name.
+        """Return one row of the study by its name.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: there is none of this name.
         """
         return row_called(name, ((way.name, way) for way in self.ways))
 
@@ -255,7 +255,7 @@ def batching_study(
 
 
 class _Products(nn.Module):
-    """Members that are one product each, of one input and a weight of their own."""
+    """Members that are one product each, of the same input and separate weights."""
 
     def __init__(self, members: int) -> None:
         super().__init__()
