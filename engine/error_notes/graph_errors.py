@@ -149,7 +149,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
 def _inputs(raised: RaisedError) -> list[Any]:
     if raised.backward is None:
         return []
-    found = variables_of(raised.backward[1]).get("inputs")
+    found: Any = variables_of(raised.backward[1]).get("inputs")
     if isinstance(found, Mapping):
         return list(found.values())
     return [found] if isinstance(found, Tensor) else list(found or ())

@@ -81,7 +81,8 @@ class RaisedError:
     def _running(self) -> list[nn.Module]:
         # Only calls by nn.Module count: other methods of a module run outside of its forward, too.
         call = nn.Module._call_impl.__code__
-        return [variables_of(frame)["self"] for frame, _, _ in self.frames if frame.f_code is call]
+        found = (variables_of(frame)["self"] for frame, _, _ in self.frames if frame.f_code is call)
+        return [each for each in found if isinstance(each, nn.Module)]
 
     @cached_property
     def models(self) -> list[nn.Module]:
