@@ -15,9 +15,8 @@ from .raised_error import RaisedError
 from .source_search import functions_of
 
 _REMEDY = (
-    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it "
-    "as an "
-    "argument, or change it outside"
+    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it as "
+    "an argument, or change it outside"
 )
 
 
@@ -76,8 +75,8 @@ def _first_difference(raised: RaisedError, frame: Any) -> str:
     if recomputed > len(frame.weak_holders):
         return f"it saves more than the {len(frame.weak_holders)} tensors that the forward saved"
     return (
-        f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} "
-        f"is missing"
+        f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} is "
+        "missing"
     )
 
 
@@ -110,8 +109,8 @@ def _changed_state(function: Callable[..., Any]) -> list[tuple[str, str]]:
 def reentrant_gradient(raised: RaisedError) -> str:
     """Return the note on `autograd.grad`, or `inputs=`, with a reentrant checkpoint."""
     return (
-        f"the graph has a checkpoint with use_reentrant=True, which cannot run under autograd.grad or inputs="
-        f"{_users(raised)}. Call checkpoint(..., use_reentrant=False)"
+        "the graph has a checkpoint with use_reentrant=True, which cannot run under autograd.grad or "
+        f"inputs={_users(raised)}. Call checkpoint(..., use_reentrant=False)"
     )
 
 
@@ -124,8 +123,7 @@ def nothing_to_recompute(raised: RaisedError) -> str:
     )
     return (
         f"no output of the reentrant checkpoint of {title} requires grad: the function detaches them or runs them "
-        f"under "
-        f"no_grad{_users(raised)}. Remove this checkpoint, or the detach() inside it, or pass use_reentrant=False"
+        f"under no_grad{_users(raised)}. Remove this checkpoint, or the detach() inside it, or pass use_reentrant=False"
     )
 
 

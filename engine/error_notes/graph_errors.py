@@ -1,5 +1,5 @@
-"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing "
-"derivatives."""
+"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing
+derivatives."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def no_graph(raised: RaisedError) -> str:
     if frozen:
         names = joined([type(each).__name__ for each in frozen])
         return (
-            f"{name} has no graph{_at(raised)}: no parameter of {names} requires grad. Call requires_grad_() on "
-            f"those to "
-            "train, before the forward"
+            f"{name} has no graph{_at(raised)}: no parameter of {names} requires grad. Call requires_grad_() on those "
+            "to train, before the forward"
         )
     return (
         f"{name} has no graph{_at(raised)}: it was computed under no_grad, from detached tensors, or from nothing that "
@@ -57,8 +56,7 @@ def not_a_scalar(raised: RaisedError) -> str:
     shape = f"has shape {tuple(loss.shape)}" if loss is not None else "has several elements"
     return (
         f"{name} {shape}{_at(raised)}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its "
-        f"gradient: "
-        f"{name}.backward(gradient)"
+        f"gradient: {name}.backward(gradient)"
     )
 
 
@@ -110,8 +108,7 @@ def unused_input(raised: RaisedError) -> str | None:
     told = [f"{_input_name(raised, number, each)} {_why_unused(raised, each)}" for number, each in unused]
     return (
         f"the outputs of autograd.grad{_at(raised)} do not depend on {joined(told)}. Pass allow_unused=True to get "
-        f"None for "
-        f"it, or use it in the forward; {_FIND_UNUSED}"
+        f"None for it, or use it in the forward; {_FIND_UNUSED}"
     )
 
 
@@ -123,7 +120,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
         other = storage_of(leaf)
         if storage is not None and other is not None and other.address == storage.address:
             return (
-                f"(the graph uses another tensor on its storage, a copy by detach() or .data: "
+                "(the graph uses another tensor on its storage, a copy by detach() or .data: "
                 f"{graph.describe(task_id)})"
             )
     name = raised.parameter_names.get(id(tensor), "")
@@ -137,8 +134,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     if strange and name:
         return (
             "(the graph has another leaf of its shape, as when torch.func.functional_call puts other tensors in its "
-            "place: "
-            "differentiate with respect to those)"
+            "place: differentiate with respect to those)"
         )
     if tensor.grad_fn is not None:
         return f"(a result of {tensor.grad_fn.name()} that no later operation uses)"
@@ -229,10 +225,8 @@ def function_contract(raised: RaisedError) -> str | None:
     line = _backward_line(node)
     return (
         f"the backward of the custom Function {_function_class(node).__name__}{line} must return one gradient per "
-        f"input of "
-        "forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a tensor or "
-        "needs "
-        "no gradient"
+        "input of forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a "
+        "tensor or needs no gradient"
     )
 
 
@@ -245,9 +239,8 @@ def mixed_dtypes(raised: RaisedError) -> str | None:
     place = raised.source.short if raised.source else "its backward"
     return (
         f"the backward of the custom Function {function.__name__} mixes dtypes at {place}: its forward ran under "
-        f"autocast, "
-        "and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and backward with "
-        "torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
+        "autocast, and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and "
+        "backward with torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
     )
 
 
@@ -309,15 +302,13 @@ def nan_in_backward(raised: RaisedError) -> str:
     )
     return (
         f"{place} returned NaN in the backward{_at(raised)}. ts.find_nan(make_loss) shows the operation where the "
-        f"first "
-        "NaN or infinity appears; clamp its input (sqrt, log and division at 0)"
+        "first NaN or infinity appears; clamp its input (sqrt, log and division at 0)"
     )
 
 
 def saved_in_function(raised: RaisedError) -> str:
     """Return the note on save_for_backward with something that is not a tensor."""
     return (
-        f"ctx.save_for_backward{_at(raised)} takes tensors and None, one per argument; store numbers and lists of "
-        f"them as "
-        "attributes (ctx.scale = scale), and pass a list of tensors as *tensors"
+        f"ctx.save_for_backward{_at(raised)} takes tensors and None, one per argument; store numbers and lists of them "
+        "as attributes (ctx.scale = scale), and pass a list of tensors as *tensors"
     )

@@ -52,16 +52,15 @@ def second_backward(raised: RaisedError) -> str | None:
     if kept.loop is not None:
         return (
             f"{kept.expression} is computed once, at {kept.assigned.short}{quoted}, before the loop at line "
-            f"{kept.loop}; "
-            f"the first backward freed its graph, and the backward{at} needs it again. Compute {kept.own_expression} "
-            f"inside the loop, in each step; if it needs no gradient, use {kept.own_expression}.detach()"
+            f"{kept.loop}; the first backward freed its graph, and the backward{at} needs it again. Compute "
+            f"{kept.own_expression} inside the loop, in each step; if it needs no gradient, use "
+            f"{kept.own_expression}.detach()"
         )
     if kept.is_earlier and kept.stores_elements:
         return (
             f"{kept.expression}, extended at {kept.assigned.short}{quoted}, keeps tensors with the graph of earlier "
-            f"steps, "
-            f"which an earlier backward has freed; the backward{at} needs them again. Store detached tensors there "
-            "(.detach()), or clear it in each step"
+            f"steps, which an earlier backward has freed; the backward{at} needs them again. Store detached tensors "
+            "there (.detach()), or clear it in each step"
         )
     if kept.is_earlier:
         return (
@@ -72,8 +71,7 @@ def second_backward(raised: RaisedError) -> str | None:
     return (
         f"{kept.expression} carries the graph of the previous step into this one: it is assigned at "
         f"{kept.assigned.short}{quoted}, and the backward{at} reaches the earlier graph, which is freed. Detach it "
-        f"there: "
-        f"{kept.own_expression} = {kept.own_expression}.detach()"
+        f"there: {kept.own_expression} = {kept.own_expression}.detach()"
     )
 
 

@@ -191,8 +191,7 @@ def deep_copy(raised: RaisedError) -> str:
     it = name or "a tensor"
     return (
         f"{it} has a graph, and copy.deepcopy{_at(raised)} copies leaves only. Store {it}.detach() in the module, or "
-        f"set "
-        "it to None before the copy"
+        "set it to None before the copy"
     )
 
 
@@ -203,6 +202,5 @@ def resized_gradient(raised: RaisedError) -> str:
     wanted = f" (shape {tuple(found[1].shape)}, {found[1].dtype})" if found is not None else ""
     return (
         f"{_code(raised)} assigns a gradient{raised.where} that does not have the shape and dtype of {name}{wanted}; "
-        f"convert "
-        f"it first, or assign {name}.grad_dtype to allow another dtype"
+        f"convert it first, or assign {name}.grad_dtype to allow another dtype"
     )

@@ -110,8 +110,7 @@ def not_a_leaf(raised: RaisedError) -> str:
     made = found[1].grad_fn.name() if found is not None and found[1].grad_fn is not None else "an operation"
     return (
         f"{name} was computed by {made}, so it is not a leaf and the optimizer cannot update it{_at(raised)}. Create "
-        f"the "
-        "leaf last: torch.zeros(3, device=device).requires_grad_(), or nn.Parameter(tensor.detach())"
+        "the leaf last: torch.zeros(3, device=device).requires_grad_(), or nn.Parameter(tensor.detach())"
     )
 
 
@@ -186,7 +185,6 @@ def assigned_parameter(raised: RaisedError) -> str:
     title = f"{raised.title(module)}.{name}" if module is not None else name
     return (
         f"{title} is a parameter, and a computed tensor is assigned to it{_at(raised)}. Modify it under "
-        f"torch.no_grad() "
-        f"({name}.copy_(...)), assign nn.Parameter(tensor.detach()), or use "
-        "torch.nn.utils.parametrize to compute it in each forward"
+        f"torch.no_grad() ({name}.copy_(...)), assign nn.Parameter(tensor.detach()), or use torch.nn.utils.parametrize "
+        "to compute it in each forward"
     )

@@ -195,7 +195,7 @@ class NormJudge:
         sentence = (
             f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
             f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
-            f"before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
+            "before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
             "which task."
         )
         self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))
