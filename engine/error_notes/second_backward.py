@@ -43,7 +43,7 @@ def second_backward(raised: RaisedError) -> str | None:
     if raised.graph is None or not raised.places:
         return None
     found = [*_variables(raised), *_attributes(raised)]
-    at = f" at {raised.source.short}" if raised.source else ""
+    at = raised.at
     if not found:
         return _same_loss(raised, at)
     kept = next((each for each in found if each.loop is not None), found[0])

@@ -108,11 +108,11 @@ def hook_and_in_place(raised: RaisedError) -> str:
     if writes is not None and getattr(writes, "inplace", False) is True:
         if writes is hooked:
             return (
-                f"{raised.title(writes)} has a full backward hook and works in place{_at(raised)}, which excludes each "
+                f"{raised.title(writes)} has a full backward hook and works in place{raised.at}, which excludes each "
                 "other. Set inplace=False, or register the hook on another module"
             )
         return (
-            f"{who}, and {raised.title(writes)} then modifies its output in place{_at(raised)}. Set inplace=False in "
+            f"{who}, and {raised.title(writes)} then modifies its output in place{raised.at}. Set inplace=False in "
             f"{raised.title(writes)}, or use Tensor.register_hook instead of the module's hook"
         )
     return (
@@ -132,10 +132,6 @@ def _hooked_module(tensor: Tensor) -> nn.Module | None:
             if isinstance(module, nn.Module):
                 return module
     return None
-
-
-def _at(raised: RaisedError) -> str:
-    return f" at {raised.source.short}" if raised.source else ""
 
 
 def inference_tensor(raised: RaisedError) -> str:
@@ -190,7 +186,7 @@ def deep_copy(raised: RaisedError) -> str:
             )
     it = name or "a tensor"
     return (
-        f"{it} has a graph, and copy.deepcopy{_at(raised)} copies leaves only. Store {it}.detach() in the module, or "
+        f"{it} has a graph, and copy.deepcopy{raised.at} copies leaves only. Store {it}.detach() in the module, or "
         "set it to None before the copy"
     )
 
