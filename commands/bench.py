@@ -33,7 +33,7 @@ def add_bench(commands: Commands) -> None:
         help="measure workloads on PyTorch's engine and print a table",
         examples=("tapescope bench orders", "tapescope bench accumulation rnn", "tapescope bench recompute gpt2"),
     )
-    benches = bench.add_subparsers(title="what", metavar="WHAT", required=True)
+    benches = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _add_orders(benches)
     _add_accumulation(benches)
     _add_recompute(benches)
@@ -118,19 +118,19 @@ def _add_recompute(benches: Commands) -> None:
         "workloads",
         nargs="*",
         metavar=_TARGET,
-        help="from `tapescope workloads`, or your own function (rnn unet resnet50)",
+        help="one of `tapescope workloads`, or a function that returns the loss (rnn unet resnet50)",
     )
     recompute.add_argument(
         "--size",
         choices=("small", "desk", "full"),
-        help="size of ready models; a step of desk takes two cores seconds (small)",
+        help="size of built-in workloads; a step of desk takes seconds on two cores (small)",
     )
-    recompute.add_argument("--device", metavar="NAME", help="device of ready models, such as cuda (default: cpu)")
+    recompute.add_argument("--device", metavar="NAME", help="device of built-in workloads, such as cuda (cpu)")
     recompute.add_argument(
-        "--repetitions", type=int, default=5, metavar="N", help="timed steps of each way (default: 5)"
+        "--repetitions", type=int, default=5, metavar="N", help="number of timed steps of each way (5)"
     )
     recompute.add_argument(
-        "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (default: 5)"
+        "--seconds", type=float, default=5.0, metavar="S", help="time limit of each search for a plan (5)"
     )
     recompute.add_argument("--compile", action="store_true", help="include torch.compile, which takes minutes")
     recompute.add_argument("--html", type=Path, metavar="FILE", help="also write a page with tables and figures")
@@ -144,12 +144,21 @@ def _add_batching(benches: Commands) -> None:
         examples=("tapescope bench batching", "tapescope bench batching --members 4 10 32 --no-compile"),
     )
     batching.add_argument(
-        "--members", type=int, nargs="+", action="extend", metavar="K", help="numbers of members (4 10)"
+        "--members",
+        type=int,
+        nargs="+",
+        action="extend",
+        metavar="K",
+        help="numbers of members of the ensembles (4 10)",
     )
     batching.add_argument(
-        "--repetitions", type=int, default=12, metavar="N", help="timed steps of each way (default: 12)"
+        "--repetitions", type=int, default=12, metavar="N", help="number of timed steps of each way (12)"
     )
-    batching.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    batching.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="leave out torch.compile, which compiles for about 15 s per ten members",
+    )
     batching.set_defaults(command=_bench_batching)
 
 

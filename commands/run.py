@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -186,25 +187,36 @@ class _Watched(MetaPathFinder):
 
     def finish(self, error: BaseException | None) -> bool:
         """Stop watching, print the report and write the pages. Return whether a kind of `--fail-on` was found."""
-        if os.getpid() != self._process:  # a process that the script forked ends here, too
+        if os.getpid() != self._process:  # a forked process has no report
             return False
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        if self._watch is None:
-            print(f"tapescope: {self._name} did not import torch, so no step was watched", file=sys.stderr)
+        try:
+            return self._report(error)
+        except Exception as failure:  # the script's own end must not be hidden
+            with suppress(Exception):
+                print(f"tapescope: no report: {type(failure).__name__}: {failure}", file=sys.stderr)
             return False
-        self._watch.stop(error)
-        sentences = self._watch.sentences(error)
-        pages = self._write_pages(self._watch) if self._page is not None else (None, None)
+
+    def _report(self, error: BaseException | None) -> bool:
+        watch = self._watch
+        pages: tuple[Path | None, Path | None] = (None, None)
+        if watch is None:
+            sentences = [f"{self._name} did not import torch, so no step was watched"]
+            content: dict[str, Any] = {"steps": 0, "findings": [], "notes": [], "peak_bytes": None}
+        else:
+            watch.stop(error)
+            sentences, content = watch.sentences(error), watch.content()
+            pages = self._write_pages(watch)
         for each in [*sentences, *(f"written to {page}" for page in pages if page is not None)]:
             print(f"tapescope: {each}", file=sys.stderr)
-        watch = self._watch
-        tell(lambda: watch.content(error) | dict(zip(("page", "profile_page"), pages, strict=True)))
-        return any(each.kind in self._options.fail_on for each in watch.findings)
+        tell(lambda: content | {"sentences": sentences, "page": pages[0], "profile_page": pages[1]})
+        return watch is not None and any(each.kind in self._options.fail_on for each in watch.findings)
 
     def _write_pages(self, watch: ScriptWatch) -> tuple[Path | None, Path | None]:
-        assert self._page is not None
         page = profile_page = None
+        if self._page is None:
+            return page, profile_page
         progress = ProgressLine()
         progress.show(f"tapescope: writing {self._page.name}")
         try:

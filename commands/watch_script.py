@@ -159,12 +159,11 @@ class ScriptWatch:
             )
         return None
 
-    def content(self, error: BaseException | None) -> dict[str, Any]:
-        """Return the report as JSON content."""
+    def content(self) -> dict[str, Any]:
+        """Return the findings as JSON content."""
         return {
             "steps": self.training.steps,
             "findings": self.findings,
             "notes": self.training.notes,
-            "sentences": self.sentences(error),
             "peak_bytes": None if self.profiled is None else self.profiled.peak_bytes,
         }

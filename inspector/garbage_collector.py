@@ -52,7 +52,7 @@ def _end(pause: object) -> None:
     with _lock:
         if pause in _pausing:
             if _was_enabled and len(_pausing) == 1:
-                gc.enable()  # before the pause is removed: a pause that begins in between would see it disabled
+                gc.enable()  # first, or a pause that begins now would find it disabled
             _pausing.remove(pause)
 
 
@@ -79,7 +79,8 @@ def undisturbed(count: Callable[[], T]) -> T:
     own = get_ident()
     until_s = time.monotonic() + _UNDISTURBED_S
     while True:
-        # Read before the wait: a search is listed before it is counted, so one that begins in between is noticed.
+        # Read this before the wait. A search is listed before it is counted, so a search that begins in between is
+        # noticed.
         begun = _looks_begun.total() - _looks_begun[own]
         while any(thread != own for thread in list(_looking.values())) and time.monotonic() < until_s:
             time.sleep(LOOKS_EACH_S)

@@ -71,7 +71,7 @@ class Deviation:
 
     @property
     def ok(self) -> bool:
-        """Whether the difference is within the tolerance."""
+        """True if the difference is within the tolerance."""
         return self.share <= self.tolerance  # False for NaN
 
 
@@ -103,14 +103,14 @@ class Trial:
 
     @property
     def gains(self) -> bool:
-        """Whether the change is faster by more than the spread of the times: their middle halves do not overlap."""
+        """True if the change is faster by more than the spread of the times: their middle halves do not overlap."""
         if self.before is None or self.after is None:
             return False
         return self.speedup >= LEAST_GAIN and self.after.elapsed_ns.high < self.before.elapsed_ns.low
 
     @property
     def steady(self) -> bool:
-        """Whether the middle half of each side's times is narrow. A wide one means that the machine was busy."""
+        """True if the middle half of each side's times is narrow. A wide one means that the machine was busy."""
         return all(cost is None or cost.elapsed_ns.half_width < _UNSTEADY for cost in (self.before, self.after))
 
 

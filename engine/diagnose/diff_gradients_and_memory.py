@@ -54,7 +54,7 @@ def apart(first: RecordedGradient | None, second: RecordedGradient | None) -> Ap
     Histograms give no such bound and are not compared.
     """
     if first is None or second is None:
-        found = tuple("none" if gradient is None else "a gradient" for gradient in (first, second))
+        found = ["none" if gradient is None else "a gradient" for gradient in (first, second)]
         return EQUAL if first is second else Apart(math.inf, "missing", found[0], found[1])
     if first.meta.shape != second.meta.shape:
         return Apart(math.inf, "shape", _shape(first), _shape(second))
@@ -144,7 +144,7 @@ class MemoryDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the peaks differ."""
+        """True if the peaks differ."""
         return self.peaks[0] != self.peaks[1]
 
     @cached_property

@@ -229,7 +229,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether orders, tasks or peaks differ, or known values differ by more than the tolerance."""
+        """True if orders, tasks or peaks differ, or known values differ by more than the tolerance."""
         memory = any(each.differs for each in (self.memory, *self.elsewhere) if each is not None)
         return bool(self.first_in_order or self.first_in_values or any(self.only) or memory)
 

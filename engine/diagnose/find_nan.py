@@ -85,7 +85,7 @@ LEAVES_LAST = Policy(
 )
 """Runs the leaves last, when all gradients have been computed and none has been added to a .grad."""
 
-NAMED = 3  # leaves named in a sentence, which may be about a large model's
+NAMED = 3  # a sentence names at most this many leaves
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -110,19 +110,19 @@ class BadOperation:
 
     @property
     def puts(self) -> bool:
-        """Whether the operation writes a constant."""
+        """True if the operation writes a constant."""
         if self.node is not None or self.call is None:
             return False
         return self.call.title in _PUTS or (is_operator(self.operator) and traits_of(self.operator).leaves_empty)
 
     @property
     def puts_number(self) -> bool:
-        """Whether it writes a constant and no other argument is bad, as in `x[0] = math.nan`."""
+        """True if it writes a constant and no other argument is bad, as in `x[0] = math.nan`."""
         return self.puts and all(each.below is None and not each.kept.tensor.dim() for each in self.given)
 
     @property
     def only_computes(self) -> bool:
-        """Whether it may run again. An operator outside ATen may communicate or keep state."""
+        """True if it may run again. An operator outside ATen may communicate or keep state."""
         return is_operator(self.operator) and self.operator.namespace == "aten"
 
     def results(self, instead: Mapping[GivenTensor, Tensor]) -> list[Tensor]:

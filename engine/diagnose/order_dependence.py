@@ -50,7 +50,7 @@ class Departure:
 
     @property
     def is_dependence(self) -> bool:
-        """Whether more than rounding depends on the order."""
+        """True if more than rounding depends on the order."""
         return self.how in ("result", "written")
 
 
@@ -102,7 +102,7 @@ class OrderDependence(ShownAsFindings):
 
     @property
     def same_bits(self) -> bool:
-        """Whether all gradients are equal bit by bit under all orders."""
+        """True if all gradients are equal bit by bit under all orders."""
         return not self.gradients and not self.unread
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...inspector.graph.frame_variables import variables_of
 from .raised_error import RaisedError
 from .source_search import FunctionSource, is_users
 
@@ -102,7 +103,7 @@ def _cuts_in_calls(value: ast.expr, scope: FrameType | FunctionType, depth: int)
 def _value_of(node: ast.expr, scope: FrameType | FunctionType) -> Any:
     if isinstance(node, ast.Name):
         if isinstance(scope, FrameType):
-            return scope.f_locals.get(node.id, scope.f_globals.get(node.id))
+            return variables_of(scope).get(node.id, scope.f_globals.get(node.id))
         return scope.__globals__.get(node.id)
     if isinstance(node, ast.Attribute):
         holder = _value_of(node.value, scope)

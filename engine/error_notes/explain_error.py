@@ -47,7 +47,7 @@ def explain_error(
         return
     # An error in the explanation must not replace the user's.
     with suppress(Exception), unobserved():
-        raised = RaisedError(error, modules, graph)
+        raised = RaisedError(error, modules, graph, since)
         note = row.note(raised)
         if note is not None:
             error.add_note(f"{_NOTE}{note} ({_PAGE}#{row.anchor})")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.graph import Task, unique_name
 from ...inspector.graph.phrases import joined, was_captured
 from ...inspector.torch_private.engine_errors import running_function
@@ -142,7 +143,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
 def _inputs(raised: RaisedError) -> list[Any]:
     if raised.backward is None:
         return []
-    found = raised.backward[1].f_locals.get("inputs")
+    found: Any = variables_of(raised.backward[1]).get("inputs")
     if isinstance(found, Mapping):
         return list(found.values())
     return [found] if isinstance(found, Tensor) else list(found or ())
@@ -195,7 +196,7 @@ def _attention_lines(raised: RaisedError) -> Iterator[str]:
             for line in FunctionSource(type(module).forward).calls("scaled_dot_product_attention"):
                 yield f"{path or 'the model'} ({type(module).__name__}, {line.short})"
     for frame, _, _ in raised.places:
-        for value in frame.f_locals.values():
+        for value in variables_of(frame).values():
             if callable(value):
                 for _, function in functions_of(value):
                     yield from (line.short for line in function.calls("scaled_dot_product_attention"))

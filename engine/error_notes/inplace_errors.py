@@ -8,6 +8,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.graph import Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import Source, tensors_within
@@ -71,7 +72,7 @@ def _variable(raised: RaisedError, slot: WrittenSlot) -> tuple[str, FrameType] |
     if storage is None:
         return None
     for frame, _, _ in reversed(raised.places):
-        for name, value in list(frame.f_locals.items()):
+        for name, value in list(variables_of(frame).items()):
             for expression, each in tensors_within(name, value, 2):
                 own = None if each is None else storage_of(each)
                 if own is not None and own.address == storage.address:
@@ -111,7 +112,7 @@ def _in_source(raised: RaisedError, named: tuple[str, FrameType] | None) -> Iter
             if getattr(module, "inplace", False) is True and not is_users(type(module).forward.__code__.co_filename):
                 yield f"{raised.title(module)} with inplace=True"
     for frame, _, _ in raised.places:
-        for value in list(frame.f_locals.values()):
+        for value in list(variables_of(frame).values()):
             if callable(value) and not isinstance(value, nn.Module | type):
                 for _, function in functions_of(value):
                     for _, line in in_place_statements(function):

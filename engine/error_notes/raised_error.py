@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain, islice
 from textwrap import dedent
@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
 from ...inspector.capture.build_graph import read_graph
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.source_lines import Source, tensors_within
 from .source_search import is_users
@@ -39,16 +40,23 @@ class RaisedError:
         error: the error.
         modules: modules that may contain the cause, outermost ones; those in the traceback are added.
         graph: the graph of the backward that raised; None: it is read from the traceback.
+        since: the sequence number from which on nodes are newer than the previous backward; None if unknown.
 
     Attributes:
         places: the frames of the user's own code, the outermost first, each with the instruction's offset and line.
     """
 
-    def __init__(self, error: BaseException, modules: Iterable[nn.Module] = (), graph: Graph | None = None) -> None:
+    def __init__(
+        self,
+        error: BaseException,
+        modules: Iterable[nn.Module] = (),
+        graph: Graph | None = None,
+        since: int | None = None,
+    ) -> None:
         self.error = error
         self.text = str(error)
         self._given = list(modules)
-        self._graph = graph
+        self._graph, self._since = graph, since
         # While the error passes a hook of ours, the frames that it has not reached yet are missing in its traceback.
         entries = list(_entries(error))
         outer = [] if not entries else list(_callers(entries[0].tb_frame))
@@ -73,14 +81,15 @@ class RaisedError:
     def _running(self) -> list[nn.Module]:
         # Only calls by nn.Module count: other methods of a module run outside of its forward, too.
         call = nn.Module._call_impl.__code__
-        return [frame.f_locals["self"] for frame, _, _ in self.frames if frame.f_code is call]
+        objects = (variables_of(frame)["self"] for frame, _, _ in self.frames if frame.f_code is call)
+        return [each for each in objects if isinstance(each, nn.Module)]
 
     @cached_property
     def models(self) -> list[nn.Module]:
         """The outermost modules that are known: given, running, or in a variable of the traceback's functions."""
         found = [*self._given, *self._running[:1]]
         for frame, _, _ in reversed(self.places):
-            for each in frame.f_locals.values():
+            for each in variables_of(frame).values():
                 inner = each if isinstance(each, list | tuple) else (each,)
                 found += [one for one in inner if isinstance(one, nn.Module)]
         inside = {id(inner) for each in found for inner in each.modules() if inner is not each}
@@ -164,8 +173,8 @@ class RaisedError:
     def backward(self) -> tuple[tuple[Tensor | GradientEdge, ...], FrameType] | None:
         """The outputs of the outermost backward in the traceback, and the frame of torch's function that ran it."""
         for frame, _, _ in self.frames:
-            if (name := _BACKWARDS.get(frame.f_code)) is not None and name in frame.f_locals:
-                found = frame.f_locals[name]
+            if (name := _BACKWARDS.get(frame.f_code)) is not None and name in variables_of(frame):
+                found = variables_of(frame)[name]
                 outputs = (found,) if isinstance(found, Tensor | GradientEdge) else found
                 if isinstance(outputs, Sequence):
                     return tuple(outputs), frame
@@ -183,6 +192,15 @@ class RaisedError:
             return None
         return read_graph(outputs, {name: each for each, name in self._parameters()})
 
+    @cached_property
+    def earlier_nodes(self) -> Set[Node]:
+        """The graph's nodes that are older than the previous backward; all of its nodes if that one is unknown."""
+        if self.graph is None:
+            return frozenset()
+        since = self._since
+        tasks = zip(self.graph.tasks, self.graph.nodes, strict=True)
+        return {node for task, node in tasks if since is None or task.sequence_nr < since}
+
     def _parameters(self) -> Iterator[tuple[Tensor, str]]:
         for model in self.models:
             for _, each in model.named_parameters():
@@ -191,14 +209,14 @@ class RaisedError:
     def local(self, name: str, kind: type[Any]) -> Any:
         """Return the innermost frame's variable of this name and kind, torch's own frames included."""
         for frame, _, _ in reversed(self.frames):
-            if isinstance(value := frame.f_locals.get(name), kind):
+            if isinstance(value := variables_of(frame).get(name), kind):
                 return value
         return None
 
     def value_of_kind(self, kind: type[Any]) -> Any:
         """Return the first object of this kind in a variable of the traceback's functions."""
         for frame, _, _ in reversed(self.frames):
-            for value in list(frame.f_locals.values()):
+            for value in list(variables_of(frame).values()):
                 if isinstance(value, kind):
                     return value
         return None
@@ -210,7 +228,7 @@ class RaisedError:
 
 
 def _variables(frame: FrameType) -> Iterator[Named]:
-    for name, value in list(frame.f_locals.items()):
+    for name, value in list(variables_of(frame).items()):
         for expression, tensor in tensors_within(name, value, _DEPTH):
             if tensor is not None:
                 yield expression, tensor
@@ -256,9 +274,9 @@ def _resolved(expression: str, frame: FrameType) -> Iterator[Named]:
     for part in _PART.finditer(expression):
         attribute, number, key = part.groups()
         if not read:
-            if attribute not in frame.f_locals and attribute not in frame.f_globals:
+            if attribute not in variables_of(frame) and attribute not in frame.f_globals:
                 return
-            value = frame.f_locals.get(attribute, frame.f_globals.get(attribute))
+            value = variables_of(frame).get(attribute, frame.f_globals.get(attribute))
         else:
             found = _step(value, attribute, number, key)
             if found is None:

@@ -9,6 +9,7 @@ from types import FrameType
 
 from torch import Tensor, nn
 
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import Source, tensors_within
 from .raised_error import RaisedError, segment_at
@@ -42,8 +43,8 @@ def second_backward(raised: RaisedError) -> str | None:
     """Return the cause: a value from before the loop, a state carried from step to step, or the same loss again."""
     if raised.graph is None or not raised.places:
         return None
-    found = [*_variables(raised), *_attributes(raised)]
     at = raised.at
+    found = [] if _runs_again(raised) else [*_variables(raised), *_attributes(raised)]
     if not found:
         return _same_loss(raised, at)
     kept = next((each for each in found if each.loop is not None), found[0])
@@ -97,23 +98,38 @@ def _same_loss(raised: RaisedError, at: str) -> str | None:
     )
 
 
+def _runs_again(raised: RaisedError) -> bool:
+    """Return whether the function has run a backward of the same variable before, without assigning it in between."""
+    frame, _, line = raised.places[-1]
+    source = FunctionSource(frame.f_code)
+    outputs = [] if raised.backward is None else raised.backward[0]
+    name = raised.name_in_code(outputs[0]) if outputs and isinstance(outputs[0], Tensor) else None
+    if name is None:
+        return False
+    before = [
+        node.lineno
+        for node in source.nodes()
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{name}.backward" and node.lineno < line
+    ]
+    return any(not any(first < each.line < line for each in source.assignments(name)) for first in before)
+
+
 def _is_over(raised: RaisedError, outputs: list[Tensor]) -> bool:
     return any(each.grad_fn is not None and is_freed(each.grad_fn) for each in outputs)
 
 
 def _variables(raised: RaisedError) -> Iterator[_Kept]:
     """Yield variables that are assigned before the loop around the backward, or carried from one pass to the next."""
-    outputs = set(map(id, raised.backward[0])) if raised.backward is not None else set()
     for frame, _, line in reversed(raised.places):
         source = FunctionSource(frame.f_code)
         loops = source.loops_around(line)
         if not loops:
             continue
-        for name, value in list(frame.f_locals.items()):
+        for name, value in list(variables_of(frame).items()):
             if isinstance(value, nn.Module):
                 continue
             for expression, tensor in tensors_within(name, value, _DEPTH):
-                if tensor is None or tensor.grad_fn is None or id(tensor) in outputs:
+                if tensor is None or tensor.grad_fn is None:
                     continue
                 if (kept := _kept_variable(raised, source, loops, expression, name, tensor)) is not None:
                     yield kept
@@ -129,7 +145,7 @@ def _kept_variable(
 ) -> _Kept | None:
     lines = source.assignments(name)
     inside = [each for each in lines if any(first <= each.line <= last for first, last in loops)]
-    is_earlier = raised.graph is not None and tensor.grad_fn in raised.graph.nodes
+    is_earlier = tensor.grad_fn in raised.earlier_nodes
     if is_earlier and (stored := source.mutations(name)):
         return _Kept(name, name, True, stored[-1], stores_elements=True)
     if lines and not inside:
@@ -157,8 +173,8 @@ def _is_read_first(source: FunctionSource, name: str, loop: tuple[int, int], ass
 
 def _has_sibling(raised: RaisedError, tensor: Tensor) -> bool:
     """Return whether the graph has a node of the kind that made this tensor: the same result, of an earlier step."""
-    graph, node = raised.graph, tensor.grad_fn
-    return graph is not None and node is not None and any(task.name == node.name() for task in graph.tasks)
+    node = tensor.grad_fn
+    return node is not None and any(each.name() == node.name() for each in raised.earlier_nodes)
 
 
 def _attributes(raised: RaisedError) -> Iterator[_Kept]:
@@ -187,7 +203,7 @@ def _kept_attributes(
     for expression, tensor in tensors_within(name, value, _DEPTH):
         if tensor is None or tensor.grad_fn is None:
             continue
-        is_earlier = raised.graph is not None and tensor.grad_fn in raised.graph.nodes
+        is_earlier = tensor.grad_fn in raised.earlier_nodes
         if not is_earlier and not _has_sibling(raised, tensor):
             continue
         lines = _assigning(raised, holder, name)
@@ -203,7 +219,7 @@ def _assigning(raised: RaisedError, holder: object, name: str) -> list[Source]:
         lines = [*method.assignments(f"self.{name}"), *changed]
         found = [*lines, *found] if method.code.co_name == "__init__" else [*found, *lines]
     for frame, _, _ in raised.places:
-        for key in [key for key, value in list(frame.f_locals.items()) if value is holder]:
+        for key in [key for key, value in list(variables_of(frame).items()) if value is holder]:
             found += FunctionSource(frame.f_code).assignments(f"{key}.{name}")
     return found
 
@@ -212,7 +228,7 @@ def _objects_in(frame: FrameType) -> list[tuple[str, str, object]]:
     """Return the user's own objects in a frame's variables, which may hold a state."""
     return [
         (name, "self", value)
-        for name, value in list(frame.f_locals.items())
+        for name, value in list(variables_of(frame).items())
         if not isinstance(value, nn.Module | Tensor | type)
         and hasattr(value, "__dict__")
         and _is_users_class(type(value))

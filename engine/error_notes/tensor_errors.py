@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.phrases import joined
 from ...inspector.torch_private.hooks import node_hooks
 from .raised_error import RaisedError, segment_at
@@ -161,9 +162,9 @@ def inference_tensor(raised: RaisedError) -> str:
 def deep_copy(raised: RaisedError) -> str:
     """Return the note on copy.deepcopy of a tensor with a graph, with the attribute that holds it."""
     copied = [
-        (frame.f_locals["x"], frame)
+        (variables_of(frame)["x"], frame)
         for frame, _, _ in raised.frames
-        if frame.f_code.co_filename.endswith("copy.py") and "x" in frame.f_locals
+        if frame.f_code.co_filename.endswith("copy.py") and "x" in variables_of(frame)
     ]
     tensor: Any = next((value for value, _ in reversed(copied) if isinstance(value, Tensor)), None)
     name = None

@@ -48,12 +48,12 @@ class Accumulation:
 
     @property
     def lists(self) -> bool:
-        """Whether gradients wait in a list until their task runs."""
+        """True if gradients wait in a list until their task runs."""
         return self.accumulate == "list"
 
     @property
     def keeps(self) -> bool:
-        """Whether consumed gradients are kept."""
+        """True if consumed gradients are kept."""
         return self.release == "never"
 
     def of(self, policy: str) -> str:

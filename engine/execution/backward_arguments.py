@@ -199,7 +199,7 @@ class BackwardCall:
 
     @property
     def keep_graph(self) -> bool:
-        """Whether the backward frees nothing of the graph."""
+        """True if the backward frees nothing of the graph."""
         return self.create_graph if self.retain_graph is None else self.retain_graph
 
     @property

@@ -253,7 +253,7 @@ class FastLoop:
                 return
             node, read = nodes[task_id], layout.readers[task_id]
             saved = () if read is None or not frees else all_saved(node, read)
-            if (saved and packed_by_user(saved)) or is_spent(node):
+            if (saved and packed_by_user(saved)) or is_spent(node):  # unpacking runs user code; a spent node raises
                 loop.end_fast_loop()
                 loop.execute(task_id, hooks=False)
                 return
@@ -280,7 +280,7 @@ class FastLoop:
                 if unusual or (record is not None and (record.looks_at_all or len(takes[task_id]) != len(outputs))):
                     self._settle(unusual, outputs, task_id, record)
                 gradients.clear()
-                free(saved)
+                free(saved)  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
                 order.append(task_id)
                 for output, next_task, number, inputs in all_ways[task_id]:
                     gradient = outputs[output]
@@ -291,7 +291,7 @@ class FastLoop:
                     elif gradient is not None and buffer.add(number, gradient):
                         outputs[output] = None
                     gradient = None  # one more reference, with which the next sum would be out of place
-                    missing[next_task] -= 1
+                    missing[next_task] -= 1  # also for an undefined gradient: the node runs even if all are undefined
                     if not missing[next_task]:
                         if queue is not None:
                             queue.push(next_task)

@@ -128,7 +128,7 @@ class InputBuffer:
         self.gradients[:] = [each[0] if each else None for each in waiting]
 
     def take_back(self, number: int, before: Tensor | None, count: int) -> None:
-        """Undo an `add`: `before` was the first gradient in this input, of `count`."""
+        """Undo an `add`. `before` was the first gradient of this input, and `count` the number of its gradients."""
         self.gradients[number] = before
 
 

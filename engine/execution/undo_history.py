@@ -203,7 +203,7 @@ class _Grad:
 
     @property
     def changed_since(self) -> bool:
-        """Whether something else has changed the .grad since; an undo would lose that."""
+        """True if something else has changed the .grad since; an undo would lose that."""
         grad = self.tensor.grad
         if grad is None:
             return False
@@ -365,6 +365,7 @@ class History:
             self._saved.run(entry.task)
         self._copied_bytes += _copied(entry)
         self._count(entry, 1)
+        # The oldest gradients are dropped first, because an undo needs the newest ones first.
         while self._held_bytes > self.budget_bytes and self._dropped < len(self.ran):
             oldest = self.ran[self._dropped]
             self._count(oldest, -1)
@@ -385,6 +386,7 @@ class History:
 
     def _count(self, entry: Ran, by: int) -> None:
         """Count the storages of a record's gradients once more (1) or once less (-1)."""
+        # Records share storages: the output of one task is an input of the next, so each storage counts once.
         assert entry.gradients is not None and entry.sums is not None
         for tensor in (*entry.gradients.tensors, *entry.sums.tensors):
             storage = None if tensor is None else storage_of(tensor)

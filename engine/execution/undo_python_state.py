@@ -82,7 +82,7 @@ class IteratorProgress:
 
     @property
     def is_another(self) -> bool:
-        """Whether it was advanced since."""
+        """True if it was advanced since."""
         now = IteratorProgress.of(self.iterator)
         if now is None or now.at != self.at or len(now.others) != len(self.others):
             return True

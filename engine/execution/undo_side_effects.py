@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from time import perf_counter
+from time import thread_time
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -50,10 +50,11 @@ class NodeChanges(CodeChanges):
         codes = [code for task in self._graph.tasks if (code := list(self._code_of(task)))]
         seconds = [0.0]
         for code in codes[:: max(1, len(codes) // _SAMPLES)][:_SAMPLES]:
-            began = perf_counter()
+            began = thread_time()
             HookState(code)
-            seconds.append(perf_counter() - began)
-        return sorted(seconds)[len(seconds) // 2] * len(codes)  # the median: the first one may load modules
+            seconds.append(thread_time() - began)
+        # The median, because the first one may load modules; this thread's time, because the cores may be busy.
+        return sorted(seconds)[len(seconds) // 2] * len(codes)
 
     def begin(self, entry: Ran) -> None:
         if self._graph.tasks[entry.task].is_leaf:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...inspector.graph.graph import Graph
@@ -35,7 +37,8 @@ def refuse_transforms(verb: str | None = None) -> None:
     Raises:
         RuntimeError: If called inside a transform, or while a CUDA graph is captured.
     """
-    if verb is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    cuda_is_initialized: Callable[[], bool] = torch.cuda.is_initialized
+    if verb is not None and cuda_is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{verb}() was called while a CUDA graph is captured (torch.cuda.graph), which allows no synchronization, "
             "and which would replay its backward; call it on the same step before the capture"

@@ -214,7 +214,7 @@ class ForwardStorages:
         return self._are_certainly_older
 
     def _kept_by_regions(self) -> dict[int, list[tuple[int, str]]]:
-        """Return by address the nodes of the checkpointed regions that keep the storage there as their input.
+        """Return, by the address of a storage, the nodes of the checkpointed regions that keep it as an input.
 
         They release it once all of them have run. Nothing else is assumed to hold it, so that the prediction is a lower
         bound.
@@ -285,8 +285,10 @@ class ForwardStorages:
         return owned_alone(on_ctx, number, 1) and storage_owned_alone(on_ctx[number])
 
     def _in_variables(self, known: set[int]) -> Iterator[tuple[int, StartStorage | None, Tensor]]:
-        """Yield the forward's results that are held although no node saved them, with the task that created each, and
-        None as storage for those on the storage of an earlier one, such as a subclass's view of a plain result."""
+        """Yield the forward's results that user code holds although no node saved them: the task that created each, its
+        storage, and a tensor. The storage is None if an earlier result shares it, such as a subclass's view of a
+        plain result.
+        """
         found: set[int] = set()
         for task_id in self._hooks.tasks:
             for tensor in self._hooks.alive(task_id):

@@ -98,7 +98,7 @@ class Problem:
                 "session.footprints to those of a measured run before"
             )
         if self.graph.is_tape and (self._footprints is None or self._footprints.basis == "dry run"):
-            return of_shapes(self.graph)  # planners assume PyTorch's rule for sums
+            return of_shapes(self.graph)  # planners assume that sums follow PyTorch's rule
         return self._footprints or dry_run(self.graph, names_hooks=self._names_hooks)
 
     @property

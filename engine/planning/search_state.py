@@ -284,7 +284,7 @@ class MemoryStates:
         return state.ran, state.level, state.stays, tuple([state.waiting[place] for place in open_now])
 
     def adds_in_place(self, state: MemoryState, place: int) -> bool:
-        """Return whether the next gradient at this input needs no new block for a sum; the first one never does."""
+        """Return whether the next gradient at this input needs no new block: it is the first, or is added in place."""
         counts, uses = state.holders or self._count(state)
         waits = state.waiting.get(place)
         return waits is None or self._in_place(counts, uses, state.ran, waits)

@@ -331,8 +331,9 @@ def _packed_text(packed: object) -> str:
 
 
 def _watched(packed: object) -> Callable[[], object]:
-    """Return a function that returns the pack hook's result as long as something else keeps it alive, because a report
-    must not keep saved tensors alive."""
+    """Return a function that returns the pack hook's result, or None once nothing else keeps the result alive. A report
+    must not keep saved tensors alive.
+    """
     if type(packed) in _PLAIN:
         return lambda: packed
     try:

@@ -168,7 +168,7 @@ class _FollowedCalls(TorchFunctionMode):
         """
         watch = self._watch
         watch.place = call.begin
-        # Of nested hooks only the innermost pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
+        # Only the innermost of nested hooks pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
         # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside hooks of the user's nothing is ours to drop.
         saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
         if saves:
@@ -205,7 +205,7 @@ class _FollowedCalls(TorchFunctionMode):
         return result
 
     def _other(self, function: Function, call: PlannedCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call that is not the next planned one; it only matters if it runs a planned operation."""
+        """Run a call that is not the next planned one. It matters only if it runs an operation of the plan."""
         watch, state = self._watch, self._state
         if watch.between:
             if self._planned.calls[-1].end < len(state.operators):

@@ -184,7 +184,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
         # old; so each entry holds its bytes, or a FollowedStorage, which reserves the address without the memory.
         self._known: dict[int, tuple[FollowedStorage | None, Bytes]] = {}
         self._written: list[tuple[Bytes, Tensor | None]] = []  # by the last operation; versions not noted yet
-        # Of unverified storages, to compare the recomputed bits with.
+        # The unverified storages, with which the recomputed bits are compared.
         self._originals: dict[Bytes, tuple[torch.UntypedStorage, list[View]]] = {}
         self._others_leaves: dict[int, FollowedStorage] = {}  # by address
         self._doubt: str | None = None  # the deviation, until it is known whether this is another model
@@ -414,7 +414,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
 
     @property
     def is_over(self) -> bool:
-        """Whether the forward has run all planned operations, or has deviated."""
+        """True if the forward has run all planned operations, or has deviated."""
         return self.differs or self.place == len(self._state.operators)
 
     def end(self) -> None:

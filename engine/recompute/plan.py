@@ -111,7 +111,7 @@ class PlannedStorage:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether the plan drops it, and recomputes it."""
+        """True if the plan drops it, and recomputes it."""
         return self.fate in ("dropped", "intermediate")
 
 

@@ -181,7 +181,8 @@ class _Planned:
                 continue
             ahead.pop()
             seconds += each.seconds
-            # The other outputs of the call come with it. One with a larger time is also written to by later operations.
+            # The same call recomputes its other outputs. Those with a larger time are left out: later operations write
+            # to them, too.
             others = [
                 other
                 for other in self._made_by[each.made_by]

@@ -32,8 +32,8 @@ from .droppable_storages import footprints_for, recompute_storages
 from .no_plan_reasons import checkpoint_sentence
 from .plan import RecomputePlan
 
-# Plausible times to record an operation in the forward, and to call it again besides running it: from warm CPU caches
-# to caches that a large kernel has just emptied.
+# Plausible times to record one operation in the forward, and to call it again, without the operation itself. The lower
+# bound is for warm CPU caches, the upper one for caches that a large kernel has just emptied.
 _NOTING_NS = 10_000.0, 500_000.0
 _CALLING_NS = 10_000.0, 500_000.0
 _FASTER, _SLOWER = 0.8, 2.0  # plausible ratio of an operation's time in the backward to that in the forward

@@ -75,10 +75,13 @@ def forward_variables(peak: Peak) -> Iterator[Hint]:
     """
     timeline = peak.timeline
     at_peak = timeline.maker(timeline.events[peak.event - 1]).operation if peak.event else None
-    graph = timeline.graph
-    first = min((task.sequence_nr for task in peak.tasks_of.get(at_peak, ())), default=None) if at_peak else None
-    if first is None:
+    if at_peak is None:
         return
+    graph = timeline.graph
+    later = (timeline.maker(number) for number in timeline.events[peak.event - 1 :] if number >= 0)
+    operations = {each.operation for each in later if each.task is None and each.operation is not None}
+    found = (task.sequence_nr for each in operations for task in peak.tasks_of.get(each, ()))
+    first = min(found, default=inf)
     needed = {
         graph.tasks[through_views(graph, edge)[0]].operation
         for task in graph.tasks

@@ -94,9 +94,9 @@ _PICKING = {  # the backward of each writes its gradient into zeros of its input
     "Select": "`unbind` or `split` once instead of many selections: then one tensor is filled",
     "Slice": "`split` or `chunk` once instead of many slices: then one tensor is filled",
     "Gather": "gather from a smaller tensor, or write the loss with `cross_entropy`, which creates no such gradient",
-    "IndexSelect": "select from a smaller tensor, or once for several uses",
+    "IndexSelect": "select from a smaller tensor, or select once for several uses",
     "MaskedSelect": "multiply by the mask, or select once for several uses",
-    "Take": "take from a smaller tensor, or once for several uses",
+    "Take": "take from a smaller tensor, or take once for several uses",
     "Diagonal": "compute only the diagonal: `(a * b).sum(-1)` is the diagonal of `a @ b.mT`",
     "Embedding": "`Embedding(sparse=True)` creates a gradient of the used rows only. Your optimizer must support it, "
     "as SGD, SparseAdam and, on the CPU, Adagrad do (Adam and AdamW do not)",

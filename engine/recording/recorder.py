@@ -163,7 +163,7 @@ class Recorder:
 
     @property
     def allows_fast_loop(self) -> bool:
-        """Whether `fast_recorder` can record everything that is needed."""
+        """True if `fast_recorder` can record everything that is needed."""
         return not (self._periods[-1].keeps_keys or function_mode_is_on())
 
     def knows_labels(self, arrived: int) -> bool:

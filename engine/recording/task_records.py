@@ -319,7 +319,7 @@ class TaskRecord:
 
     @property
     def by_hand(self) -> bool:
-        """Whether it was chosen by hand instead of by the policy."""
+        """True if it was chosen by hand instead of by the policy."""
         return bool(self.trace.columns.by_hand[self._id])
 
     @property

@@ -122,7 +122,9 @@ class _Arrivals:
         return arrival
 
     def copy(self, order: Sequence[int] | None = None) -> Self:
-        """Return another queue in the same state for a run of this `order`; None for the same run."""
+        """Return a copy of the queue in its current state. `order` is the list of tasks that ran, for a user's policy
+        in another run; None for this run's.
+        """
         found = copy(self)
         found._arrivals = dict(self._arrivals)
         return found

@@ -53,6 +53,8 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
     if not replay.is_function or not isinstance(node, BackwardCFunction):
         return None
     results = outcome.result if isinstance(outcome.result, tuple) else (outcome.result,)
+    # The engine replaces undefined gradients by zeros before it calls the backward (PyNode::apply in
+    # python_function.cpp). A call from Python does not.
     given = [torch.zeros_like(each) if isinstance(each, Tensor) else None for each in results]
     for place, (output, cotangent) in enumerate(zip(outcome.outputs, cotangents, strict=True)):
         if output.grad_fn is not node:
@@ -62,6 +64,7 @@ def ask_backward(replay: OperationReplay, outcome: Outcome, cotangents: Sequence
     values = tuple([dense(each) if isinstance(each, Tensor) else each for each in call_quietly(node, given)])
     wrote = [0 if each is None else version_of(each) for each in given] != versions
     needed: tuple[bool, ...] = node.needs_input_grad
+    # The engine ignores superfluous results if they are None (PyNode::apply).
     while len(values) > len(needed) and values[-1] is None:
         values = values[:-1]
     return Returned(values, names_by_place(argument_names(replay.operation.function), len(needed)), needed, wrote)

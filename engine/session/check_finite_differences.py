@@ -237,7 +237,7 @@ class FiniteDifferences:
 
     @property
     def takes_each_element(self) -> bool:
-        """Whether the operation is small enough for gradcheck, and its result is finite."""
+        """True if the operation is small enough for gradcheck, and its result is finite."""
         elements = max(self.count, sum(each.numel() for each in self.points))
         simple = not self.left_out and not self._symmetric
         return elements <= _MOST_FOR_EACH and simple and all(bool((each > 0).all()) for each in self.scales)

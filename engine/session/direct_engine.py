@@ -291,7 +291,7 @@ class DirectBackward:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the tasks can run in the fast loop: nothing is needed beyond running and recording them."""
+        """True if the tasks can run in the fast loop: nothing is needed beyond running and recording them."""
         recorder = self.recorder
         if recorder is not None and not (self.runner.fast_loop_records and recorder.allows_fast_loop):
             return False

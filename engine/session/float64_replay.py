@@ -120,7 +120,7 @@ class OperationReplay:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a custom Function."""
+        """True if it is a custom Function."""
         return isinstance(self.operation.function, type)
 
     @property

@@ -122,7 +122,7 @@ class NativeSession(Verbs):
 
     @property
     def runs_in_this_thread(self) -> bool:
-        """Whether the calling thread is the engine's, as in a hook; it must not wait for the engine."""
+        """True if the calling thread is the engine's, as in a hook; it must not wait for the engine."""
         return self._worker.is_current_thread
 
     @property

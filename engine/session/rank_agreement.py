@@ -66,7 +66,7 @@ def wait_for_ranks(seconds: float) -> None:
 
 
 def in_group() -> bool:
-    """Return whether there are other ranks to agree with on orders."""
+    """Return whether the process group has other ranks, with which an order has to be agreed."""
     return world() is not None
 
 

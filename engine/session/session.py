@@ -200,7 +200,7 @@ class SessionBase(ABC):
 
     @property
     def _is_inside(self) -> bool:
-        """Whether the calling thread is running a verb's tasks, as the thread of a hook is."""
+        """True if the calling thread is running a verb's tasks, as the thread of a hook is."""
         return (holder := self._turn.holder) is not None and holder.thread == get_ident()
 
     def _release_if_over(self) -> None:

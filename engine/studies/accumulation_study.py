@@ -18,6 +18,7 @@ from torch import Tensor
 from ...inspector.capture.build_graph import graph
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved_page
+from ...inspector.text.durations import time_text
 from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import dtype_name, percent_text, size_text
@@ -36,7 +37,7 @@ from ..planning.policies import POLICIES
 from ..planning.simulate import simulate
 from ..session.hips.levels import hips_levels, hips_time
 from .compare import chosen_graphs
-from .comparison import GRAPH_KEPT
+from .comparison import GRAPH_KEPT, predicted_text
 from .ready_workload import OwnProgram, Size, Workload
 from .workloads import workload
 
@@ -100,12 +101,12 @@ class StudiedRule:
 
     @property
     def time_text(self) -> str:
-        """The time as text, such as `1.5 ms ± 4 %`, where 4 % is half the width of the middle half."""
+        """The time as text, such as `1.50 ms ± 4 %`, where 4 % is half the width of the middle half."""
         if self.elapsed_ns is None:
             return "–"
         spread = Spread.of(self.times_ns)
         noise = f" ± {100 * spread.half_width:.0f} %" if len(self.times_ns) > 1 else ""
-        return f"{self.elapsed_ns / 1e6:,.1f} ms{noise}"
+        return time_text(self.elapsed_ns) + noise
 
     @property
     def error(self) -> float | None:
@@ -179,7 +180,7 @@ class AccumulationStudy(ShownAsTable):
                 size_text(row.peak_bytes),
                 f"{self.ratio(row.name):.2f} ×",
                 "–" if row.average_bytes is None else size_text(round(row.average_bytes)),
-                _predicted(row),
+                predicted_text(row.predicted_bytes, row.peak_bytes),
                 row.time_text,
             ]
             for row in self.rows
@@ -221,7 +222,7 @@ class AccumulationStudy(ShownAsTable):
         more = own.peak_bytes / max(hand.peak_bytes, 1) - 1
         said = [
             f"If gradients are added in place and freed at once, the peak is {size_text(own.peak_bytes)}, "
-            + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "that")
+            + (f"{percent_text(more)} above that" if more > _WORTH_SAYING else "equal to that")
             + f" {whose}."
         ]
         if highest.peak_bytes > _WORTH_NAMING * own.peak_bytes:
@@ -537,9 +538,3 @@ def _predictions(ways: Sequence[_Way]) -> dict[str, int]:
         return {}  # interrupted before
     native, *direct = engines
     return {way.name: way.predict((native if way is not native else direct[0]).footprints) for way in (native, *direct)}
-
-
-def _predicted(row: StudiedRule) -> str:
-    if row.error is None:
-        return "–"
-    return "exact" if not row.error else f"{size_text(row.predicted_bytes or 0)} ({100 * row.error:+.2f} %)"

@@ -24,12 +24,13 @@ from ..api.backward import backward
 from ..api.environment import Machine, this_machine
 from ..api.time_backwards import Spread, turns
 from ..recording.run import Run
+from .measured_steps import same_tensors
 from .workload_models import Ensemble
 
 Program = Literal["Linear", "x.mm(w)"]
 
 MEMBERS_STUDIED = (4, 10)
-"""The thread asks about ten members. Four is the least that TorchScript's rule joins."""
+"""The thread asks about ten members. TorchScript joins products of one input from eight on, so none of four."""
 
 EAGER, SCRIPT, COMPILED, GROUPS = "eager", "TorchScript", "torch.compile", "ts groups"
 
@@ -95,10 +96,10 @@ class StudiedEnsemble:
         return f"{self.members} × {self.program}"
 
     def __getitem__(self, name: str) -> BatchedWay:
-        """Return a way by its name.
+        """Return one row of the study by its name.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: there is none of this name.
         """
         return row_called(name, ((way.name, way) for way in self.ways))
 
@@ -156,7 +157,7 @@ class BatchingStudy(ShownAsTable):
             if fewer:
                 said.append(f"launches fewer products than eager execution ({'; '.join(fewer)})")
             if same:
-                said.append(f"joins no products of {joined(same)}")
+                said.append(f"joins no products of {joined(same, most=8)}")
             wrong = [row.name for row, way, _ in pairs if not way.agrees]
             yield f"{name} {' and '.join(said)}." + (f" Its gradients of {joined(wrong)} differ." if wrong else "")
         found = [(row.name, row[GROUPS].launches, row[GROUPS].search_ns) for row in self.rows]
@@ -165,8 +166,8 @@ class BatchingStudy(ShownAsTable):
             search_ms = max(each for _, _, each in found) / 1e6
             yield (
                 "ts groups joins products of the backward. With sums and copies its launches fall: "
-                f"{joined(fallen)}. Its time is that of the forward and of the direct engine's tasks, in Python; "
-                f"reading the graph and looking for groups and hooks takes up to {search_ms:,.0f} ms more."
+                f"{joined(fallen, most=8)}. Its time is that of the forward and of the direct engine's tasks, in "
+                f"Python; reading the graph and looking for groups and hooks takes up to {search_ms:,.0f} ms more."
             )
 
     def _of_refused(self) -> Iterator[str]:
@@ -254,7 +255,7 @@ def batching_study(
 
 
 class _Products(nn.Module):
-    """Members that are one product each, of one input and a weight of their own."""
+    """Members that are one product each, of the same input and separate weights."""
 
     def __init__(self, members: int) -> None:
         super().__init__()
@@ -327,10 +328,7 @@ class _Way:
             self._launches = sum(each.launches_before for each in batches), sum(each.launches for each in batches)
 
     def studied(self, expected: Sequence[Tensor | None]) -> BatchedWay:
-        agrees = all(
-            one is other is None or (one is not None and other is not None and torch.allclose(one, other, *_TOLERANCE))
-            for one, other in zip(self.gradients, expected, strict=True)
-        )
+        agrees = same_tensors(self.gradients, expected, lambda one, other: torch.allclose(one, other, *_TOLERANCE))
         search_ns = median(self._searches_ns)
         return BatchedWay(self.name, self.products, tuple(self._times_ns), agrees, search_ns, self._launches)
 

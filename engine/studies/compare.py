@@ -399,7 +399,8 @@ def chosen_rules(
 
 
 def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, list[int]]) -> Iterator[Row]:
-    """Predict each policy from another policy's run: the first one's, and for the first the second one's.
+    """Predict each policy from another policy's run: the first one's, and for the first the second one's. Runs that
+    freed their graph come before others.
 
     A forward under a plan is predicted by its plan if the order is the planned one. A plain forward is too if no other
     policy ran. A plan's prediction assumes leaves without a .grad.
@@ -409,8 +410,9 @@ def _rows(runs: dict[str, _Measured], dry: dict[str, _DryRun], times: dict[str, 
     plans = list(dict.fromkeys(run.row.plan for run in runs.values() if run.row.plan is not None))
     for name, (timeline, own, row) in runs.items():
         plan = row.plan
-        by = next((other for other in runs if other != name and runs[other].row.plan is None), None)
-        by = by if plan is None else None
+        others = [other for other in runs if plan is None and other != name and runs[other].row.plan is None]
+        # A run that retained its graph does not show which saved tensors a freed graph would free.
+        by = min(others, key=lambda other: runs[other].row.graph == "kept", default=None)
         footprints = None if by is None else runs[by].footprints
         rule = timeline.accumulation
         predicted = None

@@ -369,8 +369,8 @@ class Comparison(ShownAsTable):
             yield "–" if timeline.average_bytes is None else size_text(round(timeline.average_bytes))
         if self.step is not None:
             yield size_text(self.step_bytes(row.policy))
-        yield "–" if row.predicted_bytes is None else _against(row.predicted_bytes, row.peak_bytes)
-        yield "–" if row.dry_run_bytes is None else _against(row.dry_run_bytes, row.peak_bytes)
+        yield predicted_text(row.predicted_bytes, row.peak_bytes)
+        yield predicted_text(row.dry_run_bytes, row.peak_bytes)
         if timeline.peak_task is None:
             yield "before the first task"
         else:
@@ -428,7 +428,10 @@ class Comparison(ShownAsTable):
         return saved_page("comparison as a page", path, self, title)
 
 
-def _against(predicted: int, measured: int) -> str:
+def predicted_text(predicted: int | None, measured: int) -> str:
+    """Return a predicted peak with its error; `exact` if it equals the measured one, a dash without a prediction."""
+    if predicted is None:
+        return "–"
     if predicted == measured:
         return "exact"
     if not measured:

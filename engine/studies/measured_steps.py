@@ -143,8 +143,13 @@ def _requested(which: Literal["current", "peak"]) -> int:
     return nbytes
 
 
-def same_tensors(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+def same_tensors(
+    tensors: Sequence[Tensor | None],
+    others: Sequence[Tensor | None],
+    equal: Callable[[Tensor, Tensor], bool] = torch.equal,
+) -> bool:
+    """Return whether the same tensors are missing in both, and all others are equal."""
     return all(
-        one is other is None or (one is not None and other is not None and torch.equal(one, other))
+        one is other is None or (one is not None and other is not None and equal(one, other))
         for one, other in zip(tensors, others, strict=True)
     )

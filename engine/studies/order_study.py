@@ -154,7 +154,7 @@ def _second_accelerator(first: torch.device) -> torch.device | None:
 
 
 def _as_planned(policy: Policy | Choice, comparison: Comparison) -> Policy | Choice:
-    """Return a policy for the simulation; a policy that plans keeps the measured order."""
+    """Return the policy for the simulation. A planning policy gets the measured order instead of a new plan."""
     if not isinstance(policy, Policy) or policy.plan is None:
         return policy
     order = comparison[policy.name].timeline.order

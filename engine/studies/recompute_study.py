@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ...inspector.renderers import GraphTheme, drawn, saved_page
-from ...inspector.text.progress import TimeLeft, silent
+from ...inspector.text.progress import TimeLeft, telling
 from ...inspector.text.report import ShownAsTable, row_called
 from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ...inspector.validation import expect, expect_callable, expect_choice, expect_number, expect_truth
@@ -25,6 +25,7 @@ from ..recompute.plan import RecomputePlan
 from ..recompute.plan_recompute import plan_recompute
 from ..recompute.planned_recompute import PlannedRecompute, replanned
 from ..recompute.solvers import FoundDrops
+from .comparison import predicted_text
 from .measured_steps import MeasuredWay, StepBench
 from .order_study import usable_device
 from .ready_workload import OwnProgram, Size, Workload
@@ -193,7 +194,7 @@ class RecomputeStudy(ShownAsTable):
                 row.name,
                 size_text(row.peak_bytes),
                 f"{100 * (self.ratio(row.name) - 1):+.0f} %" if row.name != NOTHING else "",
-                "–" if row.error is None else f"{size_text(row.predicted_bytes or 0)} ({100 * row.error:+.2f} %)",
+                predicted_text(row.predicted_bytes, row.backward_peak_bytes),
                 f"{row.elapsed_ns / 1e6:,.0f} ms",
                 f"{row.time_ratio.middle:.2f} ×" if row.name != NOTHING else "",
                 "–" if row.predicted_ratio is None else f"{row.predicted_ratio:.2f} ×",
@@ -322,7 +323,6 @@ def recompute_study(
     for callback, what in ((progress, "progress"), (so_far, "so_far")):
         if callback is not None:
             expect_callable(callback, 1, what, "a function of one argument")
-    show = silent if so_far is None else so_far
     found = workload(name) if isinstance(name, str) else name
     used = {**_knobs(found, size), **knobs}
     place, machine = usable_device(device), this_machine()
@@ -343,20 +343,25 @@ def recompute_study(
         if compiled and not called:
             refused[COMPILED] = "the forward calls several modules, and none of them is the whole model."
         plans = _Plans(seconds, compiled and called)
-        tell = TimeLeft(progress or silent, plans.weight(blocks, repetitions))
+        told = stack.enter_context(telling(progress, "measuring", timed=True))
+        tell = TimeLeft(told, plans.weight(blocks, repetitions))
 
         def study(interrupted: bool = False) -> RecomputeStudy:
             return RecomputeStudy(found, sized, used, str(place), _rows(ways), refused, machine, interrupted)
 
+        def show() -> None:
+            if so_far is not None:
+                so_far(study())
+
         try:
             for way in _ways_measured(found.name, bench, blocks, plans, refused, tell):
                 ways.append(way)
-                show(study())
+                show()
             for number, round_ in enumerate(turns(ways, repetitions)):
                 for way in round_:
                     tell(f"{found.name}: {way.name}, round {number + 1:,} of {repetitions:,}")
                     way.times_ns.append(bench.time(way))
-                show(study())
+                show()
         except KeyboardInterrupt:
             if not ways:
                 raise

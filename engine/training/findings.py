@@ -36,18 +36,18 @@ FindingKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found in a training loop. As text it is the sentence.
+    """One finding about a training loop. As text it is its sentence.
 
     Attributes:
-        kind: what it is.
-        step: where it was found first; steps are counted from 0.
-        sentence: all of it in words: the place, the size, and what to do.
-        module, tensor: the names of what it is about, where it is one.
-        size: its bytes.
+        kind: the kind.
+        step: the first step with it; steps are counted from 0.
+        sentence: the finding in words: the place, the size, and what to do.
+        module, tensor: the names of the module and the tensor concerned, if any.
+        size: the tensor's bytes.
         at: `file:line` in the user's code.
-        last_step: where it was found last, if it went on.
-        certain: whether it is so, and not only likely.
-        alike: of a leak how many holders there are that differ by an index at most; `tensor` is the first of them.
+        last_step: the last step with it, if it occurred in several.
+        certain: False if it is only likely.
+        alike: for a leak, the number of holders that differ at most by an index; `tensor` is the first of them.
     """
 
     kind: FindingKind
@@ -88,7 +88,7 @@ def training_frame(norms: Norms, findings: Sequence[Finding], table: TrainingTab
 
 
 def _steps_frame(norms: Norms) -> Any:
-    """A row for each optimizer that stepped in a row of steps, or whose step was left out."""
+    """Return a frame with a row for each optimizer that stepped in a row of steps, or whose step was skipped."""
     losses, rates, skipped = norms.losses, norms.learning_rates, norms.scalar(2)
     row, column = (skipped >= 0).nonzero(as_tuple=True)
     steps = norms.steps[row]
@@ -107,7 +107,7 @@ def _steps_frame(norms: Norms) -> Any:
 
 
 def numbered(titles: Sequence[str]) -> list[str]:
-    """`Adam`, or `Adam 1` and `Adam 2` where there are two."""
+    """Return the names with numbers where they repeat: `Adam 1` and `Adam 2`, but `Adam` for a single one."""
     return [
         f"{title} {titles[: place + 1].count(title)}" if titles.count(title) > 1 else title
         for place, title in enumerate(titles)

@@ -113,7 +113,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
             "fused",
             f"torch.optim.{kinds[0].__name__}(..., fused=True)",
             step.peak_bytes,
-            "none, it is faster mostly",
+            "none; it is usually faster",
             0,
         )
 
@@ -128,7 +128,7 @@ def _accumulated(recipe: Recipe, learned: Sequence[Workspaces], memory: int) -> 
         try:
             # From the second micro-batch on, .grad exists and memory repeats: two show the peak of any number.
             peak = fake_step(recipe.sized(-(-size // parts)), learned=learned, micro_batches=2).peak_bytes
-        except Exception:  # e.g. a state of one batch size, sparse gradients that meet: no smaller parts
+        except Exception:  # e.g. state of a fixed batch size, or sparse gradients
             return
         if peak <= memory or 2 * parts > size:
             yield (
@@ -176,7 +176,7 @@ def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Foun
                 plan = plan_recompute(
                     lambda: recipe.loss_of(model, batch), overhead=_OVERHEAD, seconds=_SECONDS, model=model
                 )
-        except (NotImplementedError, RuntimeError, ValueError):  # of what it can't be planned, e.g. under checkpoints
+        except (NotImplementedError, RuntimeError, ValueError):  # such as a forward with checkpoints
             return
     saved = plan.plain_peak_bytes - plan.peak_bytes
     peak = max(each.nbytes - (0 if each.phase == OPTIMIZER else saved) for each in plain.phases)
@@ -348,7 +348,7 @@ class Fit(ShownAsTable):
             return ""
         try:
             largest = self.largest_batch
-        except Exception as error:  # the program may run with its own size alone: the answer for that one stands
+        except Exception as error:  # another batch size may fail; the answer for this one stands
             said = str(error).partition("\n")[0].rstrip(".")
             return f"The largest batch that fits is not known; another size raised {type(error).__name__}: {said}."
         if largest is None:
@@ -505,7 +505,7 @@ def fits(
     )
     tried = _Tried(recipe)
     step = tried.step(recipe.size)
-    gpu = step.device.type not in ("cpu", "meta")  # a model on the meta device tells nothing of where it will run
+    gpu = step.device.type not in ("cpu", "meta")  # a meta model does not name its later device
     if kept is None:
         kept = min(RESERVE_BYTES, limit // 2) if gpu else 0
     estimates = (*step.estimates, *((Estimate(_OF_A_GPU, "unknown"),) if gpu else ()))
@@ -517,8 +517,8 @@ RESERVE_BYTES = 2**30
 cuDNN and fragmentation. An assumption, not measured on the GPU in question."""
 
 _OF_A_GPU = (
-    "what a GPU's kernels take for themselves is taken for what the CPU's do; its context and fragmentation are not "
-    "predicted, and have the reserve"
+    "the workspace of a GPU's kernels is assumed to equal that of the CPU's; the GPU's context and fragmentation are "
+    "not predicted, and the reserve is meant for them"
 )
 
 

@@ -84,12 +84,12 @@ class LoopFollower:
 
     @property
     def _is_ignored(self) -> bool:
-        """Whether the call under way is another thread's, or comes after the end."""
+        """True if the current call is another thread's, or comes after the end."""
         return self._over or get_ident() != self._thread
 
     @property
     def _may_be_forward(self) -> bool:
-        """Whether an outermost module called now is a forward of the loop: not a recomputation, not an evaluation."""
+        """True if an outermost module called now is a forward of the loop, not a recomputation or an evaluation."""
         self._drop_raised_steps()
         return not (self._in_backward or self._stepping) and torch.is_grad_enabled()
 

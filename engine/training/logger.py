@@ -1,4 +1,4 @@
-"""The numbers of a loop for a logger that the user has: TensorBoard's SummaryWriter, a run of wandb."""
+"""Writes a loop's numbers to a logger of the user: TensorBoard's SummaryWriter, or a run of wandb."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ _WANTED = (
 )
 _PREFIX = "tapescope"
 _STEP = f"{_PREFIX}/step"
-_MOST_MODULES = 100  # of which a logger is told: each is a chart of its own
+_MOST_MODULES = 100  # the most module groups that are written; each is a chart
 
 Numbers = dict[int, dict[str, float]]
 """The values by step and tag."""
 
 
 class Logger:
-    """What is written to.
+    """A logger of the user.
 
-    TensorBoard takes the numbers of a past step with that step. wandb drops what comes for a step that is over, so that
-    it gets them with the step that is under way, and `tapescope/step` beside them, over which they are drawn; the
-    loop's own `log` commits both.
+    TensorBoard accepts numbers of an earlier step. wandb drops them, so they are logged with the current step, together
+    with `tapescope/step`, the x axis of their charts. The loop's own call of `log` commits both.
 
     Args:
-        writer: has `add_scalar(tag, value, step)`, and perhaps `add_text(tag, text, step)`; else
-            `log(values, commit=)`, and perhaps `define_metric`.
+        writer: an object with `add_scalar(tag, value, step)`, and optionally `add_text(tag, text, step)`; or with
+            `log(values, commit=)`, and optionally `define_metric`.
 
     Raises:
         TypeError: it has neither `add_scalar` nor `log`.
@@ -48,7 +47,7 @@ class Logger:
         self._define_metric: Callable[..., object] | None = getattr(writer, "define_metric", None)
 
     def begin(self) -> None:
-        """Says what the numbers are drawn over."""
+        """Tell wandb the x axis of the numbers."""
         if self._add_scalar is None and callable(self._define_metric):
             self._define_metric(_STEP)
             self._define_metric(f"{_PREFIX}/*", step_metric=_STEP)
@@ -59,7 +58,9 @@ class Logger:
             self._log({}, commit=True)
 
     def write(self, numbers: Numbers, findings: Iterable[Finding], commit: bool = False) -> None:
-        """Write these values. commit: whether every step, including the last, ends a row."""
+        """Write these values. In wandb, `commit` also ends the row of the last step, which the loop's own `log` would
+        end.
+        """
         rows: dict[int, dict[str, Any]] = {step: dict(values) for step, values in numbers.items()}
         if self._add_scalar is not None:
             for step, values in rows.items():
@@ -79,7 +80,7 @@ class Logger:
 
 def expect_depth(value: object) -> int:
     """Raise if the argument is not a valid number of path components."""
-    wanted = "how many parts of a module's path are told apart, 0 or more"
+    wanted = "a number of components of a module's path, 0 or more"
     expect_number(value, int, "depth", wanted)
     assert isinstance(value, int)
     if value < 0:
@@ -88,15 +89,15 @@ def expect_depth(value: object) -> int:
 
 
 def numbers_of(norms: Norms, depth: int, since: int = 0) -> Numbers:
-    """What is known of the steps from `since` on; of steps that were pooled the largest numbers, at the last of them.
+    """Return the numbers of the steps from `since` on. Pooled steps have the largest numbers, under their last step.
 
-    Tags: `tapescope/gradient_norm`, of the whole loop; `tapescope/loss` and `tapescope/learning_rate`, of several
-    optimizers each with its name behind; and for each group of modules `tapescope/gradient_norm/GROUP` and, where they
-    were looked at, `tapescope/update_ratio/GROUP`.
+    The tags are `tapescope/gradient_norm` for the whole loop; `tapescope/loss` and `tapescope/learning_rate`, followed
+    by the optimizer's name if there are several; and for each group of modules `tapescope/gradient_norm/GROUP`, and
+    `tapescope/update_ratio/GROUP` in sampled steps.
 
     Args:
-        depth: modules are one group that have so many first parts of their paths in common; 0: there are no groups.
-            With more than 100 groups it is the largest depth that has no more.
+        depth: modules whose paths have this many first components in common form a group; 0: no groups. If this gives
+            more than 100 groups, the largest smaller depth that does not is used.
     """
     groups = _groups(norms.columns, depth)
     found: Numbers = {}
@@ -116,14 +117,14 @@ def numbers_of(norms: Norms, depth: int, since: int = 0) -> Numbers:
 
 
 def _put(found: Numbers, steps: Sequence[int], tag: str, values: Sequence[float]) -> None:
-    """Also NaN and Inf that were there, but nothing where there was no gradient."""
+    """Add the values under a tag, NaN and Inf included, except where there was no gradient."""
     for step, value in zip(steps, values, strict=True):
         if value != ABSENT:
             found.setdefault(step, {})[f"{_PREFIX}/{tag}"] = value
 
 
 def _columns(values: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
-    """These columns; those of modules that came later are not there yet."""
+    """Return these columns, without those of modules that were added later."""
     return values[:, [each for each in columns if each < values.shape[1]]]
 
 

@@ -32,19 +32,21 @@ class LoopPart:
         """Watching begins: install hooks here."""
 
     def step_begins(self, number: int) -> None:
-        """Steps are counted from 0. Where no optimizers were given and one that is alive never steps, the end of the
-        first step is noticed late: when another optimizer steps again."""
+        """A step begins; steps are counted from 0. If no optimizers were passed, and one that exists never steps, the
+        end of the first step is noticed late: when another optimizer steps again.
+        """
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         """An outermost module is called with grad mode on, also in an optimizer's closure or in a torch.func transform.
-        `given` has no wrappers of the transform."""
+        `given` are its arguments without the transform's wrappers.
+        """
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
     def module_ends(self, module: nn.Module, result: object) -> None:
-        """Any module has returned, also an inner one, or one that `ts.training` was not given.
-
-        It is called only for observers that override it. It is called often, so the user's modes stay on."""
+        """A module has returned, which may be an inner one, or one that `ts.training` was not given. It is called only
+        for observers that override it. It is called often, so the user's modes stay on.
+        """
 
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
@@ -107,15 +109,15 @@ class TrainingWatch(LoopFollower):
         self._overriding: dict[str, tuple[LoopPart, ...]] = {}  # by the name of a method
         self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
-        self._around: WeakSet[nn.Module] = WeakSet()  # modules that have given ones in them
+        self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
         self._strangers: WeakSet[nn.Module] = WeakSet()
-        # By each that was given those whose steps are its own.
+        # For each passed optimizer or wrapper: the optimizers whose steps it runs.
         self._given: list[WeakSet[Optimizer]] = [WeakSet(stepping_for(each)) for each in optimizers]
         self._known: WeakSet[Optimizer] = WeakSet()
         self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
-        self._is_to_tell = False  # that an optimizer begins, once its closure has run
-        self._last_failure = 0  # an exception by id, until the next backward
+        self._is_to_tell = False  # `optimizer_begins` is still to be called, after the closure
+        self._last_failure = 0  # the id of an exception, until the next backward
 
     def start(self, stack: ExitStack) -> None:
         """Begin, and install the hooks; closing the stack removes them."""
@@ -163,7 +165,7 @@ class TrainingWatch(LoopFollower):
                     self._tell_no_more(part)
 
     def _told_of(self, what: str) -> tuple[LoopPart, ...]:
-        """Return the observers that have a method of this name of their own."""
+        """Return the observers that override this method."""
         found = self._overriding.get(what)
         if found is None:
             base = getattr(LoopPart, what)
@@ -182,13 +184,13 @@ class TrainingWatch(LoopFollower):
         try:
             getattr(part, what)(*told)
         except Exception as error:
-            since = f"{type(part).__name__} is watched no more since step {self.number}"
+            since = f"{type(part).__name__} stopped in step {self.number} after an error"
             self._training.note(f"{since}: {type(error).__name__}: {error}")
             return False
         return True
 
     def _is_meant(self, module: nn.Module) -> bool:
-        """Return whether the module is to be watched: it was given, or contains one that was."""
+        """Return whether the module is watched: it was passed, or contains one that was."""
         if not self._modules or module in self._modules or module in self._around:
             return True
         if module in self._strangers:
@@ -267,7 +269,9 @@ class TrainingWatch(LoopFollower):
             self._tell_of_beginning(optimizer)
 
     def _tell_of_beginning(self, optimizer: Optimizer) -> None:
-        """Call `optimizer_begins` once; of a step with a closure after its first run, which makes the gradients."""
+        """Call `optimizer_begins` once. In a step with a closure, this is after the closure's first run, which computes
+        the gradients.
+        """
         if self._is_to_tell:
             self._is_to_tell = False
             self._tell("optimizer_begins", optimizer)

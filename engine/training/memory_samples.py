@@ -35,8 +35,8 @@ saved tensors of the step's largest graph at the start of its backward (the batc
 earlier steps: graphs, and tensors without a graph."""
 
 BASELINE = PARAMETERS, BUFFERS, STATE, GRADIENTS, BATCH
-"""The columns of `Training.baselines`: what existed as the first forward of the step began. Gradients are those of the
-last step that zero_grad() left. The batch are the inputs of that forward, and tensors of the loop that it saved."""
+"""The columns of `Training.baselines`: the memory when the first forward of the step began. Gradients are those that
+zero_grad() did not set to None. The batch is that forward's inputs and the loop's tensors that it saved."""
 
 _PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
 _SELDOM = 10  # memory is sampled once in this many samples of weights
@@ -60,7 +60,7 @@ class HeldMemory(LoopPart):
         self._is_power = False
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
-        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+        self._known: dict[str, Holder] = {}  # the first of several similar holders
 
     def begins(self, training: Training) -> None:
         self._training = training

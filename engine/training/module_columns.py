@@ -16,8 +16,9 @@ _CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
 class _Kept:
-    """A module that is referred to weakly. A container may be written in the very call, and die with it: then another
-    one with the same parts, those that are alive, stands for it."""
+    """A weak reference to a module. A container can be a temporary, as in `nn.ModuleList([a, b])` written in the call:
+    when it is freed, a new module with its living children replaces it.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
@@ -38,16 +39,17 @@ class _Kept:
 
 
 class WatchedModels:
-    """The models of a loop, those given or those seen; they live no longer for being known here.
+    """The models of a loop: those passed, or those seen. They are held weakly.
 
-    Names are those of the model. Where there are several: `Generator.net.0`, and `Generator_2` for a second of a class.
+    Names are those of the single model. If there are several, they begin with its class: `Generator.net.0`, and
+    `Generator_2` for the second model of a class.
     """
 
     def __init__(self) -> None:
         self._models: list[tuple[str, _Kept]] = []
 
     def add(self, module: nn.Module) -> None:
-        """One more, unless it is a part of one that is there. Those that are parts of it stand there no more."""
+        """Add a model, unless it is a submodule of a known one. Known models that are its submodules are removed."""
         known = [each for _, each in self]
         if any(module is each for model in known for each in model.modules()):
             return
@@ -59,7 +61,7 @@ class WatchedModels:
         self._models.append((_numbered(title, number), _Kept(module)))
 
     def __iter__(self) -> Iterator[tuple[str, nn.Module]]:
-        """The models that are alive, with what each is called among several."""
+        """Yield the living models with their names."""
         return ((name, model) for name, kept in self._models if (model := kept()) is not None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -77,7 +79,7 @@ class WatchedModels:
                 yield _path(name, path, len(found)), parameter
 
     def name_of(self, sought: nn.Module | Tensor) -> str | None:
-        """The path of a module, or the name of a parameter or buffer."""
+        """Return the path of a module, or the name of a parameter or buffer; None if it is not in the models."""
         found = list(self)
         for name, model in found:
             parts = model.named_modules() if isinstance(sought, nn.Module) else _tensors_of(model)
@@ -101,10 +103,11 @@ def _path(name: str, path: str, models: int) -> str:
 
 
 class ModuleColumns:
-    """A column for each module that has parameters of its own, and one for what each optimizer holds besides.
+    """Assigns a column to each module with parameters, and one to each optimizer's parameters outside all modules.
 
     Attributes:
-        names: of the columns: the module's path; of a parameter of the outermost module its name.
+        names: the name of each column: the module's path, or for a parameter of the outermost module the parameter's
+            name.
     """
 
     def __init__(self) -> None:
@@ -115,7 +118,7 @@ class ModuleColumns:
         self._sorted: list[int] = []
 
     def meet(self, models: WatchedModels, optimizers: Iterable[Optimizer]) -> None:
-        """Learns of parameters that were not there before; forgets those that are there no more."""
+        """Add new parameters, and remove those that were freed."""
         self._columns = {key: known for key, known in self._columns.items() if known[0]() is not None}
         for name, parameter in models.parameters():
             if id(parameter) not in self._columns:
@@ -132,7 +135,7 @@ class ModuleColumns:
         self._columns[id(parameter)] = ref(parameter), self._numbers[name]
 
     def of(self, parameters: Sequence[Tensor]) -> list[int]:
-        """The column of each; all have been met."""
+        """Return the column of each parameter; all must be known."""
         return [self._columns[id(each)][1] for each in parameters]
 
     def knows(self, parameters: Iterable[Tensor]) -> bool:
@@ -144,15 +147,18 @@ class ModuleColumns:
         return self._columns.values()
 
     def learn_order(self, roots: Iterable[Tensor]) -> None:
-        """Sees from a graph when in its backward each column's gradient is complete: where its last user runs."""
+        """Find the time in the backward at which each column's gradients are complete: when the last node that adds to
+        them runs.
+        """
         for column, number in _last_users(roots, {key: column for key, (_, column) in self._columns.items()}).items():
             self._order.setdefault(column, number)
         self._sorted = []
 
     @property
     def in_backward_order(self) -> list[int]:
-        """The columns as the backward completes them, first ones first; those it was not seen for as the forward has
-        them, from its end."""
+        """The columns in the order in which the backward completes them. Columns not seen in a backward follow, last
+        one first.
+        """
         if len(self._sorted) < len(self.names):
             known = sorted(self._order, key=lambda column: (-self._order[column], -column))
             self._sorted = known + [each for each in reversed(range(len(self.names))) if each not in self._order]

@@ -1,7 +1,7 @@
-"""What norms, losses and learning rates say of a loop: where NaN begins, what explodes or vanishes, a rate that jumps.
+"""Rules on norms, losses and learning rates: NaN, exploding and vanishing gradients, and jumps of a learning rate.
 
-A step is held against what was usual before it. Healthy loops have outliers, warm up, begin a schedule anew and settle;
-so what is told has to be far beyond that, to last, and, of a learning rate, to have done harm.
+A step is compared with the usual values before it. Healthy loops have outliers, warm up, restart schedules and
+converge. A finding therefore requires values far beyond these that last, and for a learning rate, a loss that rises.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from .norms import ABSENT, NO_SCALAR, Norms
 from .training_result import Training
 
 _USUAL = 50  # recent steps that define the usual values
-_FEWEST = 20  # without that many nothing is usual
-_EVERY = 10  # steps after which norms are held against their usual
+_FEWEST = 20  # steps without which there are no usual values
+_EVERY = 10  # steps between two checks of modules' norms
 _EXPLODES = 100.0  # times the usual norm, in two steps in a row
-_ABOVE_ALL = (
-    10.0  # times the largest norm of all steps before: a loop that has settled falls back to no more than these
-)
-_LASTS = 20  # steps for which a module has to be without its usual share
-_VANISHES = 1e-4  # of its usual share of the whole norm
-_JUMPS = 3.0  # times the largest rate of all steps before
-_AFTER = 5  # steps in which a jump does its harm
+_ABOVE_ALL = 10.0  # times the largest earlier norm; a converged loop returns to at most such norms
+_LASTS = 20  # steps for which a module's share must stay low
+_VANISHES = 1e-4  # times its usual share of the whole norm
+_JUMPS = 3.0  # times the largest earlier rate
+_AFTER = 5  # steps after a jump in which the loss may rise
 _SPIKES = 1e3  # times the usual norm, in one step
-_RECOVERS = 20  # steps in which a loss usually comes back after one
+_RECOVERS = 20  # steps within which the loss usually recovers from a spike
 
 
 class OptimizerScalars(NamedTuple):
-    """Of an optimizer's step its place among the loop's, the loss and the largest learning rate (`NO_SCALAR` where
-    there is none), and whether a gradient scaler left it out."""
+    """An optimizer's step: the optimizer's place among the loop's, the loss and the largest learning rate (`NO_SCALAR`
+    if unknown), and whether a gradient scaler skipped it.
+    """
 
     place: int
     loss: float
@@ -83,9 +82,9 @@ class NormJudge:
         self._add = training.add
         self._advice = "" if training.black_box else "; ts.training(black_box=...) keeps such a step"
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
-        self._largest = 0.0  # of the totals that have left it, and all before the last `_EVERY`
+        self._largest = 0.0  # the largest norm at the last check, without its `_EVERY` newest
         self._losses: dict[int, deque[float]] = {}
-        self._rates: dict[int, tuple[float, int]] = {}  # the largest one, and how many steps
+        self._rates: dict[int, tuple[float, int]] = {}  # largest rate and number of steps, by optimizer
         self._jumps: list[_Jump] = []
         self._spike: _Spike | None = None
         self._vanished: set[int] = set()
@@ -160,7 +159,7 @@ class NormJudge:
                 sentence = (
                     f"The norm of all gradients exploded: {_number(total)}, {_times(total / usual)} its usual "
                     f"{_number(usual)}, and it stayed there in the next step; most of all in {module}, "
-                    f"{_times(times)} its usual. Clip it (torch.nn.utils.clip_grad_norm_), or look at the rate "
+                    f"{_times(times)} its usual. Clip it (torch.nn.utils.clip_grad_norm_), or check the learning rate "
                     "and the batches just before."
                 )
                 self._add(Finding("norm", step, sentence, module=module))
@@ -194,9 +193,8 @@ class NormJudge:
         more = f", and so did {counted(len(new) - 1, 'module')} more" if len(new) > 1 else ""
         sentence = (
             f"The gradient of {module_name(name)} vanished{more}: its norm is {_number(last)}, of all gradients' norm "
-            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. Where a ReLU or a mask "
-            "before it gives 0 alone, nothing is learnt there any more: ts.find_unused(make_loss, model) says by "
-            "which task."
+            f"less than a ten-thousandth of its usual share, for {_LASTS} steps in a row. If a ReLU or a mask "
+            "outputs only zeros there, the module no longer learns; ts.find_unused(make_loss, model) names the task."
         )
         self._add(Finding("norm", step - _LASTS + 1, sentence, module=name, last_step=step))
 
@@ -211,7 +209,7 @@ class NormJudge:
         self._rates[place] = max(largest, rate), steps + 1
 
     def _follow(self, jump: _Jump, scalars: Sequence[OptimizerScalars]) -> None:
-        """Whether a jump has done harm shows some steps later."""
+        """Report a jump if the loss rises within the steps after it."""
         if not any(each.place == jump.place for each in scalars):
             return
         jump.after += 1
@@ -225,7 +223,8 @@ class NormJudge:
         sentence = (
             f"The learning rate went up {_times(jump.rate / jump.before)}, from {_number(jump.before)} to "
             f"{_number(jump.rate)}, and the loss rose from {_number(median(jump.losses))} to {_number(worst)}"
-            f"{self._updates_after(jump)}. If a schedule did that, let it warm up; else see what set it there."
+            f"{self._updates_after(jump)}. If a schedule did that, add a warm-up; otherwise "
+            "check the code that sets the rate."
         )
         of = f"{self._norms.optimizers[jump.place]}.param_groups[0]['lr']"
         self._add(Finding("learning rate", jump.step, sentence, tensor=of))

@@ -1,4 +1,4 @@
-"""The norms of a loop's gradients, weights and updates, taken while it runs and read a step later."""
+"""Computes the norms of a loop's gradients, weights and updates while it runs, and reads them a step later."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .norms import ABSENT, NO_SCALAR, ColumnNorms, Norms, NormSums, TakenNorms, 
 if TYPE_CHECKING:
     from .training_result import Training
 
-_OFTEN = 100  # steps after which parameters that came later are looked for
-_TOGETHER = 8  # steps that are read at once
-_MOST_COPIED_BYTES = 2**26  # of parameters before an update, unless a single module has more
-_JUMP = 2.0  # a learning rate that much above the last step's is worth a look at the update
+_OFTEN = 100  # steps between two searches for new parameters
+_TOGETHER = 8  # steps that are read together
+_MOST_COPIED_BYTES = 2**26  # of parameters copied before an update, unless one module has more
+_JUMP = 2.0  # factor between two steps' learning rates from which the update is measured
 
 
 @dataclass(slots=True)
 class _OptimizerStep:
-    """What an optimizer did in a step: its place among the loop's, and numbers that are on their way."""
+    """An optimizer's step: the optimizer's place among the loop's, and numbers that may not have been computed yet."""
 
     place: int
     rate: float | None
@@ -44,10 +44,10 @@ class _OptimizerStep:
 
 @dataclass(slots=True)
 class _Step:
-    """A step whose numbers are on their way."""
+    """A step with numbers that may not have been computed yet."""
 
     number: int
-    gradients: list[tuple[ColumnNorms, set[int] | None]] = field(default_factory=list)  # and which of its columns
+    gradients: list[tuple[ColumnNorms, set[int] | None]] = field(default_factory=list)  # and the used columns
     weights: list[ColumnNorms] = field(default_factory=list)
     updates: list[ColumnNorms] = field(default_factory=list)
     optimizers: list[_OptimizerStep] = field(default_factory=list)
@@ -61,8 +61,9 @@ class _Step:
 
 
 class NormWatch(LoopPart):
-    """Takes the norms. They are taken as a backward ends, so before anything is clipped; those of a gradient that no
-    backward left are taken as its optimizer begins."""
+    """Computes the norms. Gradients are read when a backward ends, so before clipping. Gradients that no backward has
+    computed are read when their optimizer steps.
+    """
 
     def __init__(self) -> None:
         self._sums = NormSums()
@@ -72,13 +73,13 @@ class NormWatch(LoopPart):
         self._step = _Step(0)
         self._coming: deque[_Step] = deque()
         self._latest: list[ColumnNorms] = []
-        self._measured: set[int] = set()  # columns of which `_latest` has the norms
+        self._measured: set[int] = set()  # columns whose norms are in `_latest`
         self._losses: list[LateTensor] = []
-        self._scale: Tensor | None = None  # of the backward that comes
+        self._scale: Tensor | None = None  # of the next backward
         self._rates: dict[int, float] = {}
         self._before: tuple[list[Tensor], list[Tensor], list[int], list[int]] | None = None
         self._is_ordered = False
-        self._next_column: dict[int, int] = {}  # by an optimizer's place the first whose update is still to come
+        self._next_column: dict[int, int] = {}  # by optimizer, the first column still to measure
         self._told_unread = False
         self._stack = ExitStack()
 
@@ -95,7 +96,7 @@ class NormWatch(LoopPart):
         self._scale = scale
 
     def backward_begins(self, given: BackwardGiven) -> None:
-        self._before = None  # of a step that raised
+        self._before = None  # left by a step that raised
         self._training.taken_norms = None
         tensors = [each for each in given[0] if isinstance(each, Tensor)]
         for each in tensors:
@@ -210,7 +211,7 @@ class NormWatch(LoopPart):
         self._latest.clear()
 
     def _take_gradients(self, optimizer: Optimizer, parameters: list[Tensor]) -> None:
-        """The norms of what this optimizer is to step with."""
+        """Take the norms of the gradients that this optimizer will use."""
         if not self._columns.knows(parameters):
             self._columns.meet(self._training.watched, [optimizer])
         there = [(each, gradient) for each in parameters if (gradient := each.grad) is not None]
@@ -240,12 +241,12 @@ class NormWatch(LoopPart):
         self._training.add(Finding("unread", self._step.number, sentence, module=first))
 
     def _taken_losses(self) -> list[LateTensor]:
-        """Those of the backwards since the last optimizer's step."""
+        """Return the losses of the backwards since the last optimizer step."""
         taken, self._losses = self._losses, []
         return taken
 
     def _place(self, optimizer: Optimizer) -> int:
-        """Its place among the loop's optimizers; one that is no more leaves its own to the next of its class."""
+        """Return the optimizer's place among the loop's. An optimizer takes the place of a freed one of its class."""
         place = self._optimizers.get(optimizer)
         if place is None:
             title, taken = type(optimizer).__name__, set(self._optimizers.values())
@@ -257,7 +258,7 @@ class NormWatch(LoopPart):
         return place
 
     def _read(self, but: int, wait: bool = False) -> None:
-        """Puts down steps whose numbers have come, all but the last ones."""
+        """Store the steps whose numbers have been computed, except the last `but` steps."""
         come: list[_Step] = []
         while len(self._coming) > but and (wait or self._coming[0].is_ready()):
             come.append(self._coming.popleft())
@@ -294,7 +295,7 @@ class NormWatch(LoopPart):
 
 
 def _rate(optimizer: Optimizer) -> float | None:
-    """The largest of its groups, unless it would have to be fetched from a device."""
+    """Return the largest learning rate of its groups, without those that only the device knows."""
     rates = map(rate_of, optimizer.param_groups)
     return max((each for each in rates if each is not None), default=None)
 

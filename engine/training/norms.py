@@ -35,8 +35,8 @@ class TensorSquares(NamedTuple):
     """The squared norm of each tensor on one device.
 
     Attributes:
-        tensors: the places of the tensors in the list that was given, or the ids of their parameters.
-        squares: one number per place. 0 can be an underflow.
+        tensors: the indices of the tensors in the list that was passed, or the ids of their parameters.
+        squares: one number per tensor. 0 can be an underflow.
     """
 
     tensors: list[int]
@@ -44,7 +44,7 @@ class TensorSquares(NamedTuple):
 
 
 def squares_by_tensor(found: Iterable[TensorSquares]) -> dict[int, float]:
-    """Return the squared norms, which have come; a tensor may be stored in several parts."""
+    """Return the squared norm of each tensor, as Python numbers. A tensor stored in several parts gets the sum."""
     by_tensor: dict[int, float] = {}
     for tensors, squares in found:
         for key, square in zip(tensors, squares.read().tolist(), strict=True):
@@ -377,7 +377,7 @@ class Norms:
 
     @property
     def skipped(self) -> Tensor:
-        """Whether a gradient scaler skipped a step, bool of shape (rows,)."""
+        """For each row, whether a gradient scaler skipped a step, bool of shape (rows,)."""
         return (self.scalar(2) > 0).any(1)
 
     @staticmethod

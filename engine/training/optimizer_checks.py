@@ -20,13 +20,13 @@ from .loop_observers import LoopPart
 from .pending_graphs import roots_of
 from .training_result import Training
 
-_LOOKS = 3  # backwards after a step that are looked at in the beginning
-_AGAIN = 20  # steps after which one more is looked at
+_LOOKS = 3  # backwards that are checked at first
+_AGAIN = 20  # steps between later checks
 _CAST = "ToCopyBackward0"
 
 
 class SkippedSteps(LoopPart):
-    """Counts the steps that a gradient scaler leaves out."""
+    """Counts the steps that a gradient scaler skips."""
 
     def __init__(self) -> None:
         self._skipped: Counter[str] = Counter()
@@ -42,21 +42,21 @@ class SkippedSteps(LoopPart):
         name = type(optimizer).__name__
         self._skipped[name] += 1
         sentence = (
-            f"{counted(self._skipped[name], 'step')} of {name} left out by the gradient scaler, as gradients were not "
-            "finite: that is how it finds its scale as it begins; where it goes on, ts.find_nan says where they begin."
+            f"The gradient scaler skipped {counted(self._skipped[name], 'step')} of {name} because gradients were not "
+            "finite. It finds its scale in this way at first; if it continues, ts.find_nan finds their origin."
         )
         self._training.update(Finding("skipped", self._number, sentence, tensor=name))
 
 
 class StaleCasts(LoopPart):
-    """Looks, in some backwards after a step, for a cast that is older than the step and that a newer node reads.
+    """Checks in some backwards whether a node reads a cast that is older than the last optimizer step.
 
-    Autocast casts a parameter once, and lets go of the cast where its outermost block is left.
+    Autocast casts a parameter once, and frees the cast when its outermost block ends.
     """
 
     def __init__(self) -> None:
         self._number = 0
-        self._stepped: tuple[str, int, set[int]] | None = None  # who, what the next node was to be numbered, parameters
+        self._stepped: tuple[str, int, set[int]] | None = None  # optimizer, next sequence number, parameters
         self._looks = _LOOKS
         self._found = False
 
@@ -106,24 +106,24 @@ class StaleCasts(LoopPart):
 
 
 class LeftOutUpdates:
-    """Gives fused optimizers the flag `found_inf`, which their kernels read: parameters and state stay as they were
-    where it is set, and nobody waits. It is taken back after the step, or before the next one if that step raised. One
-    that a gradient scaler has set stays.
+    """Sets the flag `found_inf` of fused optimizers. If it is 1, their kernels leave parameters and state unchanged,
+    and the CPU need not wait for the device. The flag is removed after the step, or before the next one if the step
+    raised. A gradient scaler's flag is left in place.
     """
 
     def __init__(self) -> None:
-        self._flagged: Optimizer | None = None  # the one that has ours
+        self._flagged: Optimizer | None = None  # the optimizer with our flag
 
     def begins(self, optimizer: Optimizer, others: Iterable[Tensor]) -> bool | None:
         """Make the device skip this step's update if an element of its gradients or of `others` is not finite.
 
         Returns:
-            Whether it will. False where a gradient scaler decides by the optimizer's own gradients; None where
-            the optimizer is not fused.
+            True if the device will. False if a gradient scaler has set its own flag; None if the optimizer is not
+                fused.
         """
         self.ends()
-        # How torch.amp.GradScaler tells fused optimizers to skip an update (torch/amp/grad_scaler.py): a tensor
-        # `found_inf` on an optimizer whose class has `_step_supports_amp_scaling`.
+        # torch.amp.GradScaler makes fused optimizers skip an update in this way (torch/amp/grad_scaler.py): it sets a
+        # tensor `found_inf` on an optimizer whose class has `_step_supports_amp_scaling`.
         if getattr(optimizer, "found_inf", None) is not None:
             return False
         if not is_fused(optimizer) or not getattr(optimizer, "_step_supports_amp_scaling", False):

@@ -12,6 +12,7 @@ from ...inspector.graph.node_metadata import nodes_of
 from ...inspector.graph.source_lines import Place, source_at, users_place
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
+from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
 
 _KEY = "tapescope: forward"
 _MODULE = "tapescope: module"
@@ -73,7 +74,7 @@ class Forwards:
 
     @property
     def unseen(self) -> bool:
-        """Whether some graphs are not reachable from a module's result, so that those that wait are unknown."""
+        """True if some graphs are not reachable from a module's result, so that those that wait are unknown."""
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
@@ -102,9 +103,15 @@ class Forwards:
 
     @staticmethod
     def mark_module(module: nn.Module, result: object) -> None:
-        """Note on the nodes of a module's results the module, of nested ones the innermost."""
-        for node in nodes_of(result):
-            notes_on(node).setdefault(_MODULE, ref(module))
+        """Note the module on the nodes of its results; the innermost of nested modules stays. User modes may be on."""
+        if type(result) is Tensor and not function_mode_is_on():
+            node = result.grad_fn
+            if node is not None:
+                notes_on(node).setdefault(_MODULE, ref(module))
+        elif result is not None:
+            with unobserved():
+                for node in nodes_of(result):
+                    notes_on(node).setdefault(_MODULE, ref(module))
 
     def maker_of(self, node: Node, names: Mapping[nn.Module, str]) -> str | None:
         """Return the module and the forward that made a node: `rnn (GRU) in the forward of Net at train.py:40`.

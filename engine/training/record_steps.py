@@ -40,7 +40,7 @@ from .step_timeline import BETWEEN, FORWARD
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9
 _IN_A_ROW = 3
-_NOT_FOLLOWED = "of the steps in a row that are recorded the {} is followed task by task"
+_NOT_FOLLOWED = "only the {} of the recorded steps is traced task by task"
 
 
 class LoopRecording:
@@ -236,13 +236,13 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         expect_number(steps, int, "steps", f"how many steps to record, {_FEWEST} to {_MOST}")
         if steps < _FEWEST:
             raise ValueError(
-                f"steps is {steps}; expected {_FEWEST} to {_MOST}: the first step makes the optimizer's state, so that "
-                "a single one is not like those that follow"
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: the first step creates the optimizer's state, so "
+                "later ones differ from it"
             )
         if steps > _MOST:
             raise ValueError(
-                f"steps is {steps}; expected {_FEWEST} to {_MOST}: each event of the allocator takes about 1.9 kB "
-                f"until it is read, and more steps than {_MOST} would weigh on what is measured"
+                f"steps is {steps}; expected {_FEWEST} to {_MOST}: each allocator event takes about 1.9 kB until it "
+                f"is processed, which for more than {_MOST} steps would distort the measurement"
             )
         self._wanted, self._model = steps, model
         self._opened: Opened | None = None
@@ -422,7 +422,7 @@ def _profiled(function: Callable[[], Any], model: nn.Module | None, tell: Tell) 
         steps = [replace(each, number=ran + each.number) for each in recording.steps()]
         if not any(each.optimizers or each.skipped for each in steps):
             raise ValueError(
-                "no optimizer stepped in the function: it is to run one whole step, with optimizer.step() in it; "
+                "no optimizer stepped in the function; expected one whole step, including optimizer.step(); "
                 "ts.profile(make_loss) measures a forward and its backward"
             )
         step = steps[-1]

@@ -111,13 +111,15 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self._learned, self._size = learned, size
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
         self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
-        self._after_numbers: dict[int, int] = {}  # by sequence number of an operation's node: the next event
+        self._after_numbers: dict[
+            int, int
+        ] = {}  # by sequence number of an operation's node: the place of the next event
 
     def is_noted(self, device: torch.device) -> bool:
         return True
 
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
-        """Bytes that each storage on this device would occupy of such memory; 0 for storages on other devices."""
+        """Return the bytes of each storage on this device, rounded up as in `memory`; 0 on other devices."""
         grain = _GRAIN.get(memory.type, 1)
         left_out = set() if memory == _CPU else self._on_cpu
         return [
@@ -316,7 +318,7 @@ def fake_step(
             numbers_sentence(needed, "" if node is None else _place_of(recipe, change))
         ) from needed
     finally:
-        del needed  # else it would hold itself through this frame
+        del needed  # breaks a reference cycle through this frame
 
 
 @contextmanager
@@ -341,7 +343,7 @@ def _place_of(recipe: Recipe, change: Change | None) -> str:
 
 
 class _Trained:
-    """A model and its optimizer on fake tensors. Use it inside the mode of these."""
+    """A model and its optimizer on fake tensors, inside their mode."""
 
     def __init__(self, recipe: Recipe, fakes: FakeTraining, change: Change | None) -> None:
         model = model_on_fakes(recipe, fakes)
@@ -362,7 +364,9 @@ class _Trained:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"make_optimizer(...) returned {a_kind(optimizer)}; expected a torch.optim.Optimizer")
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise NotImplementedError("LBFGS runs forward and backward itself, as often as it likes: not predicted")
+            raise NotImplementedError(
+                "LBFGS runs forward and backward an unknown number of times, so its step cannot be predicted"
+            )
         _expect_own(optimizer, parameters)
         if change is not None:
             change(model, optimizer)
@@ -444,8 +448,8 @@ def _expect_gradients(model: nn.Module) -> None:
     parameters = list(model.parameters())
     if not any(each.grad is not None or leaf_hooks(each) or post_accumulate_hooks(each) for each in parameters):
         raise ValueError(
-            "loss_of(model, batch) returned a loss in which no parameter of `model` is; it has to use its argument, a "
-            "model on fake tensors: lambda model, batch: criterion(model(batch[0]), batch[1])"
+            "loss_of(model, batch) returned a loss that depends on no parameter of `model`; it has to use its "
+            "argument, a model on fake tensors: lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
 
 
@@ -457,7 +461,7 @@ def _expect_loss(loss: object) -> None:
 
 
 def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
-    """Why it is not all known."""
+    """Return the reasons why the figures are estimates."""
     names: dict[str, list[str]] = {}
     for why, name in fakes.unknown:
         names.setdefault(why, []).append(name)
@@ -475,12 +479,12 @@ def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str
     where = "" if line is None or place else f"{line.short}: "
     operator = str(error).removeprefix("aten.").partition(".")[0]
     what = (
-        "a number of a tensor, as .item() does"
+        "the value of a tensor, as .item() does"
         if "scalar_dense" in operator
-        else f"as many elements as {operator} finds"
+        else f"the number of elements that {operator} finds"
     )
     return (
-        f"{where}{place or 'the program'} asks for {what}, and fake tensors have no numbers. Give {verb} a version "
+        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass {verb} a version "
         "without it, or measure a step that fits with ts.profile"
     )
 
@@ -493,8 +497,8 @@ def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits")
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
         f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        f"quantized and MKL-DNN tensors do, and torch.cond and its like do not. Give {verb} a version without it (of "
-        "nn.Embedding one with sparse=False), or measure a step with ts.profile_step"
+        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass {verb} a version without it "
+        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
     )
 
 

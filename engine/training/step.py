@@ -178,7 +178,7 @@ class TrainingStep(ShownAsTable):
     @property
     def sentences(self) -> list[str]:
         before = self.timeline.baseline
-        standing = f"{size_text(before.nbytes)} were there as it began: {before.listed}."
+        standing = f"{size_text(before.nbytes)} existed at its start: {before.listed}."
         said = [standing] if before.nbytes else []
         return [
             *self.peak().answer,
@@ -215,11 +215,11 @@ class TrainingStep(ShownAsTable):
         """Describe differences from the other steps."""
         made = self.state_made
         if made > 0 and self._state_at_start() == 0:
-            state = f"{state_of(self.optimizers)} is made in it, {size_text(made)}"
+            state = f"{state_of(self.optimizers)} is created in it, {size_text(made)}"
             yield f"It is a first step: {state}. Later ones differ."
         if self.skipped:
             which = joined([f"{each}'s step" for each in self.skipped])
-            yield f"The gradient scaler left out {which}, as gradients were not finite."
+            yield f"The gradient scaler skipped {which} because gradients were not finite."
         if not self.optimizers and not self.skipped:
             yield "No optimizer stepped in it."
         if self._backwards is not None and (why := self._backwards.why_none):

@@ -27,12 +27,12 @@ from .step_phases import Window
 from .step_timeline import StepTimeline
 
 _STANDING = {PARAMETERS: Category.PARAMETER, BUFFERS: Category.PARAMETER, STATE: Category.STATE}
-"""What categories of a step are in a backward's timeline; others are as the backward has them."""
+"""Maps categories of a step to those of a backward's timeline. The others are taken from the backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What had run at a mark of the forward, and where what it returned is."""
+    """An operation or module call of the forward: the mark at its end, and the addresses of the tensors it returned."""
 
     mark: int
     made: Operation | CallRecord
@@ -41,14 +41,14 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class FollowedBackward:
-    """What was seen of one backward.
+    """The recording of one backward.
 
     Attributes:
-        graph: without its nodes.
-        forward_end, begin, end: the recording's marks where the forward was over, where the tasks begin, and where
+        graph: the graph, without its nodes.
+        forward_end, begin, end: the recording's marks at the end of the forward, before the first task, and when
             backward() returned.
         marks: the recording's marks of `moments`.
-        made: what ran in the loop, of which so many came before it (`count`).
+        made: the operations and module calls of the loop; the first `count` of them ran before this backward.
     """
 
     graph: Graph
@@ -66,7 +66,7 @@ class FollowedBackward:
 
 
 class _Marks:
-    """A recorder for one watch, which marks a recording that others mark, too."""
+    """Marks a recording that is shared by several watches."""
 
     def __init__(self, mark: Callable[[], int]) -> None:
         self._mark = mark
@@ -82,14 +82,14 @@ class _Marks:
 
 
 class BackwardFollower:
-    """Follows the backwards of a loop, between the marks of one recording.
+    """Follows the backwards of a loop in one recording.
 
     Args:
-        mark: marks the recording, and gives the mark's number.
+        mark: marks the recording and returns the mark's number.
 
     Attributes:
-        followed: the backwards, in order; None in place of one that could not be, of which `why` has the reason.
-        apart: pairs of marks around what is not the loop's.
+        followed: the backwards in order; None for one that could not be followed, for the reason in `why`.
+        apart: pairs of marks around allocations that are not the loop's.
     """
 
     def __init__(self, mark: Callable[[], int]) -> None:
@@ -101,7 +101,7 @@ class BackwardFollower:
         self.why = ""
 
     def observe(self, made: Operation | CallRecord, result: object, arguments: Sequence[object]) -> None:
-        """An operation of the forward has ended with this result."""
+        """Record an operation or module call of the forward that has just returned this result."""
         with unobserved():
             found = tuple(seen.address for each in tensors_of(result) if (seen := look(each)) is not None)
             if isinstance(made, Operation) and made.writes_in_place:
@@ -109,7 +109,7 @@ class BackwardFollower:
         self._made.append(Made(self._mark(), made, found))
 
     def backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        """Runs it, followed if that is possible."""
+        """Run the backward, and follow it if possible."""
         forward_end = self._mark()
         watch = self._watch(given)
         begin = self._mark()
@@ -141,7 +141,7 @@ class BackwardFollower:
 
     def _watch(self, given: BackwardGiven) -> tuple[Watch, MemoryWatch, _Marks, SavedBlocks, BackwardCall] | None:
         if is_redirected():
-            self.why = "a policy was in force, so that its tasks were not looked at; record it outside of ts.policy"
+            self.why = "a policy was in force, so its tasks were not traced; record it outside ts.policy"
             return None
         tensors, gradients, keep_graph, create_graph, inputs = given
         try:
@@ -157,20 +157,19 @@ class BackwardFollower:
 
 
 def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimeline, start: int, end: int) -> Timeline:
-    """The backward's timeline of one device with the memory of the whole step: before the forward stands what is there,
-    after it comes the rest.
+    """Return the backward's timeline on one device, extended by the step's memory before its forward and after its end.
 
     Args:
         followed: the backward.
-        window: what was seen of the loop.
+        window: the recording of the steps on this device.
         step: the step's memory.
-        start, end: its moments.
+        start, end: the first and the last moment of the step.
     """
     recording = window.recording
     events, whole, first = window.events(start, end), window.rows(start, end), window.moments[start].mark
 
     def place(mark: int) -> int:
-        """How many of these rows come before a mark."""
+        """Return the number of rows before a mark."""
         return step.before + window.events_before(events, mark)
 
     begin = place(followed.begin)
@@ -205,7 +204,7 @@ def timeline_in_step(followed: FollowedBackward, window: Window, step: StepTimel
 
 
 def _standing(timeline: Timeline, step: StepTimeline) -> Timeline:
-    """The same with what a backward alone does not know: parameters, state, and what the optimizer makes."""
+    """Set the categories that only the step knows: parameters, optimizer state, and the optimizer's allocations."""
     if len(timeline) != len(step):
         raise AssertionError(f"{len(timeline)} blocks of the backward are {len(step)} of the step")
     births = timeline.births
@@ -230,14 +229,14 @@ def _standing(timeline: Timeline, step: StepTimeline) -> Timeline:
 
 @dataclass(frozen=True, slots=True)
 class StepBackwards:
-    """The backwards of a step, of which each can be made a run.
+    """The backwards of a step. Any of them can be returned as a run.
 
     Attributes:
-        windows: by device what was seen of the loop, the one that is meant first.
-        timelines: by device the step's memory.
-        start, end: its moments.
-        follower: has followed them.
-        why_not: why they were not followed; "" where they were to be.
+        windows: the recording of the steps by device, the default device first.
+        timelines: the step's memory by device.
+        start, end: the first and the last moment of the step.
+        follower: the follower that recorded the backwards.
+        why_not: the reason why they were not followed; "" if they were to be followed.
     """
 
     windows: Mapping[str, Window]
@@ -253,7 +252,7 @@ class StepBackwards:
 
     @property
     def followed(self) -> list[FollowedBackward]:
-        """Those of this step that were followed."""
+        """The followed backwards of this step."""
         first, last = (self._window.moments[moment].mark for moment in (self.start, self.end))
         return [each for each in self.follower.followed if each is not None and first <= each.begin < last]
 
@@ -262,13 +261,13 @@ class StepBackwards:
         """Return why no backward of the wanted step could be followed; "" if one was, or another step was wanted."""
         if self.why_not or self.followed:
             return ""
-        return self.follower.why or "no backward ran in it that ended without an error"
+        return self.follower.why or "no backward in it ended without an error"
 
     def at_peak(self) -> Run:
-        """The one that the step's peak is in, or the last before it; where there is none, the first after it.
+        """Return the backward that contains the step's peak, else the last one before it, else the first one after it.
 
         Raises:
-            ValueError: none was followed.
+            ValueError: no backward was followed.
         """
         found = [] if self.why_not else self.followed
         if not found:

@@ -31,7 +31,7 @@ _COLUMNS = "step", "device", "phase", "optimizer", "started_s", "ended_s", "byte
 
 
 def step_frame(step: TrainingStep, table: StepTable = "phases") -> Any:
-    """What `TrainingStep.to_pandas` gives."""
+    """Return the frame of `TrainingStep.to_pandas`."""
     expect_choice(table, get_args(StepTable), "table")
     if table == "tasks":
         return step.run.to_pandas()
@@ -48,7 +48,7 @@ def _seconds(ns: int | None) -> float | None:
 
 
 def steps_frame(steps: Sequence[TrainingStep]) -> Any:
-    """A row for each phase of each step on each device."""
+    """Return a frame with a row for each phase of each step on each device."""
     rows = [row for step in steps for timeline in step.timelines.values() for row in _phases(step.number, timeline)]
     used = {each for step in steps for timeline in step.timelines.values() for each in timeline.kinds}
     names = [*_COLUMNS, *(each for each in OF_A_STEP if each in used)]
@@ -56,7 +56,9 @@ def steps_frame(steps: Sequence[TrainingStep]) -> Any:
 
 
 def _phases(number: int, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    """A phase that comes several times has a row each time. A category's bytes are those at the phase's peak."""
+    """Yield a row for each phase; one that occurs several times has several rows. Categories are those at the phase's
+    peak.
+    """
     end = Phase("", len(timeline.events), timeline.elapsed_ns)
     levels = timeline.levels
     for phase, following in pairwise((*timeline.phases, end)):
@@ -110,7 +112,7 @@ def _add_phases(events: TraceEvents, step: TrainingStep, now: int) -> None:
 
 
 def _add_step_memory(events: TraceEvents, timeline: StepTimeline, now: int) -> None:
-    """By category, after each event."""
+    """Add a counter of the bytes of each category after each event."""
     levels = timeline.category_levels
     for event, ns in enumerate((0, *timeline.event_ns)):
         parts = {category: column[event] for category, column in levels.items()}

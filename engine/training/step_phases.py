@@ -23,7 +23,7 @@ from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER
 
 @dataclass(slots=True)
 class PhaseStart:
-    """Where a phase begins.
+    """The start of a phase.
 
     Attributes:
         phase: its name.
@@ -221,7 +221,9 @@ def with_forwards(moments: Sequence[PhaseStart], starts: Sequence[int]) -> list[
 
 @dataclass(slots=True)
 class BlockSeen:
-    """One block of the recording. `born` and `died` are rows; born -1: it was there before; died None: it stays."""
+    """One block of the recording. `born` and `died` are rows. If `born` is -1, the block existed before; if `died` is
+    None, it stays.
+    """
 
     nbytes: int
     address: int
@@ -358,7 +360,7 @@ class _Naming:
         moments = iter([*enumerate(window.moments)])
         following = next(moments, None)
         phase = BETWEEN
-        our_blocks: set[int] = set()  # addresses
+        our_blocks: set[int] = set()  # addresses of tapescope's own blocks
         for number, row in enumerate(window.recording.rows):
             while following is not None and window.row(following[0]) <= number:
                 phase = self._moment(following[1], number)

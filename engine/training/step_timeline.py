@@ -17,8 +17,8 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER
 
 AFTER_BACKWARD, BETWEEN = "after backward", "between"
-"""What else there is of a step that is recorded: from the end of a backward to what follows, clipping for example; and
-what comes before the first forward and after the optimizer, where gradients are set to zero and data is loaded."""
+"""Further phases of a recorded step: AFTER_BACKWARD begins when a backward ends (clipping, for example); BETWEEN is
+the time before the first forward and after the optimizer (zero_grad, loading of data)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class StepTimeline(Lifetimes):
     @cached_property
     def peaks(self) -> tuple[PhasePeak, ...]:
         """The peak of each phase; for one that occurs several times, the highest."""
-        highest: dict[str, tuple[int, int]] = {}  # by phase the bytes, and the event before which these are alive
+        highest: dict[str, tuple[int, int]] = {}  # by phase: the bytes, and the index of the next event
         for phase, following in pairwise((*self.phases, self._end)):
             levels = self.levels[phase.event : following.event + 1]
             nbytes = max(levels)

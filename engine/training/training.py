@@ -44,7 +44,7 @@ class Writer(LoopPart):
         self._logger = logger
         self._depth = depth
         self._next = 0  # the first step not yet written
-        self._findings = 0  # how many have been written
+        self._findings = 0  # findings already written
         self._raised = False
 
     def begins(self, training: Training) -> None:
@@ -61,7 +61,7 @@ class Writer(LoopPart):
             self._write()
 
     def _write(self) -> None:
-        self._raised = True  # unless all goes well: who has raised is told of the end, too
+        self._raised = True  # reset below; `ends` is called even after an error here
         numbers = numbers_of(self._training.norms, self._depth, self._next)
         found = self._training.findings
         new, self._findings = found[self._findings :], len(found)
@@ -168,10 +168,10 @@ def training(
         model,
         lambda each: isinstance(each, nn.Module),
         "model",
-        "a module, a list of modules, or None: whatever is called is watched",
+        "a module, a list of modules, or None for all that are called",
     )
     optimizers = _listed(
-        optimizer, is_optimizer, "optimizer", "an optimizer, a list of optimizers, or None: whatever steps is watched"
+        optimizer, is_optimizer, "optimizer", "an optimizer, a list of optimizers, or None for all that step"
     )
     expect_number(every, int, "every", "a number of steps, 1 or more")
     if every < 1:
@@ -180,7 +180,7 @@ def training(
     expect_truth(synchronize, "synchronize")
     expect_truth(found_inf, "found_inf")
     if found_inf and black_box is None:
-        raise ValueError("found_inf is the black box's: give black_box=, too")
+        raise ValueError("found_inf needs the black box; pass a folder as black_box=")
     kinds = kinds_of(black_box_on)
     parts = [make() for make in PARTS]
     expect_depth(depth)

@@ -1,4 +1,4 @@
-"""A training loop as a document: what its page shows, and what a program reads of it."""
+"""A training loop as a document: the data of its page, which programs can read too."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ VERSION = 2
 """Version 1 had the batch among the activations."""
 
 PAGE_BEGINS, DATA_BEGINS = '<div class="ts-loop"', '<script type="application/json">'
-"""In HTML what a loop begins with, and its document in it."""
-_PAGE_BEGAN = '<div class="th-loop"'  # in pages of before the name tapescope
+"""The starts of a loop and of its document in a page."""
+_PAGE_BEGAN = '<div class="th-loop"'  # in pages written under the former name
 
 _MOST_MODULES = 100_000
-_MOST_BYTES = 2**27  # of a page: its numbers, two million at most of a kind, take some tens of megabytes
+_MOST_BYTES = 2**27  # of a page; its numbers, at most two million of each kind, take some tens of megabytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingDocument:
-    """What is known of a training loop, in arrays.
+    """The data of a training loop, in arrays.
 
     Attributes:
-        steps: how many there were. They are counted from 0.
-        every: how often weights and updates were looked at, in steps.
-        sentences: how many steps there were, what could not be watched.
+        steps: the number of steps. They are counted from 0.
+        every: the interval of weight and update samples, in steps.
+        sentences: the number of steps, and the parts that could not be watched.
         findings: as in `Training`.
-        modules: their paths, in the order in which the backward completes their gradients.
-        classes: by path the class of those, and of modules around them, that are called by a number alone.
-        optimizers: what they are called.
+        modules: the modules' paths, in the order in which the backward completes their gradients.
+        classes: the class of each module whose name is a number, and of such modules around it, by path.
+        optimizers: the names of the optimizers.
         rows: int64 of (rows, 2): the first and the last step of each row.
-        gradients: float32 of (rows, modules): gradient norms; -1 where there was none.
-        samples: int64 of (samples, 2): the same of the rows of weights and updates.
-        weights, updates: float32 of (samples, modules): their norms; -1 where there was none.
-        losses, learning_rates: float32 of (rows, optimizers): float32's least number where there was none.
-        looks: int64 of (looks, 2): the same of the rows of memory.
+        gradients: float32 of (rows, modules): gradient norms; -1 without a gradient.
+        samples: int64 of (samples, 2): the first and the last step of each row of `weights` and `updates`.
+        weights, updates: float32 of (samples, modules): their norms; -1 without an update.
+        losses, learning_rates: float32 of (rows, optimizers): float32's least number if unknown.
+        looks: int64 of (looks, 2): the first and the last step of each row of `memory`.
         memory: float32 of (looks, 6): bytes held, see `memory_samples.HELD`.
-        baseline_steps: int64 of (baselines, 2): the same of the rows of `baselines`.
+        baseline_steps: int64 of (baselines, 2): the first and the last step of each row of `baselines`.
         baselines: float64 of (baselines, 5): bytes from before the step, see `memory_samples.BASELINE`.
-        skipped: bool of (rows,): whether a gradient scaler left a step out.
-        kept: by step the folder of the black box that keeps it.
-        black_box: whether there was one.
+        skipped: bool of (rows,): whether a gradient scaler skipped a step.
+        kept: the black box's folder of each kept step.
+        black_box: whether there was a black box.
     """
 
     steps: int
@@ -78,7 +78,7 @@ class TrainingDocument:
     black_box: bool
 
     def to_json(self) -> str:
-        """One line of JSON. Arrays of numbers are base64 of float32, little-endian, row by row."""
+        """Return one line of JSON. Arrays of numbers are base64 of float32, little-endian, row by row."""
         return json.dumps(
             {
                 "format": FORMAT,
@@ -112,15 +112,15 @@ _ARRAYS = {
     "learning_rates": ("rows", "optimizers"),
     "memory": ("looks", "held"),
 }
-"""By name how many rows and how many columns they have."""
+"""The names of the numbers of rows and columns of each array."""
 
 
 def document_of(training: Training, most: int | None = None) -> TrainingDocument:
-    """What is known of the loop. While it runs the last steps are not in it yet.
+    """Return the document of a loop. While the loop runs, the last steps are missing.
 
     Args:
-        most: how many gradient norms it may have; where there are more, equally many rows are pooled into one, which
-            holds the largest of each number, or NaN.
+        most: the most gradient norms. If there are more, the same number of rows is pooled into each row, which holds
+            the largest of each number, or NaN.
     """
     norms = training.norms
     rows, gradients, losses, rates = norms.steps, norms.gradients, norms.scalar(0), norms.scalar(1)
@@ -159,13 +159,13 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
 
 
 def _numbered_classes(modules: Sequence[str], classes: Mapping[str, str]) -> dict[str, str]:
-    """By path the class of modules whose name is a number: `layers.3` says less than `layers.3 Linear`."""
+    """Return the class of each module whose name is a number, by path: `layers.3 Linear` says more than `layers.3`."""
     around = {path[:end] for path in modules for end, sign in enumerate(f"{path}.") if sign == "."}
     return {path: classes[path] for path in around if path.rpartition(".")[2].isdecimal() and path in classes}
 
 
 def kept_steps(training: Training) -> dict[int, str]:
-    """By step the folder of the black box that keeps it."""
+    """Return the black box's folder of each kept step."""
     return {each.step: each.at for each in training.findings if each.kind == "black box" and each.at is not None}
 
 
@@ -188,11 +188,11 @@ def _pooled(values: Tensor, size: int) -> Tensor:
 
 
 def read_page(path: Path) -> TrainingDocument:
-    """Read the data of a page that `Training.save_html` wrote. Nothing of the page is run.
+    """Read the data of a page that `Training.save_html` wrote. No code of the page runs.
 
     Raises:
-        ValueError: it is not such a page, is of a later version, or its parts do not fit together.
-        OSError: it can't be read.
+        ValueError: it is not such a page, a later version wrote it, or its parts do not match.
+        OSError: it cannot be read.
     """
     return load_file(path, "a page of a training loop", _MOST_BYTES, _read_page)
 
@@ -208,13 +208,13 @@ def _read_page(content: bytearray) -> TrainingDocument:
 
 
 def read_document(text: str) -> TrainingDocument:
-    """Read what `to_json` wrote. What is damaged raises one of the errors that `load_file` takes for wrong content."""
+    """Read the result of `to_json`. Damaged data raises one of the errors that `load_file` reports as wrong content."""
     found = json_object(text, FORMAT, VERSION)
     modules, optimizers = _texts(found["modules"]), _texts(found["optimizers"])
     if len(modules) > _MOST_MODULES:
         raise ValueError(f"it has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
     rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
-    befores = _spans(found.get("baseline_steps", []))  # none in older pages
+    befores = _spans(found.get("baseline_steps", []))  # missing in older pages
     counts = {
         "rows": rows.shape[0],
         "samples": samples.shape[0],
@@ -241,7 +241,7 @@ def read_document(text: str) -> TrainingDocument:
         _texts(found["sentences"]),
         tuple(map(_finding, found["findings"])),
         modules,
-        {str(path): str(name) for path, name in dict(found.get("classes", {})).items()},  # none in older pages
+        {str(path): str(name) for path, name in dict(found.get("classes", {})).items()},  # missing in older pages
         optimizers,
         rows,
         samples=samples,
@@ -256,7 +256,7 @@ def read_document(text: str) -> TrainingDocument:
 
 
 def _finding(given: dict[str, Any]) -> Finding:
-    known = {"alike": None, **given}  # pages of before it was written
+    known = {"alike": None, **given}  # older pages lack `alike`
     finding = Finding(**{each.name: known[each.name] for each in fields(Finding)})
     if finding.kind not in get_args(FindingKind) or not isinstance(finding.sentence, str):
         raise ValueError(f"{finding.kind!r} is not a kind of finding")
@@ -270,14 +270,14 @@ def _texts(given: Sequence[object]) -> tuple[str, ...]:
 
 
 def _spans(given: list[int]) -> Tensor:
-    """int64 of (rows, 2)."""
+    """Return an array of spans as int64 of shape (rows, 2)."""
     if len(given) % 2 or not all(type(each) is int for each in given):
         raise ValueError("its rows of steps are not pairs of whole numbers")
     return torch.tensor(given, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
 def _bytes(given: list[int], rows: int) -> Tensor:
-    """float64 of (rows, 5)."""
+    """Return an array of bytes as float64 of shape (rows, 5)."""
     if len(given) != rows * len(BASELINE) or not all(type(each) is int for each in given):
         raise ValueError(f"its baselines are not {rows:,} rows of {len(BASELINE)} whole numbers")
     return torch.tensor(given, dtype=torch.float64, device="cpu").reshape(rows, len(BASELINE))

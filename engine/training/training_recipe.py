@@ -1,4 +1,4 @@
-"""What a training step is made from: model, batch, optimizer and loss, also as fake tensors."""
+"""The parts of a training step: model, batch, optimizer and loss, also on fake tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...inspector.torch_private.tensors import View, computes_itself, has_view, 
 from ...inspector.validation import a_kind, expect_callable
 from ..memory.kernel_workspaces import FakeKernels
 
-_MORE = 8, 64, 1024  # to what batches are padded
+_MORE = 8, 64, 1024  # sizes to which batches may be padded
 
 MakeModel = Callable[[], nn.Module] | nn.Module
 MakeBatch = Callable[..., Any]
@@ -39,17 +39,16 @@ LossOf = Callable[[nn.Module, Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The four, checked.
+    """The functions that make up a training step, checked.
 
     Attributes:
-        make_model: makes the model, or is it.
-        make_batch: makes a batch, of a size where it takes one.
-        make_optimizer: makes the optimizer of these parameters.
-        loss_of: the loss of a model on a batch.
-        takes_size: whether `make_batch` takes the size of a batch.
-        size: of the batch that is meant, by default what `make_batch` takes where none is said; None: it is called
-            without.
-        device: whose memory is meant, where that is not the parameters' own.
+        make_model: a function that returns the model, or the model.
+        make_batch: a function that returns a batch; it may take the batch size.
+        make_optimizer: a function from a list of parameters to an optimizer.
+        loss_of: a function from model and batch to the loss.
+        takes_size: whether `make_batch` takes the batch size.
+        size: the requested batch size, by default that of `make_batch`; None: `make_batch` takes no size.
+        device: the device of the memory; None: that of the parameters.
     """
 
     make_model: MakeModel
@@ -69,11 +68,11 @@ class Recipe:
         loss_of: object = None,
         batch_size: int | None = None,
     ) -> Self:
-        """The arguments of `ts.fits`.
+        """Return the recipe of the arguments of `ts.fits`.
 
         Raises:
-            TypeError: one of them can't be called as it is to be.
-            ValueError: the batch size is none, or `make_batch` takes no size.
+            TypeError: an argument is not a function of the expected arguments.
+            ValueError: the batch size is invalid, or `make_batch` takes none.
         """
         if not isinstance(make_model, nn.Module):
             expect_callable(make_model, 0, "make_model", "a function that makes the model, or a model")
@@ -91,7 +90,7 @@ class Recipe:
             if batch_size < 1:
                 raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
             if not takes_size:
-                raise ValueError("batch_size is given, and make_batch() takes no size: make_batch(size) would")
+                raise ValueError("batch_size was passed, but make_batch() takes no size; expected make_batch(size)")
         elif size is not None and default is size.empty:
             batch_size = 1
         elif isinstance(default, int) and not isinstance(default, bool):
@@ -106,11 +105,11 @@ class Recipe:
         )
 
     def sized(self, size: int | None) -> Self:
-        """The same with batches of another size."""
+        """Return the recipe with another batch size."""
         return replace(self, size=size)
 
     def batch(self) -> Any:
-        """A batch of the size that is meant."""
+        """Return a batch of the requested size."""
         return self.make_batch() if self.size is None else self.make_batch(self.size)
 
     def refuse_unsized(self, batch: Any) -> None:
@@ -129,7 +128,7 @@ class Recipe:
         try:
             if any(_shapes_of(self.make_batch(other)) != shapes for other in others):
                 return
-        except Exception:  # its data end there
+        except Exception:  # the data may end before this size
             return
         named = joined([shape_text(shape) for shape in dict.fromkeys(shapes)][:3])
         raise ValueError(
@@ -155,7 +154,7 @@ def _place_of(function: Any) -> str:
 
 
 def recipe_of(made: object) -> dict[str, object]:
-    """What a script's `setup()` returned, as arguments of `ts.fits`: three or four of them, a tuple or a dict.
+    """Return the result of a script's `setup()` as arguments of `ts.fits`. It is a tuple of three or four, or a dict.
 
     Raises:
         ValueError: it is neither.
@@ -171,10 +170,10 @@ def recipe_of(made: object) -> dict[str, object]:
 
 
 def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
-    """The parameter that is the size of a batch; None: it takes none."""
+    """Return the parameter of `make_batch` that takes the batch size; None if there is none."""
     try:
         parameters = inspect.signature(make_batch).parameters.values()
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # implemented in C, without a signature
         return None
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     missing = [each for each in by_place if each.default is each.empty]
@@ -184,7 +183,7 @@ def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
-    """The model's output, or its `.loss`; a dict is given as `model(**batch)`, a tuple as `model(*batch)`.
+    """Return the model's output, or its `.loss`. A dict is passed as `model(**batch)`, a tuple as `model(*batch)`.
 
     Raises:
         ValueError: the output has no loss of one element.
@@ -201,7 +200,7 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{a_kind(made)} without a loss"
         )
         raise ValueError(
-            f"the model returned {what}, so what the loss is has to be said: "
+            f"the model returned {what}, so pass loss_of, for example "
             "loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     return loss
@@ -215,11 +214,11 @@ def _loss_in(made: object) -> object:
 
 
 def model_on_fakes(recipe: Recipe, fakes: FakeKernels) -> nn.Module:
-    """The recipe's model, made on fakes, which are open, or what stands in for one that is there.
+    """Return the recipe's model on fake tensors. An existing model is copied. Call it inside the fake mode.
 
     Raises:
-        TypeError: `make_model` gave none.
-        NotImplementedError: a tensor of it computes by itself.
+        TypeError: `make_model` did not return a module.
+        NotImplementedError: a tensor's subclass has operations of its own.
     """
     made = recipe.make_model
     _refuse_wrappers(made)
@@ -234,7 +233,9 @@ def model_on_fakes(recipe: Recipe, fakes: FakeKernels) -> nn.Module:
 
 
 class _CopiesOfFakes(TorchFunctionMode):
-    """Lets `copy.deepcopy` copy buffers on fakes (a teacher, an average): torch's own shares storages, fakes refuse."""
+    """Makes `copy.deepcopy` copy fake buffers (a teacher, an average); torch's own works on storages and fails for
+    fakes.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not Tensor.__deepcopy__:
@@ -246,14 +247,14 @@ class _CopiesOfFakes(TorchFunctionMode):
 
 
 def _refuse_wrappers(model: object) -> None:
-    """`refuse_wrapper` for a model and all in it."""
+    """Call `refuse_wrapper` for a model and its submodules."""
     for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
         refuse_wrapper(module, path=path)
 
 
 @contextmanager
 def _refusing_ddp() -> Iterator[None]:
-    """Explains the internal error with which DistributedDataParallel ends where it is made of fake tensors."""
+    """Replace the internal error that DistributedDataParallel raises for fake tensors by an explanation."""
     try:
         yield
     except RuntimeError as error:
@@ -261,16 +262,16 @@ def _refusing_ddp() -> Iterator[None]:
         if not any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)):
             raise
         raise NotImplementedError(
-            "ts.fits can't make DistributedDataParallel of fake tensors. Let make_model give the model itself; the "
-            "buckets take as much as the gradients more"
+            "ts.fits cannot create DistributedDataParallel from fake tensors. Return the model itself from make_model; "
+            "the buckets need as much memory as the gradients, in addition"
         ) from error
 
 
 def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") -> None:
-    """Refuses a module that runs its parts on several devices or ranks: nothing of that works on fakes.
+    """Raise if a module runs on several devices or ranks, which fake tensors do not support.
 
     Raises:
-        NotImplementedError: it is one.
+        NotImplementedError: it does.
     """
     name = f"{type(module).__name__}{f' ({path})' if path else ''}"
     if isinstance(module, DistributedDataParallel):
@@ -292,15 +293,15 @@ def refuse_wrapper(module: nn.Module, arguments: object = None, path: str = "") 
 
 
 def _is_there(model: nn.Module) -> bool:
-    """Whether any parameter or buffer has memory already."""
+    """True if any parameter or buffer has memory already."""
     return any(not (is_lazy(each) or without_bytes(each)) for each in chain(model.parameters(), model.buffers()))
 
 
 def stand_in(model: nn.Module) -> nn.Module:
-    """A copy of a model on fake tensors, which are open; the model is left alone, and nothing of it allocated again.
+    """Return a copy of a model on fake tensors, allocating nothing. The model is left unchanged.
 
     Raises:
-        NotImplementedError: a tensor of it computes by itself.
+        NotImplementedError: a tensor's subclass has operations of its own.
     """
     wholes: dict[int, Tensor] = {}
     memo: dict[int, Any] = {}
@@ -319,12 +320,13 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
         layout = str(tensor.layout).removeprefix("torch.")
         kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else layout
         raise NotImplementedError(
-            f"{name} is a tensor of another kind ({kind}), and ts.fits copies models of dense tensors alone; measure a "
-            "step with ts.profile_step"
+            f"{name} is a {kind} tensor, and ts.fits copies only models of dense tensors; measure a step with "
+            "ts.profile_step"
         )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(
-            f"{name} is {a_kind(tensor)}, which computes by itself: give a function that makes it"
+            f"{name} is {a_kind(tensor)}, whose class has operations of its own; pass a function that returns the "
+            "model instead"
         )
     view = View.of(tensor)
     whole = wholes.get(storage.address)

@@ -28,7 +28,7 @@ from .step import TrainingStep
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
 
-_WANTED = "ts.record_steps() that was opened with the loop, or a dict from steps of the loop to recorded ones"
+_WANTED = "the result of ts.record_steps() around the loop, or a dict from step numbers to recorded steps"
 
 
 def recorded_steps(steps: RecordedSteps) -> dict[int, TrainingStep]:
@@ -57,11 +57,11 @@ def _is_followed(step: TrainingStep) -> bool:
 
 
 _NO_STEPS = (
-    "No step was seen, so next to nothing could be looked at: the loop runs inside of `with ts.training(...):`, and a "
-    "step is told by an optimizer of torch's that steps in the same thread, or by training.step() at its end."
+    "No step was seen, so almost nothing could be checked. Run the loop inside `with ts.training(...):`; a step ends "
+    "when an optimizer of torch.optim steps in the same thread, or when you call training.step()."
 )
 _MOST_FINDINGS = 1_000
-_MOST_MEMORY = 50_000  # numbers, five a step that is looked at
+_MOST_MEMORY = 50_000  # numbers, five per sample
 _NOT_FOR_USERS = frozenset(
     (
         *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
@@ -69,7 +69,7 @@ _NOT_FOR_USERS = frozenset(
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
-_started: list[Training] = []  # which watch until they are stopped, also where nobody else keeps them
+_started: list[Training] = []  # started without a `with` block, and kept alive until they are stopped
 
 
 class Watcher(Protocol):
@@ -232,7 +232,7 @@ class Training(ShownAsFindings):
         _warn(text)
 
     def add(self, finding: Finding) -> None:
-        """Report a finding of an observer, and keep it. The same finding again extends its last step."""
+        """Report a finding of an observer, and keep it. If it is known, its last step is extended."""
         if self._goes_on(finding, anew=False):
             return
         if len(self.findings) < _MOST_FINDINGS:

@@ -448,7 +448,7 @@ def _how_far(spoiled: Sequence[_Spoiled]) -> str:
 
 class NeededEdges(Protocol):
     def __call__(self, node: Node, edge: int | None = None) -> bool:
-        """Whether the backward runs this node; with `edge`, whether its gradient for that one is needed."""
+        """Return True if the backward runs this node; with `edge`, whether its gradient for that one is needed."""
 
 
 def needed_edges(roots: Sequence[Node], inputs: Sequence[Tensor | GradientEdge] | None) -> NeededEdges:

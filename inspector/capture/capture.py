@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from ..graph.capture_records import Facts, Operation
+from ..graph.frame_variables import variables_of
 from ..graph.node_metadata import made_during, nodes_of
 from ..graph.source_lines import innermost_user_line, users_place
 from ..renderers import drawn
@@ -71,7 +72,7 @@ class Tape:
         self.error = error
         nodes: dict[Node, None] = {}
         while frames is not None:
-            for value in list(frames.tb_frame.f_locals.values()):
+            for value in variables_of(frames.tb_frame).values():
                 with suppress(Exception):  # a user's container may raise anything when it is read
                     nodes.update(dict.fromkeys(nodes_of(value)))
             frames = frames.tb_next

@@ -153,8 +153,10 @@ def overlap(first: View, second: View, nbytes: int) -> bool:
     other_low, other_high = _span(second)
     if high <= other_low or other_high <= low:
         return False
+    # Elements of different sizes are not compared one by one; an overlap is assumed.
     if first.dtype.itemsize != second.dtype.itemsize:
         return True
+    # Views with gaps can interleave without sharing a byte, so the elements of one are marked.
     with unobserved():
         covered = torch.zeros(nbytes // first.dtype.itemsize, dtype=torch.bool, device="cpu")
         covered.as_strided(first.shape, first.strides, first.offset).fill_(True)
@@ -180,6 +182,7 @@ def obstacles(
         packs: maps storages to the parts that nodes saved.
     """
     storages, operations = program.storages, program.operations
+    # Storages from before the forward that it modifies: their earlier content is lost.
     changed = {each.number for each in storages if each.made_by is None and each.written_by}
     stale = dict(faults)
     for operation in operations:

@@ -40,7 +40,7 @@ from .capture_record import Observer
 
 
 class Cut(StrEnum):
-    """How an operation cuts the path of the gradients.
+    """The ways in which an operation cuts the path of the gradients.
 
     Attributes:
         FROZEN: the parameter did not require gradients when it was used.

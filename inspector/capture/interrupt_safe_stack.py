@@ -100,6 +100,7 @@ def _no_hooks(verb: str, why: str, place: str) -> NotImplementedError:
 def _interrupts_wait() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block. Python raises it in the main thread only."""
     before = signal.getsignal(signal.SIGINT)
+    # SIG_DFL, SIG_IGN and handlers from C are not callable, and stay as they are.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return

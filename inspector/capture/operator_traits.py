@@ -56,7 +56,7 @@ def replayed_arguments(operator: Operator, args: tuple[Any, ...]) -> tuple[Any, 
 
 
 def filled_like(operator: Operator, view: View, device: torch.device) -> Tensor:
-    """Return an equal result of an operator that reads no content, given one result."""
+    """Return what an operator that reads no content, such as `zeros_like`, returns for this view and device."""
     made = torch.empty_strided(view.shape, view.strides, dtype=view.dtype, device=device)
     value = _LIKE[schema_name(operator).removeprefix("aten::")]
     return made if value is None else made.fill_(value)

@@ -189,7 +189,7 @@ class Wiring:
                     contents.ranks[source] = rank - 1
 
     def _choose_stubbed(self, crossings: list[tuple[int, int, int]]) -> None:
-        """Find the wires that would fill the picture: large fans of long wires, and wires that exceed a box's room."""
+        """Find the wires that would fill the picture: large fans of long wires, and wires without room in a box."""
         rank = {
             item: rank for contents in self.boxes for item, rank in zip(contents.items, contents.ranks, strict=True)
         }

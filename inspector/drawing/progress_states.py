@@ -154,7 +154,7 @@ class _Layers:
         return "begun" if "done" in found else "waiting"
 
     def _parameters(self, task: int, inside: set[int]) -> Iterator[int]:
-        """Yield the parameters that only this layer uses. A shared parameter runs after all layers."""
+        """Yield the parameters that only this layer uses. The task of a shared parameter runs after all layers."""
         graph = self._graph
         for edge in graph.out_edges[task]:
             givers = graph.in_edges[edge.next_task] if graph.tasks[edge.next_task].is_leaf else ()

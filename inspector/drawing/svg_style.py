@@ -127,7 +127,7 @@ _RULES = "\n".join(filter(None, (_HEADERS + _BY_SHADES + _DRAWN + _BY_HUE).split
 
 # Each glyph is within 4 px of (0, 0).
 GLYPHS = {
-    Kind.CPP: '<circle class="ts-glyph" r="3"/>',
+    Kind.CPP: '<path class="ts-glyph" d="M-3-2.6H3L0 2.8z"/>',
     Kind.FUNCTION: '<path class="ts-glyph" d="M0-4 4 0 0 4-4 0z"/>',
     Kind.ACCUMULATE_GRAD: '<circle class="ts-glyph" r="2.5"/>',
     Kind.COPY_SLICES: '<path class="ts-glyph" d="M-3 3-2 0 2-4 4-2 0 2z"/>',

@@ -90,7 +90,7 @@ def begun_by_session(graph: Graph) -> Iterator[str]:
 
     AccumulateGrad nodes do not count: they save nothing, and all graphs of a model share them.
     """
-    nodes = {id(graph.nodes[task.id]) for task in graph.tasks if not task.is_leaf}
+    nodes = {id(node) for node, task in zip(graph.nodes, graph.tasks, strict=False) if not task.is_leaf}
     for session in [*_sessions]:
         theirs = session.graph
         if theirs is graph or not theirs.nodes or not session.left:

@@ -156,7 +156,7 @@ class Task:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether the task is an AccumulateGrad, which writes a leaf's .grad."""
+        """True if the task is an AccumulateGrad, which writes a leaf's .grad."""
         return self.kind is Kind.ACCUMULATE_GRAD
 
     @property
@@ -220,7 +220,7 @@ class Graph:
 
     @property
     def is_tape(self) -> bool:
-        """Whether the graph is that of a tape (`ts.hips.tape`), whose nodes are not torch's."""
+        """True if the graph is that of a tape (`ts.hips.tape`), whose nodes are not torch's."""
         return self.tasks[-1].name == ARGUMENT
 
     @cached_property

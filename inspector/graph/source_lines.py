@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_private.thread_state import unobserved
+from .frame_variables import variables_of
 
 PACKAGE = Path(__file__).parents[2]
 """The folder in which tapescope is installed."""
@@ -249,7 +250,7 @@ def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
     looked_at = 0
     with unobserved():
         for frame in _users_frames():
-            for name, value in list(frame.f_locals.items()):
+            for name, value in variables_of(frame).items():
                 for expression, tensor in tensors_within(name, value, _DEPTH):
                     looked_at += 1
                     if tensor is not None and wanted(tensor):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 LOOKING: ContextVar[bool] = ContextVar("looking_at_values", default=False)
-"""Whether new nodes check their values for NaN and infinity."""
+"""True if new nodes check their values for NaN and infinity."""
 
 
 class Follower(Protocol):

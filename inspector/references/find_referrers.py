@@ -13,9 +13,10 @@ from operator import is_
 from types import ModuleType
 from typing import Any, Literal
 
+from ..graph.frame_variables import is_of_function, variables_of
 from ..torch_private.thread_state import unobserved
 from .reference_paths import HeldAt, key_of, place_in, type_name
-from .stack_frames import is_of_function, place_of, running_frames, thread_name, variables_of
+from .stack_frames import place_of, running_frames, thread_name
 
 MOST_LOOKED_AT = 20_000
 MOST_AT_ONCE = 256  # gc.get_referrers compares every reference in the process with each of them

@@ -25,8 +25,9 @@ from weakref import ref
 from torch import nn
 from torch.autograd.graph import Node
 
+from ..graph.frame_variables import variables_of
 from ..graph.source_lines import Source
-from .stack_frames import place_of, variables_of
+from .stack_frames import place_of
 
 _name_of: Any = vars(type)["__name__"].__get__
 _classes_of: Any = vars(type)["__mro__"].__get__

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 from types import FrameType
 
 from ..graph.source_lines import OWN_CODE, Source
-
-_NOBODY_ELSE = 3  # references to a dict held only by its frame: the frame, our local variable, getrefcount's argument
 
 
 def running_frames(error: BaseException | None = None) -> list[tuple[int, FrameType]]:
@@ -39,29 +36,6 @@ def running_frames(error: BaseException | None = None) -> list[tuple[int, FrameT
 
 def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OWN_CODE)
-
-
-def is_of_function(frame: FrameType) -> bool:
-    """Return whether the frame is a function's. The variables of a module or class body are in a separate dict."""
-    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
-
-
-def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return the variables of a function's frame.
-
-    Up to Python 3.12 the frame keeps the dict `f_locals`, which would keep alive objects that the function has
-    released. So the dict is cleared, unless the user has it, too, by `locals()`, or a trace function runs (pdb): then
-    removing an entry would delete the function's variable.
-    """
-    shown = frame.f_locals
-    variables = {name: shown[name] for name in list(shown)}
-    if type(shown) is dict and sys.getrefcount(shown) <= _NOBODY_ELSE:
-        is_traced = frame.f_trace is not None or sys.gettrace() is not None
-        if is_of_function(frame) and not is_traced:
-            code = frame.f_code
-            for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-                shown.pop(name, None)
-    return variables
 
 
 def place_of(frame: FrameType) -> str:

@@ -15,7 +15,7 @@ Tell = Callable[[str], object]
 _AFTER_S = 2.0  # shorter operations show no line
 
 _OUTER: ContextVar[bool] = ContextVar("tapescope_is_telling", default=False)
-"""Whether a progress line is already shown, so that nested operations show none."""
+"""True if a progress line is already shown, so that nested operations show none."""
 
 
 @contextmanager

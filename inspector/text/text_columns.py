@@ -53,10 +53,8 @@ def fitted(cells: _Cells, numbers: Collection[str] = (), width: int = WIDTH) -> 
     bodies = [max((len(row[column]) for row in rows), default=0) for column in columns]
     widths = [max(len(heading), body) for heading, body in zip(headings, bodies, strict=True)]
     words = [column for column in columns if column == 0 or headings[column] not in numbers]
-    tokens, parts = (
-        [],
-        [],
-    )  # by column, the longest word, and the longest part if those in brackets go on the line below
+    # By column, the longest word, and the longest part if those in brackets go on the line below.
+    tokens, parts = [], []
     for column in columns:
         texts = [headings[column], *(row[column] for row in rows if column in words)]
         tokens.append(max((len(token) for text in texts for token in text.split()), default=0))

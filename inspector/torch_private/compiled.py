@@ -41,7 +41,7 @@ _switch: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 class _InCompiledCode(threading.local):
-    """Whether this thread runs code under dynamo.
+    """True if this thread runs code under dynamo.
 
     Attributes:
         come_back: functions that put everything back once dynamo is turned off; None while it is off.

@@ -184,6 +184,7 @@ def _call_undisabled() -> None:
     `_disable_dynamo` looks up an attribute of the function, and loads the compiler to create it.
     """
     code: CodeType = torch._compile._disable_dynamo(lambda: None).__code__
+    # All functions that `_disable_dynamo` has wrapped are closures of this one code object, so they refer to it.
     for disabled in gc.get_referrers(code):
         if isinstance(disabled, FunctionType) and disabled.__module__.startswith(_OF_FAKES):
             assert disabled.__closure__ is not None
@@ -200,6 +201,7 @@ def _until_loaded(disabled: Callable[..., Any], function: Callable[..., Any]) ->
         if not _compiler_is_loaded():
             return function(*args, **kwargs)
         if getattr(function, _FOUND, None) is call:
+            # The compiler is loaded by now: torch creates its own function at the next lookup.
             delattr(function, _FOUND)
         return disabled(*args, **kwargs)
 

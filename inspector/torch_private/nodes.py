@@ -280,7 +280,7 @@ def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]
 
 
 TELLS_OF_NEW_NODES = hasattr(torch.autograd.graph, "node_creation_hook")
-"""Whether torch calls hooks with each new node (2.14+)."""
+"""True if torch calls hooks with each new node (2.14+)."""
 
 
 class _Slot:

@@ -123,7 +123,7 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """
 
     grad = False
-    """Whether operations may be part of a graph and visible to the user's modes: in programs, not in single kernels."""
+    """True if operations may be part of a graph and visible to the user's modes: in programs, not in single kernels."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class SeenOperations(DispatchMode):  # type: ignore[no-untyped-call]
     sees_backward = False  # whether operations of a backward are included
 
     def run(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Is to give what `operator(*args, **kwargs)` does."""
+        """Return the result of `operator(*args, **kwargs)`. Subclasses implement it."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -351,7 +351,7 @@ class EveryOperation(DispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Is to give what `operator(*args, **kwargs)` does."""
+        """Return the result of `operator(*args, **kwargs)`. Subclasses implement it."""
         raise NotImplementedError
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -80,6 +80,7 @@ def seed(device: torch.device, number: int) -> None:
         torch.mps.manual_seed(number)
     else:
         module = torch.get_device_module(device)
+        # An accelerator's `manual_seed` seeds the current device.
         with module.device(device):
             module.manual_seed(number)
 

@@ -224,9 +224,9 @@ def all_saved(node: Node, read: SavedReader) -> Sequence[Any]:
 
 
 def free_saved(saved: Sequence[Any]) -> None:
-    """Free saved tensors like the engine after a task (`release_variables`); a second use raises its error.
-
-    Python cannot reset a saved tensor, so hooks replace it. Saved tensors with the user's hooks are unchanged.
+    """Free saved tensors as the engine does after a task (`release_variables`); a second use then raises the engine's
+    error. Python cannot reset a saved tensor, so hooks replace it. Saved tensors with the user's hooks are
+    unchanged.
     """
     if not saved:
         return

@@ -70,7 +70,7 @@ def storage_of(tensor: Tensor) -> StorageBytes | None:
 def address_below(strided: Tensor) -> int | None:
     """Return the address of its storage without asking for the storage (see `look`); None if it has none of its own."""
     try:
-        address = 0 if is_fake(strided) else strided.data_ptr()  # a fake's is 0, with a warning for the user
+        address = 0 if is_fake(strided) else strided.data_ptr()  # data_ptr() of a fake tensor is 0 and warns
     except (NotImplementedError, RuntimeError):
         return None
     return address - int(strided.storage_offset()) * strided.element_size() if address else 0

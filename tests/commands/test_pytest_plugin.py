@@ -89,23 +89,48 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def run(project: Path, *options: str, layers: int = 2) -> tuple[int, str]:
+def run(project: Path, *options: str, layers: int = 2, on_fakes: bool = True) -> tuple[int, str]:
     paths = [str(project.parent / "site"), *filter(None, sys.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "LAYERS": str(layers), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--strict-markers",
-        "-p",
-        "no:cacheprovider",
-        "--tapescope-predict",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "--strict-markers", "-p", "no:cacheprovider"]
+    options = ("--tapescope-predict", *options) if on_fakes else options
     process = subprocess.run(
         [*command, *options], cwd=project, env=environment, capture_output=True, text=True, timeout=240
     )
     return process.returncode, process.stdout + process.stderr
+
+
+CPU_AS_DEVICE = """
+import os
+import torch
+
+torch.accelerator.is_available = lambda: True
+torch.accelerator.reset_peak_memory_stats = lambda: None
+torch.accelerator.max_memory_allocated = lambda: int(os.environ["PEAK"])
+"""
+"""A conftest.py with an accelerator that has this peak; the test itself runs on the CPU."""
+
+
+def test_on_an_accelerator_the_test_runs_as_written_and_its_allocator_is_asked(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "conftest.py").write_text(CPU_AS_DEVICE)
+    baseline = ("-k", "test_step or test_number", "--tapescope-baseline", "peaks.json")
+    monkeypatch.setenv("PEAK", "1000000")
+    status, printed = run(project, *baseline, "--tapescope-update", on_fakes=False)
+    assert status == 0, printed  # .item() works, since the numbers are real
+    stored = json.loads((project / "peaks.json").read_text())["tests"]
+    assert stored["test_memory.py::test_step"] == {"measured": {"peak_bytes": 1000000}}
+    monkeypatch.setenv("PEAK", "1005000")
+    assert run(project, *baseline, on_fakes=False)[0] == 0
+    monkeypatch.setenv("PEAK", "1100000")
+    status, printed = run(project, *baseline, on_fakes=False)
+    assert status == 1
+    says(printed, "10 %", "--tapescope-predict", "2 failed")
+    monkeypatch.setenv("PEAK", "3000000")
+    says(run(project, "-k", "test_step", on_fakes=False)[1], "measured", "exceeds 2.0 MiB")
+    status, printed = run(project, *baseline)
+    says(printed, "no predicted peak", "--tapescope-update")
 
 
 def test_a_model_that_grew_by_a_layer_fails_and_the_layer_is_named(project: Path) -> None:

@@ -354,7 +354,7 @@ def test_after_a_restart_the_page_says_so_and_the_cell_can_be_run_again(
     lab_page: Notebook, shown: ShownDeck, snapshot: Snapshots
 ) -> None:
     lab_page.restart()
-    shown.press("step")
+    shown.expect(status="closed")  # without a click
     trouble = shown.root.locator(".trouble")
     expect(trouble).to_contain_text("kernel")
     snapshot("page", trouble.inner_text())

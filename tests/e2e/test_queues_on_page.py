@@ -177,7 +177,7 @@ def test_of_three_devices_the_one_that_runs_is_brought_into_view(page: Page, tmp
     device[last] = names.index("cuda:1")
     deck = PosedDeck(page, tmp_path / "posed.html", document.packed(), document.metas, is_live=False)
     panel, far = deck.root.locator(".queue"), queue_of(deck, "cuda:1")
-    page.set_viewport_size({"width": 1000, "height": 700})
+    page.set_viewport_size({"width": 1250, "height": 800})
     grip = deck.root.get_by_role("separator")
     for _ in range(6):
         grip.focus()

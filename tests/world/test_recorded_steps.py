@@ -22,7 +22,7 @@ def name_of(each: Callable[..., object]) -> str:
 
 
 def trained(build: Callable[[], Program], recorded: bool) -> dict[str, Any]:
-    """After four steps, of which two are recorded, and one of these is followed task by task."""
+    """After four steps, of which two are recorded, and one of these is traced task by task."""
     program = built(build)
     leaves = [each for each in program.tensors().values() if each.is_leaf and each.requires_grad]
     dense = [each for each in leaves if each.layout is torch.strided and each.is_floating_point()]

@@ -93,7 +93,7 @@ class Driver:
             self._thread = thread = DaemonThread(self._main, "tapescope deck")
             try:
                 thread.start()
-            finally:  # it may run even if an interrupt comes meanwhile
+            finally:  # the thread may run even if an interrupt ends `start`
                 _threads.add(thread)
         return future
 

@@ -48,7 +48,7 @@ class Terms:
         self.terms = [*(term for term in self.terms if term[0] < begun), (begun, policy)]
 
     def named(self, schedule: Json) -> Json:
-        """Return the session's own schedule with the name of all policies, and the rule of the last one."""
+        """Return the session's own schedule, with the names of all its policies and the rule of the last one."""
         if self.name == policy_name(self.policy):
             return schedule
         begun, policy = self.terms[-1]

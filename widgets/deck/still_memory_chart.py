@@ -126,7 +126,9 @@ class _Plot:
 
 
 def _columns(timeline: Timeline) -> Iterator[tuple[int, int]]:
-    """Yield the first place and the place of the highest level, for each group of tasks that share a column."""
+    """Yield two positions for each group of tasks that share a column: the group's first, and that of its highest
+    level.
+    """
     peaks = timeline.task_peaks
     together = -(-len(peaks) // _MOST_COLUMNS)
     for first in range(0, len(peaks), together):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Surface: TypeAlias = Literal["prompt", "script", "mcp", "magic"]
-"""Where a verb can be typed. "script" is the prompt of `tapescope debug`."""
+"""The places where a verb can be typed. "script" is the prompt of `tapescope debug`."""
 
 PROMPTS: tuple[Surface, ...] = ("prompt", "script")
 SAFE: tuple[Surface, ...] = (*PROMPTS, "mcp")

@@ -57,7 +57,7 @@ _WORDS = {
     BELOW: "a peak 2 % below that of checkpoints per block, at the lowest cost",
     HALF: "half of the peak, at the lowest cost; used if no block repeats",
     "peak": "peak memory of forward and backward: bytes requested since just before the step and not yet freed",
-    "predicted": "the peak of the backward predicted by the plan, and its error",
+    "predicted": "the peak of the backward predicted by the plan, and its error; exact means equal to the byte",
     "time": "the median time of a step, forward and backward, including recording and recomputation",
     "time ratio": "the median over the rounds of the time relative to an unchanged step; whiskers in the figure span "
     "the middle half",

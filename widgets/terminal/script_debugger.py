@@ -223,7 +223,7 @@ class EveryBackward:
 
     @property
     def matched_nothing(self) -> bool:
-        """Whether there were breakpoints or watchpoints, and none of them matched in any backward."""
+        """True if there were breakpoints or watchpoints, and none of them matched in any backward."""
         return self.prompt.at.stops.matched_nothing and not self.prompt.detached and not self.prompt.has_quit
 
     def _backward(

@@ -87,12 +87,12 @@ class PromptStops:
 
     @property
     def wait(self) -> bool:
-        """Whether any breakpoint or watchpoint is enabled."""
+        """True if any breakpoint or watchpoint is enabled."""
         return any(each.enabled for each in self)
 
     @property
     def only_watch(self) -> bool:
-        """Whether all enabled stops of this prompt are watchpoints, and there is at least one."""
+        """True if all enabled stops of this prompt are watchpoints, and there is at least one."""
         return {each.kind for each in self._stops.values() if each.enabled} == {"watch"}
 
     def enter(self, session: Session) -> list[str]:
@@ -154,7 +154,7 @@ class PromptStops:
 
     @property
     def matched_nothing(self) -> bool:
-        """Whether there are stops, and none of them has matched in any session."""
+        """True if there are stops, and none of them has matched in any session."""
         return bool(self._stops) and all(each.why_not is not None for each in self._stops.values())
 
     def unmatched_messages(self) -> Iterator[str]:

@@ -132,7 +132,7 @@ def summed(members: Sequence[Operands], output: int, tally: Tally) -> Tensor:
 
 
 def _product(operands: Operands, output: int, gradient: Tensor, other: Tensor, tally: Tally) -> Tensor:
-    """Return the gradient of a factor of matrices or batches of them (derivatives.yaml; alpha is conjugated there)."""
+    """Return the gradient of a factor of a matrix product, batched or not (derivatives.yaml conjugates alpha)."""
     product, by_columns = operands.product, output in operands.by_columns
     is_left = output == product.left.output
     left, right = (gradient, other.mH) if is_left else (other.mH, gradient)

@@ -212,7 +212,7 @@ class _Trees:
             product = next(product for product in products if product.other(output).kept != "saved")
             why = _slot_reason(product, output, product.other(output).kept)
         else:
-            why = f"{len(tasks)} products of one sum are fewer than min_fusion_size ({rules.min_fusion_size})"
+            why = f"the sum has only {len(tasks)} products, and min_fusion_size is {rules.min_fusion_size}"
         self._refused[why].extend(tasks)
         return []
 
@@ -356,7 +356,7 @@ class _Stacks:
         return None
 
     def _too_few(self, count: int, product: Product) -> str:
-        return f"{count} × {product} together are fewer than min_fusion_size ({self._rules.min_fusion_size})"
+        return f"only {count} are {product}, and min_fusion_size is {self._rules.min_fusion_size}"
 
     def _refuse_small(self, small: list[tuple[int, ReadyBatch]]) -> None:
         """Record products that are near each other but too few, of equal or of different shapes.

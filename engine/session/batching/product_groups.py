@@ -115,7 +115,7 @@ class Group:
 
     @property
     def gains(self) -> bool:
-        """Whether fewer kernels are launched as a group, including copies."""
+        """True if fewer kernels are launched as a group, including copies."""
         return self.launches_after < self.launches_before
 
     @property

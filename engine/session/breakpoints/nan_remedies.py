@@ -65,7 +65,12 @@ class Numbers(dict[str, float]):
 
 
 class NanCause(NamedTuple):
-    """A cause, as a clause, and a remedy, as an imperative."""
+    """A known cause of a NaN or infinite value.
+
+    Attributes:
+        cause: a clause, `the derivative of sqrt is infinite at 0`.
+        remedy: an imperative, `clamp its input, as in x.clamp(min=eps).sqrt()`.
+    """
 
     cause: str
     remedy: str
@@ -349,7 +354,7 @@ _CASES = (
           "use only torch.linalg.eigvalsh or svdvals, or separate the values, as in A + eps * torch.arange(n).diag()"),
     _Case("linalgqr", lambda bad: (r := bad.of("R")) is not None and bool((r.diagonal(0, -2, -1) == 0).any()),
           "the matrix does not have full rank, and the derivative of qr solves with R", "add eps * torch.eye(n)"),
-    _Case("linalgslogdet linalginvex", lambda bad: bad.is_forward or bad.at["inverse"] != 0,
+    _Case("linalgslogdet linalginvex", lambda bad: True,
           "the matrix is singular, or nearly", "add eps * torch.eye(n), or take torch.linalg.lstsq or pinv"),
     _Case("std var", _one_value, "the variance of one value is 0 / 0", "pass correction=0, or a larger batch"),
     _Case("mean", lambda bad: (given := bad.of("self")) is not None and not given.numel(), "it is the mean of no "

@@ -53,12 +53,12 @@ class Finiteness:
                 for values in (each,) if plain else _values(each):
                     alike.setdefault((values.device, values.dtype), []).append(values)
             for (_, dtype), values_there in alike.items():
-                summed = torch.float32 if dtype == torch.float16 else None  # whose squares end at 65,504
+                summed = torch.float32 if dtype == torch.float16 else None  # squares of float16 overflow above 65,504
                 self._sums.append(LateTensor(torch.stack(torch._foreach_norm(values_there, 2, summed)).sum()))
 
     @property
     def is_pending(self) -> bool:
-        """Whether reading it would synchronize an accelerator."""
+        """True if reading it would synchronize an accelerator."""
         return any(each.is_pending for each in self._sums)
 
     def look(self) -> bool:
@@ -130,13 +130,13 @@ class BlackBox(LoopPart):
         self._stack = ExitStack()
         self._thread = 0
         self._step = 0
-        self._was_bad = False  # the last step that was looked at
-        self._left_out = 0  # steps in a row, by a scaler
-        self._looked_at: list[tuple[int, int]] = []  # gradients, by id and version
+        self._was_bad = False  # the last checked step was not finite
+        self._left_out = 0  # consecutive steps that a scaler skipped
+        self._looked_at: list[tuple[int, int]] = []  # checked gradients, by id and version
         self._late: list[_Late] = []
-        self._findings = 0  # that were there already
+        self._findings = 0  # number of findings already handled
         self._left_out_updates = LeftOutUpdates()
-        self._is_told = False  # that an optimizer does not leave updates out
+        self._is_told = False  # the note on an optimizer that cannot skip updates was added
 
     def begins(self, training: Training) -> None:
         if training.black_box is None:
@@ -200,7 +200,7 @@ class BlackBox(LoopPart):
         found = self._left_out_updates.begins(optimizer, judged)
         if found is None and not self._is_told:
             self._is_told = True
-            training.note(f"{type(optimizer).__name__} is not fused, and leaves no update out: found_inf does nothing")
+            training.note(f"{type(optimizer).__name__} is not fused, so found_inf cannot skip its updates")
         return bool(found)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:

@@ -14,12 +14,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ....inspector.torch_private.tensors import beneath_transforms, version_of
 from .batch import why_not_kept
 
-_LARGE = 2**16  # bytes of a buffer that is copied only where its version has moved: masks, tables of positions
-_ANEW = 64  # after so many forwards modules are walked again, should there be others
+_LARGE = 2**16  # bytes; a larger buffer (a mask, a table of positions) is copied only if its version has changed
+_ANEW = 64  # forwards after which the modules are walked again, since the user may have added some
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The user's module, of one that torch has wrapped."""
+    """Return the module inside torch's wrappers (DataParallel, DistributedDataParallel, torch.compile)."""
     while True:
         if isinstance(module, DataParallel | DistributedDataParallel):
             module = module.module
@@ -30,9 +30,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def named(modules: Sequence[nn.Module], of: str) -> Iterator[tuple[str, Any]]:
-    """Parameters, buffers or modules ("parameters", "buffers", "modules") by name.
+    """Yield the parameters, buffers or modules (`of` is "parameters", "buffers" or "modules") with their names.
 
-    Of several models theirs come first, `Generator.net.0.weight`, and `Generator_2...` of a second one of a class.
+    If there are several models, names begin with the model's class: `Generator.net.0.weight`, and `Generator_2...` for
+    the second model of a class.
     """
     titles: list[str] = []
     for module in modules:
@@ -47,34 +48,34 @@ def named(modules: Sequence[nn.Module], of: str) -> Iterator[tuple[str, Any]]:
 
 
 class Models:
-    """Those that are called in a loop. They live no longer for being known here.
+    """The models that a loop calls, held weakly.
 
     Attributes:
-        parameters: by name; of what is called for the first time they are added.
+        parameters: the parameters with their names. Those of a new model are added at its first call.
     """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
         self.parameters: list[tuple[str, nn.Parameter]] = []
         self._models: list[ref[nn.Module]] = []
-        self._inside: WeakSet[nn.Module] = WeakSet()  # all their modules, and those without parameters
-        self._slots: list[tuple[str, dict[str, Tensor | None], str, bool]] = []  # of each buffer where it is bound
+        self._inside: WeakSet[nn.Module] = WeakSet()  # all their submodules, and modules without parameters
+        self._slots: list[tuple[str, dict[str, Tensor | None], str, bool]] = []  # see `walk`
         self._age = 0
-        self._are_exchanged = False  # parameters, for the length of a torch.func.functional_call, as they were walked
+        self._are_exchanged = False  # the walk was inside torch.func.functional_call, which swaps parameters
         for module in modules:
             self.add(module)
 
     @property
     def modules(self) -> list[nn.Module]:
-        """They, none of them within another one."""
+        """The models that are alive; none is a submodule of another."""
         return [module for kept in self._models if (module := kept()) is not None]
 
     def add(self, module: nn.Module) -> bool:
-        """Adds what is called, unless it is known or has neither parameters nor buffers. Says whether it was new."""
+        """Add a called module, unless it is known or has no parameters and buffers. Return whether it was added."""
         module = unwrapped(module)
         if module in self._inside:
             return False
         if not has_tensors(module):
-            self._inside.add(module)  # a loss function, say
+            self._inside.add(module)  # such as a loss function
             return False
         inside = {id(each) for each in module.modules()}
         self._models = [ref(each, self._gone) for each in self.modules if id(each) not in inside]
@@ -102,7 +103,7 @@ class Models:
                     self._slots.append((f"{path}.{name}" if path else name, owner._buffers, name, told))
 
     def grow_older(self) -> None:
-        """A forward begins."""
+        """Note that a forward begins; after many of them, walk the modules again."""
         self._age += 1
         if self._age > _ANEW:
             self.walk()
@@ -114,11 +115,11 @@ class Models:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Return the models that are alive."""
+        """The existing `.grad`s of the parameters."""
         return [grad for _, each in self.parameters if (grad := each.grad) is not None]
 
     def buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
-        """Each as it is now, and whether its version tells of all that is written into it: a norm's does not."""
+        """Yield each buffer with its name, and whether its version counts all writes, as not in torch's batch norms."""
         for name, bound, own, told in self._slots:
             buffer = bound.get(own)
             if buffer is not None:
@@ -136,17 +137,17 @@ def has_tensors(module: nn.Module) -> bool:
 
 
 class BufferCopies:
-    """Copies of buffers, which are written again and again."""
+    """Copies of buffers, updated in place for each micro-batch."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Tensor] = {}
-        self._seen: dict[str, tuple[int, int]] = {}  # of large ones identity and version as they were copied
+        self._seen: dict[str, tuple[int, int]] = {}  # id and version of large buffers when they were copied
 
     def take(self, buffers: Iterator[tuple[str, Tensor, bool]], known: bool = False) -> None:
-        """Copies all that may have changed.
+        """Copy the buffers that may have changed.
 
         Args:
-            known: those that are copied already stay as they are; only others are.
+            known: if True, leave existing copies unchanged, and copy only new buffers.
         """
         ours: list[Tensor] = []
         theirs: list[Tensor] = []

@@ -174,7 +174,7 @@ class StepReplay(ShownAsFindings):
 
     @property
     def same(self) -> bool:
-        """Whether loss and gradients are bit for bit the recorded ones, or the same exception was raised."""
+        """True if loss and gradients are bit for bit the recorded ones, or the same exception was raised."""
         recorded = self._player.step.error
         if self.error is not None or recorded is not None:
             return recorded == (None if self.error is None else (type(self.error).__name__, shown(str(self.error))))

@@ -10,7 +10,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from ....inspector.references.stack_frames import variables_of
+from ....inspector.graph.frame_variables import variables_of
 from ....inspector.torch_private.call_watchers import frame_of_call
 from ....inspector.torch_private.tensors import beneath_all_transforms
 from ...api.environment import Autocast
@@ -28,14 +28,14 @@ class MicroBatch:
     """One forward with its backward.
 
     Attributes:
-        fetched: what it was given.
-        random: the random numbers as the loop began with it.
-        at_model: torch's, as the first module was called.
-        autocast: as it was then.
-        buffers: the models', copied then.
-        loss: what `backward` was called of, if that is one number.
-        scale: what a gradient scaler had multiplied the loss with before.
-        unscaled: the loss as it was before that.
+        fetched: the batch.
+        random: the random number states when the loop began with this batch.
+        at_model: the state of torch's CPU generator at the first module's call.
+        autocast: the autocast settings at that time.
+        buffers: copies of the models' buffers at that time.
+        loss: the tensor whose `backward` was called, if it has one element.
+        scale: the factor by which a gradient scaler multiplied the loss.
+        unscaled: the loss before that multiplication.
         done: whether a backward has run.
     """
 
@@ -52,13 +52,13 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class Unit:
-    """What runs between two steps of optimizers.
+    """The part of a loop between two optimizer steps.
 
     Attributes:
-        micro_batches: one, or several whose gradients are summed.
-        dropped: how many were before these, and are not kept.
-        gradients_before: copies of what was in .grad as the first backward began, by name.
-        parameters: copies of these as they were then; None: they still are so.
+        micro_batches: one micro-batch, or several whose gradients are summed.
+        dropped: the number of earlier micro-batches that are not kept.
+        gradients_before: copies of the .grads when the first backward began, by name.
+        parameters: copies of the parameters at that time; None: they are unchanged since then.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -68,20 +68,20 @@ class Unit:
 
 
 class StepKeeper:
-    """Follows the loop and holds the running unit. Its methods are called in the loop's thread, `unobserved`.
+    """Follows the loop and records the current unit. Its methods are called in the loop's thread, `unobserved`.
 
     Args:
-        modules: the modules that the user named; others are found when they are called.
+        modules: the modules that the user passed; others are found when they are called.
 
     Attributes:
-        models: they.
-        unit: what runs.
-        lasting: whether a unit is to outlive the next one's beginning, as it must where it is known late that one was
-            bad: parameters are copied then, and buffers twice.
-        stepping: whether an optimizer's step has begun: closures may be called in it.
+        models: the models.
+        unit: the current unit.
+        lasting: whether a unit must be available after the next one has begun, because its check is read a step late.
+            Parameters are then copied, and buffers are stored twice.
+        stepping: whether an optimizer's step is running, which may call closures.
 
-    Known limitations: a large buffer of a module that is no norm of torch's is taken to be as it was where its version
-    is. Generators of the user's own are not seen.
+    Known limitations: a large buffer is assumed to be unchanged if its version is, except in torch's batch norms.
+    Random generators created by the user are not recorded.
     """
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
@@ -91,7 +91,7 @@ class StepKeeper:
         self._parity = 0
         self._fetching = Fetching()
         self._copies_batches = False
-        self._random: RandomNumbers | None = None  # as the loop goes on with the next forward
+        self._random: RandomNumbers | None = None  # the state before the next forward
         self._copies: dict[tuple[int, int], BufferCopies] = {}
         self._shadow: list[dict[str, Tensor]] = [{}, {}]
         self._before: dict[str, Tensor] = {}
@@ -101,18 +101,18 @@ class StepKeeper:
         self._stepped: list[ref[Any]] = []
 
     def batch_fetched(self, batch: object) -> None:
-        """A DataLoader hands it out."""
+        """Note a batch that a DataLoader returned."""
         self._note_written()
         self._fetching.add(Fetched.of(batch, "a DataLoader", self._copies_batches))
         self._random = RandomNumbers.now()
 
     def scaled(self, loss: object, scaled: Any, scale: Tensor) -> None:
-        """A gradient scaler has multiplied a loss. Several at once are not noted."""
+        """Note a loss that a gradient scaler has multiplied. Several losses in one call are ignored."""
         if isinstance(loss, Tensor):
             self._scaled = ref(scaled), scale.detach().clone(), loss.detach()
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...], autocast: Autocast) -> None:
-        """An outermost module is called, under this autocast."""
+        """Note the call of an outermost module, and begin a micro-batch if one is due."""
         new = self.models.add(module)
         self.models.grow_older()
         last = self.unit.micro_batches[-1] if self.unit.micro_batches else None
@@ -123,8 +123,8 @@ class StepKeeper:
         if not has_tensors(module):
             return  # a loss function
         if last is not None and not last.done:
-            self.unit.micro_batches.pop()  # the loop has left it out
-        if self.stepping:  # each call of a closure is with parameters of its own
+            self.unit.micro_batches.pop()  # its backward never ran
+        if self.stepping:  # each call of a closure has other parameters
             self._has_closures = True
             self._renew()
         self._begin_micro_batch(module, given, autocast)
@@ -155,7 +155,7 @@ class StepKeeper:
         return Fetched.without_graphs(batch, f"{INPUTS}{type(module).__name__}", self._copies_batches)
 
     def backward_begins(self, tensors: object) -> None:
-        """An outermost backward, of these."""
+        """Note the start of an outermost backward of these tensors."""
         unit = self.unit
         self.models.backward_begins()
         if not any(each.done for each in unit.micro_batches):
@@ -233,7 +233,7 @@ class StepKeeper:
 
     def _renew(self) -> None:
         self.unit = Unit()
-        # Two sets of copies take turns: a verdict that comes a step late needs the parameters of the step before.
+        # Two sets of copies alternate: a check that is read a step late needs the previous step's parameters.
         self._parity ^= self.lasting
 
     def _note_written(self) -> None:

@@ -1,4 +1,4 @@
-"""A unit that was kept, as what is written of it."""
+"""Converts a recorded unit to the content of a step's folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .step_recorder import MicroBatch, Unit
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a step is written.
+    """The reason for writing a step.
 
     Attributes:
         kind: "non-finite", "exception", or the kind of a finding.
-        sentence: in words.
-        error: what was raised.
-        gradients: when those that are there were read: "after the backward", "before the optimizer's step"; None: they
-            are not there any more, or not all of them yet.
+        sentence: the reason as a sentence.
+        error: the exception that was raised, if any.
+        gradients: when the current gradients were complete: "after the backward" or "before the optimizer's step";
+            None: they are incomplete, or gone.
     """
 
     kind: str
@@ -38,13 +38,13 @@ class Reason:
 
 
 def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Written:
-    """What is written of it.
+    """Return the content of the folder for a unit.
 
     Raises:
-        NotImplementedError: parameters or buffers can't be written as bytes.
+        NotImplementedError: a parameter or buffer cannot be written as bytes.
     """
     if left_out := models.left_out():
-        raise NotImplementedError(f"of the model {joined(left_out)} can't be written as bytes")
+        raise NotImplementedError(f"parts of the model cannot be written as bytes: {joined(left_out)}")
     models.walk()
     now: Mapping[str, Tensor] = dict(models.parameters)
     tensors: dict[str, Tensor] = {}
@@ -120,25 +120,25 @@ def _readme(
     yield f"{reason.sentence}\n"
     yield "It runs again, forward and backward, with two functions of your script:\n"
     yield "    tapescope replay FOLDER train.py:make_model train.py:loss_of\n"
-    yield "FOLDER is this one. `make_model()` makes the model, with any values; `loss_of(model, batch)` gives what the"
-    yield "loop calls `.backward()` of. In Python: `ts.replay(folder, make_model, loss_of)`.\n"
-    yield "## What is in it\n"
-    yield "**These are data of yours: look at them before you give the folder to somebody else.**\n"
+    yield "FOLDER is this folder. `make_model()` returns the model, with any values; `loss_of(model, batch)` returns"
+    yield "the tensor on which the loop calls `.backward()`. In Python: `ts.replay(folder, make_model, loss_of)`.\n"
+    yield "## Contents\n"
+    yield "**These are your data: check them before you pass the folder on.**\n"
     yield f"`{STATE}`, which `torch.load(..., weights_only=True)` opens as a dict, {size_text(_bytes(tensors))}:\n"
     parameters = [each for name, each in tensors.items() if name.startswith("parameter/")]
     kinds = ", ".join(facts["models"])
-    yield f"- `parameter/...`: the weights of {kinds}, {counted(len(parameters), 'tensor')}, as this step found them"
-    yield f"- `0/batch/...`: the training data of {counted(len(unit.micro_batches), 'batch')}, of {joined([*origins])}"
-    yield "- `0/buffer/...`: buffers, as they were before the forward"
-    yield "- `0/random/...`: where random numbers stood; Python's and NumPy's are in `facts.json`"
-    yield "- `0/loss`, `gradient/...`: what came of it, as far as there was any\n"
-    yield "`facts.json`: numbers and texts of the batch, names and shapes, versions of torch and of this machine,"
-    yield "flags, and the traceback, if there is one, with paths of your files.\n"
-    yield "Not in it: code, the optimizer's state, and what the loop keeps elsewhere.\n"
+    yield f"- `parameter/...`: the weights of {kinds}, {counted(len(parameters), 'tensor')}, before this step"
+    yield f"- `0/batch/...`: training data, {counted(len(unit.micro_batches), 'batch')} from {joined([*origins])}"
+    yield "- `0/buffer/...`: buffers before the forward"
+    yield "- `0/random/...`: states of torch's random generators; Python's and NumPy's are in `facts.json`"
+    yield "- `0/loss`, `gradient/...`: the loss and the gradients, if they were computed\n"
+    yield "`facts.json`: numbers and strings of the batch, names and shapes, the machine and torch's version, flags,"
+    yield "and the traceback of an exception, with paths of your files.\n"
+    yield "Not recorded: code, the optimizer's state, and other state of the loop.\n"
     if alone := inputs_alone(origins):
         yield f"{alone}\n"
     for said in [place for each in facts["micro_batches"] for place in each["left_out"]]:
-        yield f"Not in it either, of the batch: {said}.\n"
+        yield f"Not recorded of the batch: {said}.\n"
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""Leaks: graphs of earlier steps that are alive, and who holds them."""
+"""Leaks: graphs of earlier steps that are still alive, and their holders."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..training_result import Training
 from .held_graphs import GRAD_OF, ON_CTX, HeldGraphs, alike, held_graphs
 from .step_tokens import StepTokens
 
-_FIRST_LOOK = 2  # the number of a step: two are over before it
-_LAG = 2  # steps: what a loop compares with the step before is let go of one later
+_FIRST_LOOK = 2  # the step after which graphs are first checked
+_LAG = 2  # a loop may compare a step with the previous one
 
 
 class Leaks(LoopPart):
-    """Looks after each step whether a graph of an earlier one is alive, which costs next to nothing; and if one is, for
-    who holds it, which takes tenths of a second: so again only 2, 4, 8, ... steps later, if it goes on.
+    """Checks after each step whether a graph of an earlier one is alive, which costs little. If one is, it searches for
+    the holders, which takes tenths of a second and is repeated after 2, 4, 8, ... steps while the leak lasts.
 
-    A step's own graphs are the loop's business until all optimizers that stepped in it have stepped again: of a critic
-    that steps five times for one of the generator's, the generator's are five steps old and no leak.
+    The loop may need the graphs of a step until all optimizers that stepped in it have stepped again. If a critic steps
+    five times for each step of the generator, the generator's graphs are five steps old and not a leak.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Leaks(LoopPart):
         self._wait = 1
         self._next_look = _FIRST_LOOK
         self._looked_at = 0
-        self._known: dict[str, Holder] = {}  # by what holders have alike the first one
+        self._known: dict[str, Holder] = {}  # the first of several similar holders
         self._with_graph: str | None = None  # the place of the last backward(create_graph=True): " at train.py:12"
 
     def begins(self, training: Training) -> None:
@@ -142,23 +142,18 @@ def _advice(held: HeldGraphs) -> str:
     """Return advice on how to release the graphs."""
     text, kind = held.holder.text, held.holder.kind
     if kind == "cycle":
-        return (
-            "break the reference cycle, which only Python's garbage collector frees, or keep .detach() of the tensor."
-        )
+        return "only Python's garbage collector frees a cycle; break it, or keep a .detach() of the tensor."
     if kind == "unnamed" and _CLOSURE in text:
         return (
-            "a hook in the graph refers to the graph, so it is never freed; give the hook a .detach() of the tensor, "
-            "or remove it."
+            "a hook in the graph holds the graph, a cycle that Python's garbage collector cannot see, so it is never "
+            "freed; pass the hook a .detach() of the tensor, or remove it."
         )
     for part, advice in _ADVICE.items():
         if part in text:
             return advice
     if held.crosses:
-        return (
-            "where a value goes into the next step, .detach() it, or compute it under torch.no_grad(); of a number "
-            "take .item()."
-        )
-    return "keep .detach() of it; of a number, .item()."
+        return "call .detach() on a value that one step passes to the next; for a number, .item()."
+    return "keep a .detach() of it, or the .item() of a number."
 
 
 _CLOSURE = "closure variable "
@@ -169,11 +164,11 @@ _OF_GRADIENTS = (
 _ADVICE = {
     GRAD_OF: ".detach() a gradient before you assign it to .grad, or clear it with "
     "optimizer.zero_grad(set_to_none=True).",
-    ".tb_frame": "a traceback keeps the variables of the functions that its exception left; drop the exception.",
-    " generator ": "a generator keeps its variables while it waits; close it, or del the variable before the yield.",
-    "the coroutine ": "a coroutine keeps its variables while it waits; let it end, or close it.",
+    ".tb_frame": "a traceback keeps the variables of the functions that raised; release the exception.",
+    " generator ": "a suspended generator keeps its variables; close it, or del the variable before the yield.",
+    "the coroutine ": "a suspended coroutine keeps its variables; let it end, or close it.",
     "<the context variable ": "set the context variable to a .detach() of it, or reset() it by its token.",
     "a result in the cache of ": "cache a .detach() of it, or clear the cache.",
-    _CLOSURE: "give the function a .detach() of it; if it is a hook, remove() it when it has done its work.",
+    _CLOSURE: "pass the function a .detach() of it; if it is a hook, remove() it after its last use.",
 }
 """Advice by a fragment of the holder's text."""

@@ -23,6 +23,7 @@ from .graph_leaks import steps_text
 
 _KEY = "tapescope: retained by"
 _ENOUGH = 3  # retained graphs that were freed unused
+_MOST_PENDING = 8  # retained graphs that are followed at once, because marking a graph visits all of its nodes
 
 
 class _Retained:
@@ -62,7 +63,7 @@ class RetainedGraphs(LoopPart):
         self._uses(roots)
         is_retained, has_graph = given[2], given[3]
         place = at(users_place()) if is_retained and not has_graph else ""
-        if not place or place in self._decided:
+        if not place or place in self._decided or self._pending >= _MOST_PENDING:
             return
         retained = _Retained(place)
         saved = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from weakref import ref
 
 import pytest
 import torch
@@ -98,3 +100,19 @@ def test_an_error_of_the_backward(verb: str) -> None:
 def test_an_error_of_a_hook(verb: str) -> None:
     (note,) = notes_of(verb, fails_in_hook)
     says(note, "0 (Linear)", "1 (ReLU)", line_of(fails_in_hook, 3), "inplace=False")
+
+
+def test_an_explained_error_keeps_nothing_of_the_loop_alive() -> None:
+    def train() -> list[ref[Tensor]]:
+        seen = []
+        for _ in range(2):
+            gate = MODEL(torch.ones(2, 3)).sigmoid()
+            gate.mul_(2)
+            seen.append(ref(gate))
+            with suppress(RuntimeError), ts.capture():
+                gate.sum().backward()
+            del gate
+            assert seen[-1]() is None
+        return seen
+
+    assert len(train()) == 2

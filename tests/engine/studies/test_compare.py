@@ -358,6 +358,7 @@ def test_with_the_graph_kept_each_policy_has_one_more_row_and_an_average() -> No
         assert found[f"{policy}, graph kept"].peak_bytes == kept.peak_bytes
         assert found[f"{policy}, graph kept"].timeline.end_bytes > found[policy].timeline.end_bytes
     assert {row.predicted_bytes - row.peak_bytes for row in found.rows} == {0}
+    assert {row.calibrated_by: row.predicted.estimates for row in found.rows} == {"bfs": (), "heap": ()}
     assert found.cells[0][:3] == ["policy", "peak", "average"]
     assert found.records()[1]["average_bytes"] == found["heap, graph kept"].timeline.average_bytes
     assert "average" not in compare(make_loss, "heap", repetitions=1).cells[0]

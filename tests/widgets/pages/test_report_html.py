@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.tests.says import Snapshots
+from tapescope.tests.says import Snapshots, says
 from tapescope.widgets.pages.report_html import advice_html
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -28,7 +28,8 @@ class Parts(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        self._open.append(tag)
+        if tag != "br":
+            self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -82,3 +83,15 @@ def test_without_advice_it_is_sentences(found: ts.types.Advice, snapshot: Snapsh
     parts = Parts(advice_html(replace(found, items=())))
     assert "table" not in {tag for tag, _ in parts.tags}
     snapshot("advise", parts.words["p"][1])
+
+
+def test_a_run_shows_its_memory_and_the_report_on_its_peak() -> None:
+    model, x = Side(), torch.randn(2, 4)
+    run = ts.profile(lambda: model(x).sum())
+    html = Parts(run._repr_html_())
+    assert {"svg", "table"} < {tag for tag, _ in html.tags}
+    assert "img" not in {tag for tag, _ in html.tags}, "names are text"
+    says(" ".join(html.words["p"] + html.words["b"]), f"{len(run.order)} tasks", *run.peak().answer)
+    unmeasured = Parts(ts.backward(model(x).sum())._repr_html_())
+    assert "svg" not in {tag for tag, _ in unmeasured.tags}
+    says(" ".join(unmeasured.words["p"]), "Run of")

@@ -83,7 +83,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
   views.push(makeBar(stage, panels));
   panels.append(main);
   views.push(makeGraph(stage, main));
-  const side = main.appendChild(el("div", { class: "side" })); // a column of its own if the deck is narrow
+  const side = main.appendChild(el("div", { class: "side" })); // a separate column of narrow decks
   views.push(makeQueue(stage, side), makeInspector(stage, side));
   views.push(makeGrip(stage, panels), makeTimeline(stage, panels));
   views.push(makeAnnouncer(stage, root), makeFullWindow(stage, panels));

@@ -1,5 +1,6 @@
 /** State of a deck's page, shared by all of its views, and the actions that change it. */
 
+import type { Wire } from "./graph/scene_types.ts";
 import { type AxisKind, WHOLE, type Zoom } from "./model/axis.ts";
 import type { Branch, Check, DeckDocument, Direction, Groups, Memory, Schedule, TaskRecord } from "./model/document.ts";
 import { creationOf } from "./model/creation.ts";
@@ -44,6 +45,8 @@ export interface State {
   /** Task whose check is not finished. */
   checking: number | null;
   hoveredTask: number | null;
+  /** Wire of the graph under the pointer. */
+  hoveredWire: Wire | null;
   /** Time under the pointer in the timeline, see model/axis.ts; negative in the forward. */
   hoveredTime: number | null;
   query: string;
@@ -190,6 +193,7 @@ export class Store {
       checks: document.checks ?? {},
       checking: null,
       hoveredTask: null,
+      hoveredWire: null,
       hoveredTime: null,
       query: "",
       matches: null,

@@ -297,6 +297,19 @@ test("what the session has run of its plan, and what the pointer leaves and ente
   assert.ok(!covers(damage, SUM));
 });
 
+test("the wire under the pointer is drawn in front of the others, until it belongs to an earlier layout", () => {
+  const { store, scene } = smallScene(false);
+  const finder = new FactFinder(store);
+  const before = finder.at(scene);
+  const [wire] = scene.wires;
+  store.update({ hoveredWire: wire });
+  const after = finder.at(scene);
+  assert.equal(after.hoveredWire, wire);
+  assert.ok(covers(damageBetween(before, after, 1), wire.bounds));
+  const { scene: other } = smallScene(true);
+  assert.equal(finder.at(other).hoveredWire, null);
+});
+
 function covers(damage: ReturnType<typeof damageBetween>, rect: Rect): boolean {
   return (
     typeof damage === "object" &&

@@ -7,7 +7,7 @@ import { ABSENT, floats, NO_SCALAR, readLoop, rowAt, said, type Finding, type Lo
 import { frameOf, stepTicks } from "../src/loop/draw_loop.ts";
 import { baselineOf, sum } from "../src/loop/draw_memory.ts";
 import { shell } from "../src/loop/side_panel.ts";
-import { State } from "../src/loop/state.ts";
+import { MOST_ROW, State } from "../src/loop/state.ts";
 import { columnsOf, decades, fittingDepth, folded, outliers, pooled, shownRow } from "../src/loop/heat_map.ts";
 
 const MODULES = ["head", "blocks.1.fc", "blocks.1.qkv", "blocks.0.fc", "blocks.0.qkv", "wte"];
@@ -217,8 +217,15 @@ test("numbers are said as people read them, and a folder is one word of a shell"
 
 test("what few lines of the heat map leave is the memory's, and many lines leave it its least", () => {
   const [few, many] = [3, 60].map((lines) => frameOf(1072, 838, 9, lines));
-  assert.ok(few.heatHeight - 3 * 22 < 20, "no hole below three lines");
+  assert.ok(few.heatHeight - 3 * MOST_ROW < 20, "no hole below three lines");
   assert.equal(few.heatTop + few.heatHeight + 6, few.memoryTop);
   assert.ok(few.rulerTop - few.memoryTop > 3 * (many.rulerTop - many.memoryTop));
   assert.ok(many.heatHeight > 500);
+});
+
+test("memory that is the same in all steps is low, and the heat map and the losses have the rest", () => {
+  const [flat, varied] = [false, true].map((varies) => frameOf(1072, 838, 9, 8, varies));
+  assert.equal(flat.rulerTop - flat.memoryTop, 140);
+  assert.ok(varied.rulerTop - varied.memoryTop > 140);
+  assert.ok(flat.heatHeight >= 8 * MOST_ROW && flat.rateTop > varied.rateTop);
 });

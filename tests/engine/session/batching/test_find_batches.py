@@ -288,7 +288,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], tuple[object, ...]]] = {
     ),
     "few": (
         lambda: stacked(lambda n: torch.randn(2, 3) @ weight(3, 2), 3),
-        ("3 × mm 2×3 @ 3×2", "min_fusion_size (4)"),
+        ("only 3 are mm 2×3 @ 3×2", "min_fusion_size is 4"),
     ),
     "large": (
         lambda: stacked(lambda n: weight(1, 2048) @ weight(2048, 1025)),

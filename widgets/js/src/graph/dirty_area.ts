@@ -29,7 +29,9 @@ export function damageBetween(before: Facts, after: Facts, scale: number): Rect 
   if (before.hovered !== after.hovered) {
     for (const { hovered } of [before, after]) if (hovered !== null) wired.add(hovered);
   }
-  const rects = [...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];
+  const hovered = before.hoveredWire === after.hoveredWire ? [] : [before.hoveredWire, after.hoveredWire];
+  const lines = hovered.flatMap((wire) => wire?.bounds ?? []);
+  const rects = [...lines, ...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];
   if (before.t !== after.t || before.ran !== after.ran) rects.push(...buttonsOf(after));
   return rects.length ? grown(around(rects), OVERHANG * Math.max(1, 1 / scale)) : "none";
 }

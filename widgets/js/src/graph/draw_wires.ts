@@ -157,10 +157,15 @@ function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, q
   }
 }
 
-/** Draw the wires of the task under the pointer. */
+/** Draw the wire under the pointer, on an edge that sets it off from its neighbours, or the wires of the task there. */
 function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
-  if (facts.hovered === null) return;
+  const { hoveredWire: wire } = facts;
   pen.alpha = view.shown;
   const paint = { stroke: colours.ink, width: Math.max(1.4, THINNEST / view.scale) };
+  if (wire) {
+    pen.outline(wire.outline, { stroke: colours.panel, width: 4 * paint.width });
+    pen.outline(wire.outline, paint);
+  }
+  if (facts.hovered === null) return;
   for (const index of facts.scene.wiresAt(facts.hovered)) pen.outline(facts.scene.wires[index].outline, paint);
 }

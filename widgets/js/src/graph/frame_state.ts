@@ -13,7 +13,7 @@ import { Grouping } from "./group_outlines.ts";
 import { type Course, LayerChoice } from "./layer_choice.ts";
 import { cardsOf, matchesOf, type Reach, reachedFrom, reachOf, wiresOf } from "./upstream_downstream.ts";
 import type { Scene } from "./scene.ts";
-import type { Spot } from "./scene_types.ts";
+import type { Spot, Wire } from "./scene_types.ts";
 
 /** Opacity, during a search, of tasks that neither match nor are upstream or downstream of a match. */
 const NO_MATCH = 0.35;
@@ -38,6 +38,7 @@ export interface Facts {
   /** The selected task, or else the running one, which has the ring. -1 for none. */
   ringed: number;
   hovered: number | null;
+  hoveredWire: Wire | null;
   /** Tasks and closed boxes with a breakpoint; the value is true if it is enabled. */
   breakpoints: Marks;
   cardBreakpoints: ReadonlyMap<PlacedBox, boolean>;
@@ -84,7 +85,7 @@ export class FactFinder {
 
   at(scene: Scene): Facts {
     const { replay, state, ran, unreal } = this.store;
-    const { t, selected, hoveredTask, marks: breakpoints, matches } = state;
+    const { t, selected, hoveredTask, hoveredWire, marks: breakpoints, matches } = state;
     this.choose(scene);
     this.refresh(scene);
     const ringed = selected ?? replay.running(t);
@@ -99,6 +100,7 @@ export class FactFinder {
       counts: this.counts as BoxCounts,
       ringed: ringed >= 0 && scene.shows(ringed) ? ringed : -1,
       hovered: hoveredTask,
+      hoveredWire: hoveredWire && scene.wires.includes(hoveredWire) ? hoveredWire : null, // it may be of an earlier layout
       cardMatches: this.cardMatches,
       reach: this.reach,
       wireReach: this.wireReach,

@@ -6,6 +6,7 @@ import type { Facts } from "./frame_state.ts";
 import { type Hit, hitAt, wiresNear } from "./hit_test.ts";
 import type { Painter } from "./painter.ts";
 import type { Pilot } from "./camera_controls.ts";
+import type { Wire } from "./scene_types.ts";
 import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./tooltips.ts";
 
 /** Duration of the hint about zooming, milliseconds. */
@@ -36,7 +37,7 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
   };
   const leave = () => {
     stage.tip(null);
-    store.update({ hoveredTask: null });
+    store.update({ hoveredTask: null, hoveredWire: null });
   };
   /** The equal layers over whose buttons the pointer is being dragged, and the vertical position. */
   let slide: { id: number; layer: number; y: number } | null = null;
@@ -59,8 +60,9 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
       if (slid && store.state.layers.get(slide.id) !== hit.layer) store.pinLayer(slide.id, hit.layer);
     }
     canvas.style.cursor = hit ? "pointer" : "grab";
-    store.update({ hoveredTask: hit && "spot" in hit ? hit.spot.task : null });
-    stage.tip(saidOf(on, hit, event), host, event.offsetX, event.offsetY);
+    const hoveredWire = hit ? null : wireAt(on, event);
+    store.update({ hoveredTask: hit && "spot" in hit ? hit.spot.task : null, hoveredWire });
+    stage.tip(saidOf(on, hit, hoveredWire), host, event.offsetX, event.offsetY);
   }, { signal });
   canvas.addEventListener("pointerleave", leave, { signal });
   canvas.addEventListener("click", (event) => {
@@ -81,15 +83,18 @@ export function bindPointer(on: PointerOn, signal: AbortSignal): void {
   bindWheelHint(on, signal);
 }
 
-function saidOf({ stage, facts, painter, pilot }: PointerOn, hit: Hit, event: MouseEvent): string | null {
+function saidOf({ stage, facts, painter }: PointerOn, hit: Hit, wire: Wire | null): string | null {
   if (hit && "spot" in hit) return tipOfSpot(stage.store, facts(), hit.spot);
   if (hit && "layer" in hit) return tipOfLayer(facts(), hit.layersOf, hit.layer);
   if (hit) return tipOfBox(facts(), hit.box);
+  return wire && tipOfWire(stage.store, facts(), wire, painter.bytes);
+}
+
+function wireAt({ facts, painter, pilot }: PointerOn, event: MouseEvent): Wire | null {
   const { x, y, k } = pilot.view;
   const at = { x: (event.offsetX - x) / k, y: (event.offsetY - y) / k };
   const near = wiresNear(facts().scene, at.x, at.y, k).slice(0, MOST_WIRES);
-  const wire = near.find(({ outline }) => painter.isOn(outline, at.x, at.y, WIRE_WIDTH / k));
-  return wire ? tipOfWire(stage.store, facts(), wire, painter.bytes) : null;
+  return near.find(({ outline }) => painter.isOn(outline, at.x, at.y, WIRE_WIDTH / k)) ?? null;
 }
 
 /**

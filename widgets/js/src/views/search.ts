@@ -70,12 +70,13 @@ function total(store: Store): number {
 }
 
 export function itemOf({ graph, replay, state, ran }: Store, task: number): HTMLElement {
-  const item = el("li", { "data-task": String(task) });
+  const [name, where] = graph.parameter(task) ? [graph.parameter(task), graph.name(task)] : [graph.name(task), graph.place(task)];
+  const item = el("li", { "data-task": String(task), title: `${name}\n${where}`.slice(0, 600) });
   item.append(
     glyph(replay.shownState(task, state.t, ran)),
-    el("span", { class: "n" }, graph.parameter(task) || graph.name(task)),
+    el("span", { class: "n" }, name),
     el("span", { class: "k" }, replay.nth(task)),
-    el("span", { class: "m" }, graph.parameter(task) ? graph.name(task) : graph.place(task)),
+    el("span", { class: "m" }, where),
     lineName(graph.line(task)),
   );
   return item;
