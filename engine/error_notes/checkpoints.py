@@ -15,9 +15,8 @@ from .raised_error import RaisedError
 from .source_search import functions_of
 
 _REMEDY = (
-    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it "
-    "as an "
-    "argument, or change it outside"
+    "The recomputation must repeat the forward: do not change such state inside the checkpointed function; pass it as "
+    "an argument, or change it outside"
 )
 
 
@@ -27,9 +26,7 @@ def differing_recomputation(raised: RaisedError) -> str:
     if frame is None:
         return f"a checkpoint's recomputation differs from its forward. {_REMEDY}"
     function = _checkpointed(frame)
-    title = (
-        raised.title(function) if isinstance(function, nn.Module) else getattr(function, "__qualname__", "a function")
-    )
+    title = _title(raised, function)
     difference = _first_difference(raised, frame)
     changed = _changed_state(function)
     if changed:
@@ -46,6 +43,12 @@ def differing_recomputation(raised: RaisedError) -> str:
     return f"{cause}: {difference}. {_REMEDY}"
 
 
+def _title(raised: RaisedError, function: object) -> str:
+    if isinstance(function, nn.Module):
+        return raised.title(function)
+    return str(getattr(function, "__qualname__", "a function"))
+
+
 def _frame_class() -> type[Any]:
     from torch.utils.checkpoint import _CheckpointFrame
 
@@ -60,8 +63,8 @@ def _checkpointed(frame: Any) -> Callable[..., Any]:
 
 
 def _first_difference(raised: RaisedError, frame: Any) -> str:
-    """Describe the first saved tensor that differs: its number, its metadata in both runs, and the task that saved "
-    "it."""
+    """Describe the first saved tensor that differs: its number, its metadata in both runs, and the task that saved
+    it."""
     index, both = _compare(frame)
     holder = frame.weak_holders[index]() if index < len(frame.weak_holders) else None
     task = ""
@@ -74,10 +77,10 @@ def _first_difference(raised: RaisedError, frame: Any) -> str:
         return f"saved tensor {index}{task} {both}"
     recomputed = max(frame.recomp_counter.values(), default=0)
     if recomputed > len(frame.weak_holders):
-        return f"it saves more than the {len(frame.weak_holders)} tensors that the forward saved"
+        return f"the recomputation saves more than the {len(frame.weak_holders)} tensors that the forward saved"
     return (
-        f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} "
-        f"is missing"
+        f"the forward saved {len(frame.weak_holders)} tensors, the recomputation {recomputed}; number {index}{task} is "
+        "missing"
     )
 
 
@@ -110,8 +113,8 @@ def _changed_state(function: Callable[..., Any]) -> list[tuple[str, str]]:
 def reentrant_gradient(raised: RaisedError) -> str:
     """Return the note on `autograd.grad`, or `inputs=`, with a reentrant checkpoint."""
     return (
-        f"the graph has a checkpoint with use_reentrant=True, which cannot run under autograd.grad or inputs="
-        f"{_users(raised)}. Call checkpoint(..., use_reentrant=False)"
+        "the graph has a checkpoint with use_reentrant=True, which cannot run under autograd.grad or "
+        f"inputs={raised.in_backward}. Call checkpoint(..., use_reentrant=False)"
     )
 
 
@@ -119,15 +122,9 @@ def nothing_to_recompute(raised: RaisedError) -> str:
     """Return the note on a reentrant checkpoint none of whose outputs requires grad when it is recomputed."""
     ctx = raised.local("ctx", object)
     function = getattr(ctx, "run_function", None)
-    title = (
-        raised.title(function) if isinstance(function, nn.Module) else getattr(function, "__qualname__", "a function")
-    )
+    title = _title(raised, function)
     return (
         f"no output of the reentrant checkpoint of {title} requires grad: the function detaches them or runs them "
-        f"under "
-        f"no_grad{_users(raised)}. Remove this checkpoint, or the detach() inside it, or pass use_reentrant=False"
+        f"under no_grad{raised.in_backward}. Remove this checkpoint, or the detach() inside it, or pass "
+        "use_reentrant=False"
     )
-
-
-def _users(raised: RaisedError) -> str:
-    return f" (backward at {raised.source.short})" if raised.source else ""

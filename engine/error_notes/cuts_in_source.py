@@ -167,7 +167,7 @@ def _comparisons(value: ast.expr) -> Iterator[str]:
         if not is_value and node not in selecting:
             yield (
                 f"`{ast.unparse(node)}` returns booleans, which have no gradient. Use a smooth function, such as "
-                f"sigmoid"
+                "sigmoid"
             )
 
 

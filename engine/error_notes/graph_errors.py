@@ -1,5 +1,5 @@
-"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing "
-"derivatives."""
+"""Notes on PyTorch's errors about a backward's arguments and its graph: no graph, unused inputs, missing
+derivatives."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ def no_graph(raised: RaisedError) -> str:
     ]
     cut = None if frozen else cut_of_loss(raised, name)
     if cut is not None:
-        return f"{name} has no graph{_at(raised)}: {cut}"
+        return f"{name} has no graph{raised.at}: {cut}"
     if loss is not None and loss.is_inference():
-        return f"{name} has no graph{_at(raised)}: it was computed under torch.inference_mode(). Leave it for training"
+        return f"{name} has no graph{raised.at}: it was computed under torch.inference_mode(). Leave it for training"
     if frozen:
         names = joined([type(each).__name__ for each in frozen])
         return (
-            f"{name} has no graph{_at(raised)}: no parameter of {names} requires grad. Call requires_grad_() on "
-            f"those to "
-            "train, before the forward"
+            f"{name} has no graph{raised.at}: no parameter of {names} requires grad. Call requires_grad_() on those "
+            "to train, before the forward"
         )
     return (
-        f"{name} has no graph{_at(raised)}: it was computed under no_grad, from detached tensors, or from nothing that "
+        f"{name} has no graph{raised.at}: it was computed under no_grad, from detached tensors, or from nothing that "
         f"requires grad. Compute it from the model's output with tensor operations; {_FIND_UNUSED}"
     )
 
@@ -50,16 +49,13 @@ def not_a_scalar(raised: RaisedError) -> str:
     """Return the note on a loss with several elements, or a complex one."""
     name, loss = _output(raised)
     if loss is not None and loss.is_complex():
-        return (
-            f"{name} is complex ({loss.dtype}){_at(raised)}; backpropagate a real number: {name}.real, or {name}.abs()"
-        )
+        return f"{name} is complex ({loss.dtype}){raised.at}; backpropagate a real number: {name}.real, or {name}.abs()"
     if loss is not None and loss.numel() == 1:
-        return f"{name} has dtype {loss.dtype}{_at(raised)}; backpropagate a real floating-point number"
+        return f"{name} has dtype {loss.dtype}{raised.at}; backpropagate a real floating-point number"
     shape = f"has shape {tuple(loss.shape)}" if loss is not None else "has several elements"
     return (
-        f"{name} {shape}{_at(raised)}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its "
-        f"gradient: "
-        f"{name}.backward(gradient)"
+        f"{name} {shape}{raised.at}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its "
+        f"gradient: {name}.backward(gradient)"
     )
 
 
@@ -68,7 +64,7 @@ def wrong_gradient(raised: RaisedError) -> str:
     name, output = _output(raised)
     wanted = f"{tuple(output.shape)}, {output.dtype}" if output is not None else "the output's shape and dtype"
     return (
-        f"the gradient passed for {name}{_at(raised)} does not fit it; pass one of {wanted}, such as "
+        f"the gradient passed for {name}{raised.at} does not fit it; pass one of {wanted}, such as "
         f"torch.ones_like({name})"
     )
 
@@ -76,7 +72,7 @@ def wrong_gradient(raised: RaisedError) -> str:
 def no_inputs(raised: RaisedError) -> str:
     """Return the note on an empty `inputs=`."""
     return (
-        f"inputs is empty{_at(raised)}: the list of parameters has no element, as when a filter matches none or an "
+        f"inputs is empty{raised.at}: the list of parameters has no element, as when a filter matches none or an "
         "iterator was used up before. Pass list(model.parameters()), or leave inputs out"
     )
 
@@ -86,7 +82,7 @@ def input_without_grad(raised: RaisedError) -> str:
     for number, each in enumerate(_inputs(raised)):
         if isinstance(each, Tensor) and not each.requires_grad:
             return (
-                f"{_input_name(raised, number, each)} does not require grad{_at(raised)}, so it has no gradient; call "
+                f"{_input_name(raised, number, each)} does not require grad{raised.at}, so it has no gradient; call "
                 ".requires_grad_() on it before the forward, or leave it out"
             )
     name, _ = raised.find(lambda each: not each.requires_grad) or ("a tensor", None)
@@ -110,9 +106,8 @@ def unused_input(raised: RaisedError) -> str | None:
         return None
     told = [f"{_input_name(raised, number, each)} {_why_unused(raised, each)}" for number, each in unused]
     return (
-        f"the outputs of autograd.grad{_at(raised)} do not depend on {joined(told)}. Pass allow_unused=True to get "
-        f"None for "
-        f"it, or use it in the forward; {_FIND_UNUSED}"
+        f"the outputs of autograd.grad{raised.at} do not depend on {joined(told)}. Pass allow_unused=True to get "
+        f"None for it, or use it in the forward; {_FIND_UNUSED}"
     )
 
 
@@ -124,7 +119,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
         other = storage_of(leaf)
         if storage is not None and other is not None and other.address == storage.address:
             return (
-                f"(the graph uses another tensor on its storage, a copy by detach() or .data: "
+                "(the graph uses another tensor on its storage, a copy by detach() or .data: "
                 f"{graph.describe(task_id)})"
             )
     name = raised.parameter_names.get(id(tensor), "")
@@ -138,8 +133,7 @@ def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     if strange and name:
         return (
             "(the graph has another leaf of its shape, as when torch.func.functional_call puts other tensors in its "
-            "place: "
-            "differentiate with respect to those)"
+            "place: differentiate with respect to those)"
         )
     if tensor.grad_fn is not None:
         return f"(a result of {tensor.grad_fn.name()} that no later operation uses)"
@@ -169,10 +163,6 @@ def _output(raised: RaisedError) -> tuple[str, Tensor | None]:
     return raised.name_in_code(loss) or "the loss", loss
 
 
-def _at(raised: RaisedError) -> str:
-    return f" at {raised.source.short}" if raised.source else ""
-
-
 def no_second_derivative(raised: RaisedError) -> str:
     """Return the operation without a second derivative, with its module, line and a substitute."""
     named = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", raised.text)
@@ -190,7 +180,7 @@ def no_second_derivative(raised: RaisedError) -> str:
         remedy = "run the forward under torch.backends.cudnn.flags(enabled=False)"
     else:
         remedy = "compute it from operations with second derivatives, or do without create_graph"
-    return f"{operation} has no second derivative{of}, which the backward{_at(raised)} needs; {remedy}"
+    return f"{operation} has no second derivative{of}, which the backward{raised.at} needs; {remedy}"
 
 
 def _bare(task: Task) -> str:
@@ -215,7 +205,7 @@ def _attention_lines(raised: RaisedError) -> Iterator[str]:
 def donated_buffers(raised: RaisedError) -> str:
     """Return the note on retain_graph or create_graph with a compiled region whose backward frees its buffers."""
     return (
-        f"the backward{_at(raised)} keeps the graph of a compiled region whose saved tensors it may overwrite (donated "
+        f"the backward{raised.at} keeps the graph of a compiled region whose saved tensors it may overwrite (donated "
         "buffers). Leave out retain_graph=True and create_graph=True, or set torch._functorch.config.donated_buffer = "
         "False before torch.compile"
     )
@@ -230,10 +220,8 @@ def function_contract(raised: RaisedError) -> str | None:
     line = _backward_line(node)
     return (
         f"the backward of the custom Function {_function_class(node).__name__}{line} must return one gradient per "
-        f"input of "
-        "forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a tensor or "
-        "needs "
-        "no gradient"
+        "input of forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a "
+        "tensor or needs no gradient"
     )
 
 
@@ -246,9 +234,8 @@ def mixed_dtypes(raised: RaisedError) -> str | None:
     place = raised.source.short if raised.source else "its backward"
     return (
         f"the backward of the custom Function {function.__name__} mixes dtypes at {place}: its forward ran under "
-        f"autocast, "
-        "and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and backward with "
-        "torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
+        "autocast, and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and "
+        "backward with torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
     )
 
 
@@ -257,7 +244,7 @@ def once_differentiable(raised: RaisedError) -> str:
     node = running_function(raised.error) or _function_node(raised, None)
     name = f" {_function_class(node).__name__}{_backward_line(node)}" if node is not None else ""
     return (
-        f"the custom Function{name} is marked once_differentiable, and the backward{_at(raised)} needs its second "
+        f"the custom Function{name} is marked once_differentiable, and the backward{raised.at} needs its second "
         "derivative. Remove the decorator and write backward with tensor operations, or do without create_graph"
     )
 
@@ -309,16 +296,14 @@ def nan_in_backward(raised: RaisedError) -> str:
         joined([unique_name(raised.graph, each) for each in tasks]) if raised.graph is not None and tasks else "a task"
     )
     return (
-        f"{place} returned NaN in the backward{_at(raised)}. ts.find_nan(make_loss) shows the operation where the "
-        f"first "
-        "NaN or infinity appears; clamp its input (sqrt, log and division at 0)"
+        f"{place} returned NaN in the backward{raised.at}. ts.find_nan(make_loss) shows the operation where the "
+        "first NaN or infinity appears; clamp its input (sqrt, log and division at 0)"
     )
 
 
 def saved_in_function(raised: RaisedError) -> str:
     """Return the note on save_for_backward with something that is not a tensor."""
     return (
-        f"ctx.save_for_backward{_at(raised)} takes tensors and None, one per argument; store numbers and lists of "
-        f"them as "
-        "attributes (ctx.scale = scale), and pass a list of tensors as *tensors"
+        f"ctx.save_for_backward{raised.at} takes tensors and None, one per argument; store numbers and lists of them "
+        "as attributes (ctx.scale = scale), and pass a list of tensors as *tensors"
     )

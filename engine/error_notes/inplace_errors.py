@@ -36,23 +36,24 @@ def _sentence(raised: RaisedError, graph: Graph, task_id: int, slot: WrittenSlot
     saver = unique_name(graph, task_id)
     named = _variable(raised, slot)
     name = "a tensor" if named is None else named[0]
-    if (slot.tensor is not None and (leaf := _leaf_name(raised, slot.tensor)) is not None) or name in (
-        raised.parameter_names.values()
-    ):
-        leaf = leaf or name
-        return (
-            f"{leaf} was modified in place after {saver} had saved it{_at(raised)}, as by optimizer.step() between the "
-            "forward and this backward. Run the backward before the parameter is modified, or run the forward again"
-        )
     recorded = recorded_writes(slot)
+    leaf = None if slot.tensor is None else _leaf_name(raised, slot.tensor)
+    if leaf is None and name in raised.parameter_names.values():
+        leaf = name
+    if leaf is not None:
+        by = recorded or ", probably by optimizer.step(),"
+        return (
+            f"{leaf} was modified in place{by} after {saver} had saved it{raised.in_backward}. Run the backward before "
+            "the parameter is modified, or run the forward again"
+        )
     lines = [*_recorded(graph, task_id)]
     possible = [] if lines or recorded else [*dict.fromkeys(_in_source(raised, named))]
     seen = f"; the program modifies tensors in place by {joined(possible, _MOST_LINES)}" if possible else ""
     by = recorded or (f" by {joined(list(dict.fromkeys(lines)))}" if lines else "")
     return (
         f"{name} was modified in place{by} after {saver} had saved its {slot.name} for the "
-        f"backward{_at(raised)}{seen}. Write it "
-        "out of place (y = y * 2, not y *= 2; inplace=False), or modify y.clone()"
+        f"backward{raised.in_backward}{seen}. Write it out of place (y = y * 2, not y *= 2; inplace=False), or modify "
+        "y.clone()"
     )
 
 
@@ -146,7 +147,3 @@ def _is_unseen(target: ast.expr) -> bool:
     """Return whether autograd does not count a write to this, which goes through .data."""
     text = ast.unparse(target)
     return text.endswith(".data")
-
-
-def _at(raised: RaisedError) -> str:
-    return f" (backward at {raised.source.short})" if raised.source else ""

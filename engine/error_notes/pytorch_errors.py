@@ -77,13 +77,11 @@ class ErrorNote:
 
 _LEAF = (
     "{it} is a leaf that requires grad, and {code} modifies it in place{where}. Do it inside `with torch.no_grad():` "
-    "if "
-    "autograd should not track it; else compute a new tensor (y = x + 1, not x += 1)"
+    "if autograd should not track it; else compute a new tensor (y = x + 1, not x += 1)"
 )
 _FLAG = (
     "{it} was computed by {made}, so its requires_grad cannot be changed{where}. Call {it}.detach(), or change the "
-    "flag of "
-    "the parameters before the forward"
+    "flag of the parameters before the forward"
 )
 _OUT = "{code} writes into out={where}, which autograd cannot track. Leave out `out=`, or do it inside torch.no_grad()"
 _NO_HOOK = (

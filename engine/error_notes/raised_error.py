@@ -114,11 +114,19 @@ class RaisedError:
         }
 
     @property
+    def at(self) -> str:
+        """` at model.py:18`, the user's innermost line; "" if unknown."""
+        return f" at {self.source.short}" if self.source else ""
+
+    @property
+    def in_backward(self) -> str:
+        """` (backward at train.py:45)`; "" if unknown."""
+        return f" (backward{self.at})" if self.at else ""
+
+    @property
     def where(self) -> str:
         """` at model.py:18 in act (ReLU)`; "" if unknown."""
-        source = self.source
-        inside = f" in {self.title(self.module)}" if self.module is not None else ""
-        return f"{f' at {source.short}' if source else ''}{inside}"
+        return f"{self.at} in {self.title(self.module)}" if self.module is not None else self.at
 
     def operands(self) -> Iterator[Named]:
         """Yield the tensors that the failing expression names, then the other tensors of that function."""

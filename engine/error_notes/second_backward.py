@@ -43,7 +43,7 @@ def second_backward(raised: RaisedError) -> str | None:
     """Return the cause: a value from before the loop, a state carried from step to step, or the same loss again."""
     if raised.graph is None or not raised.places:
         return None
-    at = f" at {raised.source.short}" if raised.source else ""
+    at = raised.at
     found = [] if _runs_again(raised) else [*_variables(raised), *_attributes(raised)]
     if not found:
         return _same_loss(raised, at)

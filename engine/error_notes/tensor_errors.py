@@ -109,11 +109,11 @@ def hook_and_in_place(raised: RaisedError) -> str:
     if writes is not None and getattr(writes, "inplace", False) is True:
         if writes is hooked:
             return (
-                f"{raised.title(writes)} has a full backward hook and works in place{_at(raised)}, which excludes each "
+                f"{raised.title(writes)} has a full backward hook and works in place{raised.at}, which excludes each "
                 "other. Set inplace=False, or register the hook on another module"
             )
         return (
-            f"{who}, and {raised.title(writes)} then modifies its output in place{_at(raised)}. Set inplace=False in "
+            f"{who}, and {raised.title(writes)} then modifies its output in place{raised.at}. Set inplace=False in "
             f"{raised.title(writes)}, or use Tensor.register_hook instead of the module's hook"
         )
     return (
@@ -133,10 +133,6 @@ def _hooked_module(tensor: Tensor) -> nn.Module | None:
             if isinstance(module, nn.Module):
                 return module
     return None
-
-
-def _at(raised: RaisedError) -> str:
-    return f" at {raised.source.short}" if raised.source else ""
 
 
 def inference_tensor(raised: RaisedError) -> str:
@@ -191,9 +187,8 @@ def deep_copy(raised: RaisedError) -> str:
             )
     it = name or "a tensor"
     return (
-        f"{it} has a graph, and copy.deepcopy{_at(raised)} copies leaves only. Store {it}.detach() in the module, or "
-        f"set "
-        "it to None before the copy"
+        f"{it} has a graph, and copy.deepcopy{raised.at} copies leaves only. Store {it}.detach() in the module, or "
+        "set it to None before the copy"
     )
 
 
@@ -204,6 +199,5 @@ def resized_gradient(raised: RaisedError) -> str:
     wanted = f" (shape {tuple(found[1].shape)}, {found[1].dtype})" if found is not None else ""
     return (
         f"{_code(raised)} assigns a gradient{raised.where} that does not have the shape and dtype of {name}{wanted}; "
-        f"convert "
-        f"it first, or assign {name}.grad_dtype to allow another dtype"
+        f"convert it first, or assign {name}.grad_dtype to allow another dtype"
     )

@@ -33,7 +33,7 @@ def sparse_gradient(raised: RaisedError) -> str | None:
     ]
     source = f" (from sparse=True of {joined(modules)})" if modules else ""
     takes, remedy = _of_sparse(raised)
-    return f"{names} {has}{source}, which {takes}{_at(raised)}. {remedy}"
+    return f"{names} {has}{source}, which {takes}{raised.at}. {remedy}"
 
 
 def _of_sparse(raised: RaisedError) -> tuple[str, str]:
@@ -60,7 +60,7 @@ def dense_gradient(raised: RaisedError) -> str:
     """Return the note on SparseAdam with a dense gradient."""
     found = [each for each in _parameters(raised) if each.grad is not None and not each.grad.is_sparse]
     return (
-        f"{_names(raised, found)} has a dense gradient, which SparseAdam does not support{_at(raised)}. Give it to "
+        f"{_names(raised, found)} has a dense gradient, which SparseAdam does not support{raised.at}. Give it to "
         "torch.optim.Adam, and only embeddings with sparse=True to SparseAdam"
     )
 
@@ -82,13 +82,13 @@ def no_inf_checks(raised: RaisedError) -> str:
         if elsewhere
         else "; call scaler.scale(loss).backward() before scaler.step(optimizer), and zero_grad() not in between"
     )
-    return f"none of the {who} has a gradient at scaler.step{_at(raised)}{others}"
+    return f"none of the {who} has a gradient at scaler.step{raised.at}{others}"
 
 
 def scaler_order(raised: RaisedError) -> str:
     """Return the note on calls of a GradScaler in the wrong order."""
     return (
-        f"the scaler is called in another order than unscale_, step, update{_at(raised)}. In each step call "
+        f"the scaler is called in another order than unscale_, step, update{raised.at}. In each step call "
         "scaler.scale(loss).backward(), scaler.unscale_(optimizer) at most once, scaler.step(optimizer), and then "
         "scaler.update() once"
     )
@@ -99,7 +99,7 @@ def half_parameters(raised: RaisedError) -> str:
     found = [each for each in _parameters(raised) if each.grad is not None and each.grad.dtype is torch.float16]
     return (
         f"{_names(raised, found)} is float16, so its gradient is too, and GradScaler unscales float32 gradients only"
-        f"{_at(raised)}. Keep the parameters in float32 (no model.half()) and run the forward under torch.autocast"
+        f"{raised.at}. Keep the parameters in float32 (no model.half()) and run the forward under torch.autocast"
     )
 
 
@@ -109,9 +109,8 @@ def not_a_leaf(raised: RaisedError) -> str:
     name = found[0] if found is not None else "a parameter"
     made = found[1].grad_fn.name() if found is not None and found[1].grad_fn is not None else "an operation"
     return (
-        f"{name} was computed by {made}, so it is not a leaf and the optimizer cannot update it{_at(raised)}. Create "
-        f"the "
-        "leaf last: torch.zeros(3, device=device).requires_grad_(), or nn.Parameter(tensor.detach())"
+        f"{name} was computed by {made}, so it is not a leaf and the optimizer cannot update it{raised.at}. Create "
+        "the leaf last: torch.zeros(3, device=device).requires_grad_(), or nn.Parameter(tensor.detach())"
     )
 
 
@@ -131,7 +130,7 @@ def unfinished_reduction(raised: RaisedError) -> str:
     titles = [f"{path} ({type(modules[path]).__name__})" for path in owners if path in modules and path]
     inside = f"; {joined(titles)} {'was' if len(titles) == 1 else 'were'} not used for the loss" if titles else ""
     return (
-        f"{joined(names)} got no gradient in the previous step of DistributedDataParallel{inside}{_at(raised)}. "
+        f"{joined(names)} got no gradient in the previous step of DistributedDataParallel{inside}{raised.at}. "
         f"{_DDP_UNUSED}"
     )
 
@@ -154,7 +153,7 @@ def ready_twice(raised: RaisedError) -> str:
     lines = [line.short for _, function in functions for line in function.calls("checkpoint")]
     checkpoints = f"reentrant checkpoints ({joined(lines)})" if lines else "reentrant checkpoints"
     return (
-        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{_at(raised)}, "
+        f"{name or 'a parameter'} gets its gradient twice in one backward of DistributedDataParallel{raised.at}, "
         f"because {checkpoints} run backwards inside the backward, or two forwards share it. Call checkpoint(..., "
         "use_reentrant=False), or pass static_graph=True to DistributedDataParallel, without find_unused_parameters"
     )
@@ -175,18 +174,13 @@ def _names(raised: RaisedError, tensors: Sequence[Tensor]) -> str:
     return joined(names) if names else "a parameter"
 
 
-def _at(raised: RaisedError) -> str:
-    return f" at {raised.source.short}" if raised.source else ""
-
-
 def assigned_parameter(raised: RaisedError) -> str:
     """Return the note on a parameter that is replaced by a computed tensor."""
     name = raised.local("name", str) or "the parameter"
     module = raised.local("self", nn.Module)
     title = f"{raised.title(module)}.{name}" if module is not None else name
     return (
-        f"{title} is a parameter, and a computed tensor is assigned to it{_at(raised)}. Modify it under "
-        f"torch.no_grad() "
-        f"({name}.copy_(...)), assign nn.Parameter(tensor.detach()), or use "
-        "torch.nn.utils.parametrize to compute it in each forward"
+        f"{title} is a parameter, and a computed tensor is assigned to it{raised.at}. Modify it under "
+        f"torch.no_grad() ({name}.copy_(...)), assign nn.Parameter(tensor.detach()), or use torch.nn.utils.parametrize "
+        "to compute it in each forward"
     )

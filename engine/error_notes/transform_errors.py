@@ -10,49 +10,36 @@ from .raised_error import RaisedError, segment_at
 
 _ROWS = {
     r"^vmap: It looks like you're attempting to use a Tensor in some data-dep": "{code} uses a tensor's value in "
-    r"Python control "
-    "flow{where}, which vmap cannot follow. Use torch.where(condition, a, b)",
-    r"^vmap: It looks like you're calling \.item\(\)": "{code} converts a tensor to a Python number{where}, and "
-    r"under vmap it "
-    "has one value per sample. Keep it a tensor, or pass it as an argument with in_dims=None",
+    "Python control flow{where}, which vmap cannot follow. Use torch.where(condition, a, b)",
+    r"^vmap: It looks like you're calling \.item\(\)": "{code} converts a tensor to a Python number{where}, and under "
+    "vmap it has one value per sample. Keep it a tensor, or pass it as an argument with in_dims=None",
     r"^vmap: called random operation": "{code} draws random numbers under vmap{where}. Pass randomness='different' (or "
     "'same') to vmap",
     r"^vmap: inplace arithmetic|^vmap: aten::\w+\(self, \*extra_args\) is not possible": "{code} writes a batched "
-    r"tensor into one "
-    "that is not batched{where}. Write it out of place (y = y + x, not y += x), or create y from x "
+    "tensor into one that is not batched{where}. Write it out of place (y = y + x, not y += x), or create y from x "
     "(torch.zeros_like(x))",
     r"^Batch norm got a batched tensor": "{module} updates its running statistics{where}, which vmap cannot share "
-    r"between "
-    "samples. Use GroupNorm, call eval(), or torch.func.replace_all_batch_norm_modules_(model)",
+    "between samples. Use GroupNorm, call eval(), or torch.func.replace_all_batch_norm_modules_(model)",
     r"^vmap: We do not support batching operators that can output dynamic shape": "{code} returns a shape that "
-    r"depends on "
-    "values{where}, which vmap cannot batch. Use torch.where or a mask instead",
+    "depends on values{where}, which vmap cannot batch. Use torch.where or a mask instead",
     r"must only return Tensors, got type": "the function given to vmap returns a value that is not a tensor{where}. "
-    r"Return "
-    "tensors only, or pass out_dims=None for the others",
+    "Return tensors only, or pass out_dims=None for the others",
     r"^vmap: .*same size in the mapped": "the arguments of vmap have different sizes in the mapped "
     "dimension{where}. Pass in_dims=None for those without a batch, or another dimension",
     r"Expected f\(\*args\) to return a scalar [Tt]ensor|Expected f\(\*args\) to return a [Tt]ensor": "the function "
-    r"given to "
-    "torch.func.grad must return a scalar tensor{where}. Reduce it with .sum() or .mean(), without .item(); use "
-    "jacrev or vjp "
-    "for several elements",
+    "given to torch.func.grad must return a scalar tensor{where}. Reduce it with .sum() or .mean(), without .item(); "
+    "use jacrev or vjp for several elements",
     r"^You are attempting to call Tensor\.(requires_grad_|retain_grad)\(\)": "{code} is called inside a transform of "
     "torch.func{where}. Leave it out: torch.func.grad differentiates with respect to the first argument by itself",
     r"^backward\(\) called inside a functorch transform": "{code} runs a backward inside a transform of "
-    r"torch.func{where}. "
-    "Return the loss from the function and take torch.func.grad or vjp of it",
+    "torch.func{where}. Return the loss from the function and take torch.func.grad or vjp of it",
     r"must override the setup_context": "the custom Function of {code} cannot run under torch.func{where}. Split its "
-    r"forward: "
-    "forward(*args) without ctx, and setup_context(ctx, inputs, output)",
+    "forward: forward(*args) without ctx, and setup_context(ctx, inputs, output)",
     r"^You tried to vmap over": "the custom Function of {code} has no rule for vmap{where}. Set generate_vmap_rule = "
-    r"True in the "
-    "class, or define its vmap staticmethod",
+    "True in the class, or define its vmap staticmethod",
     r"don't yet support saved tensor hooks": "{code} uses saved tensor hooks (as checkpoint and save_on_cpu do) "
-    r"inside a "
-    "transform of torch.func{where}, which is not supported. Use torch.autograd.grad outside of transforms, or leave "
-    "out "
-    "the checkpoint",
+    "inside a transform of torch.func{where}, which is not supported. Use torch.autograd.grad outside of transforms, "
+    "or leave out the checkpoint",
 }
 
 

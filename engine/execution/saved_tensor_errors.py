@@ -252,10 +252,8 @@ def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> 
         for task_id, leaf in graph.leaves.items()
         if (storage := storage_of(leaf)) is not None
     }
-    of_leaf = False
     for task_id, slot in found[:_MOST_SHOWN]:
-        name, is_leaf = _slot_name(slot, leaves)
-        of_leaf |= is_leaf
+        name = _slot_name(slot, leaves)
         called = f", {name}," if name else ""
         yield (
             f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
@@ -263,16 +261,6 @@ def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> 
         )
     if len(found) > _MOST_SHOWN:
         yield f"{counted(len(found) - _MOST_SHOWN, 'other saved tensor')} of this graph also modified in place"
-    if of_leaf:
-        yield (
-            "what to do: run this backward before the parameters are modified (usually by an optimizer's step()), or "
-            "compute the loss again afterwards"
-        )
-    else:
-        yield (
-            "what to do: create a new tensor instead of modifying this one in place (y = y + 1, not y += 1), or modify "
-            "it after the backward"
-        )
 
 
 def recorded_writes(slot: WrittenSlot) -> str:
@@ -288,17 +276,16 @@ def recorded_writes(slot: WrittenSlot) -> str:
     return f" by {joined([*said[:_MOST_SHOWN], *more])}"
 
 
-def _slot_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> tuple[str | None, bool]:
-    """Return the name of the slot's tensor, and whether it is a leaf."""
+def _slot_name(slot: WrittenSlot, leaves: Mapping[int, str]) -> str | None:
+    """Return the name of the slot's tensor; None if unknown."""
     storage = None if slot.tensor is None else storage_of(slot.tensor)
     if slot.tensor is None or storage is None:
-        return None, False
+        return None
     if storage.address in leaves:
-        return leaves[storage.address], True
+        return leaves[storage.address]
     if is_fake(slot.tensor):
-        return None, False
+        return None
     address = storage.address
-    name = variable_name(
+    return variable_name(
         lambda each: not is_lazy(each) and (its := storage_of(each)) is not None and its.address == address
     )
-    return name, False

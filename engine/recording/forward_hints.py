@@ -196,8 +196,7 @@ def independent_parts(peak: Peak) -> Iterator[Hint]:
         f"the loss is a sum of {count:,} parts that share only leaves, and at the peak these are the saved tensors of "
         "the other parts",
         "call backward() for each part right after its forward, which adds to the same .grad: then the saved tensors "
-        f"of two parts are never alive together, and this task has at most "
-        f"{size_text(timeline.peak_bytes - nbytes)}",
+        f"of two parts are never alive together, and this task has at most {size_text(timeline.peak_bytes - nbytes)}",
         "sum of parts",
     )
 

@@ -240,11 +240,11 @@ class HeldParameters(LoopPart):
             self._told.add(id(parameter))
             groups.setdefault(self._why(name, parameter, beside), []).append(name)
         for (why, advice), names in groups.items():
-            get, they, them, their, stay = (
-                ("get gradients", "they", "them", "their", "stay") if len(names) > 1 else _SINGULAR
+            get, they, them, their, are = (
+                ("get gradients", "they", "them", "their", "are") if len(names) > 1 else _SINGULAR
             )
             sentence = (
-                f"{joined(names)} {get}, and no optimizer holds {them}: {they} {stay} as made, and an optimizer's "
+                f"{joined(names)} {get}, and no optimizer holds {them}: {they} {are} not updated, and an optimizer's "
                 f"zero_grad() does not clear {their} gradients. {why}What to do: {advice}."
             )
             self._training.add(Finding("never stepped", coming.step, sentence, tensor=names[0]))
@@ -375,16 +375,17 @@ class HeldParameters(LoopPart):
             Finding(
                 "without gradient",
                 self._step,
-                f"No parameter that {type(optimizer).__name__} holds had a gradient when it stepped, in none of the "
-                f"first {counted(self._step + 1, 'step')}: these changed nothing. What to do: look for a backward() "
-                "that isn't called, or stands before zero_grad(), and for a .detach() or no_grad() before the loss. "
+                f"None of the parameters that {type(optimizer).__name__} holds had a gradient when it stepped in the "
+                f"first {counted(self._step + 1, 'step')}, so these steps changed nothing. What to do: look for a "
+                "backward() that is not called or is followed by zero_grad(), and for a .detach() or no_grad() before "
+                "the loss. "
                 "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
                 certain=False,
             )
         )
 
 
-_SINGULAR = ("gets gradients", "it", "it", "its", "stays")
+_SINGULAR = ("gets gradients", "it", "it", "its", "is")
 
 
 def _replaced_by(parameter: Tensor, former: Tensor | None) -> str:

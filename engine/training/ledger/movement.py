@@ -391,6 +391,13 @@ def _cause(suspect: _Suspect, parameter: Tensor, largest: float) -> str:
         if parameter.dtype in (torch.bfloat16, torch.float16)
         else "raise the learning rate (lr=), or scale the loss"
     )
+    if suspect.rate >= spacing and suspect.rate * suspect.gradient >= spacing:
+        return (
+            f"Rounding does not explain this: the learning rate is {rate}, the root mean square of the gradient "
+            f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} "
+            f"apart. What to do: look for code inside {suspect.optimizer}.step(), or a hook on it, that skips the "
+            "update or restores the values."
+        )
     return (
         f"Updates are rounded away: the learning rate is {rate}, the root mean square of the gradient "
         f"{suspect.gradient:.2g}, and neighbouring {dtype} values near {suspect.value:.2g} are {spacing:.2g} apart. "

@@ -204,7 +204,6 @@ def test_a_gan_whose_discriminator_has_stepped_before_the_generators_backward(ve
     saved = [note for note in told if "mat2" in note]
     assert [re.findall(r"\b\d\.weight", note) for note in saved] == [["2.weight"], ["0.weight"]]
     says(saved[0], f"version {version}", f"version {judge[2].weight._version}", "test_saved_tensor_errors.py")
-    says(told[-1], "step()")
     if verb == "direct":
         snapshot("backward", "\n".join(told))
 
@@ -222,12 +221,11 @@ def test_a_result_that_was_written_is_named_with_the_task_that_saved_it(verb: st
         VERBS[verb](loss)
 
     told = causes(train, MODIFIED)
-    assert len(told) == 3, "the sine's, the exponential's, and the remedy"
+    assert len(told) == 2, "the sine's and the exponential's"
     says(told[0], "SinBackward0", "self", "version 0", "version 2")
     says(told[1], "ExpBackward0", "result", "version 0", "version 2")
-    for note in told[:2]:
+    for note in told:
         (says_none_of if verb == "debug native" else says)(note, "train()")  # whose tasks run in another thread
-    says(told[2], "y = y + 1")
     if verb == "direct":
         snapshot("backward", "\n".join(told))
 

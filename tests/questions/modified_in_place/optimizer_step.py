@@ -8,7 +8,7 @@ from torch import nn
 import tapescope as ts
 from tapescope.tests.questions.reading import note_of
 
-FINDS, SAYS = "modified-in-place", ("2.weight", "optimizer.step()")
+FINDS, SAYS = "modified-in-place", ("2.weight", "SGD.step()")
 
 
 def case() -> str:

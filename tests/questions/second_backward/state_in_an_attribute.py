@@ -8,7 +8,7 @@ from torch import nn
 import tapescope as ts
 from tapescope.tests.questions.reading import note_of
 
-FINDS, SAYS = "second-backward", ("hidden", "detach()", "rnn")
+FINDS, SAYS = "second-backward", ("Tagger.hidden", "self.hidden = self.hidden.detach()")
 
 
 class Tagger(nn.Module):
