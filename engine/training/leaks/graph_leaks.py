@@ -152,7 +152,10 @@ def _advice(held: HeldGraphs) -> str:
         if part in text:
             return advice
     if held.crosses:
-        return "call .detach() on a value that one step passes to the next; for a number, .item()."
+        return (
+            "call .detach() on a value that one step passes to the next, or compute it under torch.no_grad(); for a "
+            "number, .item()."
+        )
     return "keep a .detach() of it, or the .item() of a number."
 
 
