@@ -19,7 +19,7 @@ EXAMPLES = """\
 examples:
   tapescope fits train.py:setup --memory 24GB
   tapescope fits train.py:setup --memory 24GB --batch-size 8 --device cuda
-  tapescope fits train.py:make_loss --limit 24GB --optimizer AdamW   # make_loss() makes model and batch
+  tapescope fits train.py:make_loss --limit 24GB --optimizer AdamW
 
 In train.py:
   def setup():                                              # Net is a class, or a function that returns the model

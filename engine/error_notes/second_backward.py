@@ -10,7 +10,7 @@ from types import FrameType
 from torch import Tensor, nn
 
 from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.freed_nodes import is_freed
+from ...inspector.graph.freed_nodes import begun_by_session, is_freed
 from ...inspector.graph.source_lines import Source, tensors_within
 from .raised_error import RaisedError, segment_at
 from .source_search import FunctionSource, is_users, methods_of
@@ -42,6 +42,8 @@ class _Kept:
 def second_backward(raised: RaisedError) -> str | None:
     """Return the cause: a value from before the loop, a state carried from step to step, or the same loss again."""
     if raised.graph is None or not raised.places:
+        return None
+    if any(begun_by_session(raised.graph)):  # it is said below that an open session has freed the tensors
         return None
     at = raised.at
     found = [] if _runs_again(raised) else [*_variables(raised), *_attributes(raised)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import linecache
 import os
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -34,7 +33,7 @@ _CHANGING = frozenset(
     ]
 )
 _MOST_FUNCTIONS = 200
-_PYTHONS = sysconfig.get_paths()["stdlib"] + os.sep
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
 _RANDOM = frozenset({"random", "np.random", "numpy.random"})
 
 

@@ -52,7 +52,18 @@ _ELSEWHERE = {
     "why_stopped": "session.stopped says why the last run ended",
     "breakpoints": "session.stops lists the breakpoints and watchpoints",
     **dict.fromkeys(
-        ("engine", "elapsed_ns", "longest_queue", "queue_lengths", "to_pandas", "deck", "note", "late", "elsewhere"),
+        (
+            "engine",
+            "elapsed_ns",
+            "longest_queue",
+            "queue_lengths",
+            "slowest",
+            "to_pandas",
+            "deck",
+            "note",
+            "late",
+            "elsewhere",
+        ),
         "session.result() is a Run of the tasks run so far, which has {name}",
     ),
     **dict.fromkeys(

@@ -60,6 +60,7 @@ CAPABILITIES = (
         torch._C._ImperativeEngine torch._C._disabled_torch_function_impl torch.Tensor._make_wrapper_subclass
         torch.autograd.graph.Node._raw_saved_* torch.autograd.graph.Node._saved_* torch.autograd._get_sequence_nr
         torch.autograd.Function._backward_cls._forward_cls torch.autograd.Function._backward_cls._raw_saved_tensors
+        torch.autograd.Function._backward_cls._fwd_used_autocast?
         torch.nn.modules.module._WrappedHook torch._C.TensorBase torch._ops.OpOverload torch._ops.OpOverloadPacket
         torch._ops.OpOverload._schema torch._ops.OpOverload._opname torch.utils._pytree.tree_leaves
         torch.utils._pytree.tree_map_only torch.utils._python_dispatch.is_traceable_wrapper_subclass

@@ -110,7 +110,8 @@ def test_what_no_variable_holds_any_more_is_told_by_its_task(verb: str, snapshot
     told = causes(train, SECOND_TIME)
     (taken,) = [note for note in told if OF_TENSOR in note]
     assert re.search(r"MulBackward0.*TanhBackward0", taken), taken
-    says_none_of(taken, "state")
+    if not verb.startswith("debug"):  # a session names the task alone
+        says(taken, "an earlier value of state")
     if verb == "direct":
         snapshot("backward", "\n".join(told))
 

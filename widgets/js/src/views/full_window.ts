@@ -49,8 +49,9 @@ export const makeFullWindow: MakeView = ({ store, root }) => {
     update(changed) {
       if (!changed.has("isFull")) return;
       root.classList.toggle("full", store.state.isFull);
-      if (store.state.isFull) enter();
-      else leave();
+      if (store.state.isFull) return enter();
+      leave();
+      root.focus({ preventScroll: true }); // the control that had it may be hidden in the narrower deck
     },
     dispose() {
       root.removeEventListener("keydown", stay);
