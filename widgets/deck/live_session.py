@@ -254,6 +254,9 @@ class LiveRunning:
             raise
         finally:
             ended.set()
+            if self._reporter is not None:
+                # Limited, because an observer in it may wait for this thread.
+                self._reporter.join(_REPORT_EVERY_S)
         at.rest()
         publisher.tell_progress()
         return last
