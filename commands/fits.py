@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from .command_arguments import Commands, refuse, script_raised
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from ..engine.training.fits import Fit
 
+
+_OURS = TypeError, ValueError, NotImplementedError  # what tapescope raises about the arguments
 
 EXAMPLES = """\
 examples:
@@ -55,6 +58,19 @@ def add_fits(commands: Commands) -> None:
     fits.set_defaults(command=_fits)
 
 
+@contextmanager
+def _users_errors() -> Iterator[None]:
+    """Raise errors of the user's functions as `UserError`. Those that tapescope raises about arguments pass."""
+    from .user_script import UserError
+
+    try:
+        yield
+    except _OURS:
+        raise
+    except Exception as error:
+        raise UserError(error) from error
+
+
 def _fits(options: argparse.Namespace, console: Console) -> int:
     from ..engine.training.fits import fits
     from ..engine.training.training_recipe import recipe_of
@@ -65,7 +81,7 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
     try:
         with made_by(options.target) as made:
             parts = recipe_of(made)
-            try:
+            with _users_errors():
                 fit = fits(
                     **parts,  # type: ignore[arg-type]
                     memory=options.memory,
@@ -74,13 +90,9 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
                     reserve=options.reserve,
                 )
                 sentences = fit.sentences
-            except (TypeError, ValueError, NotImplementedError):
-                raise
-            except Exception as error:
-                raise UserError(error) from error
     except UserError as error:
         return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except _OURS as error:
         return refuse(error)
     tell(lambda: fit_content(fit))
     console.print(fit.table)
@@ -106,16 +118,11 @@ def _within_limit(options: argparse.Namespace, console: Console) -> int:
         optimizer = None if options.optimizer is None else getattr(torch.optim, options.optimizer, None)
         if options.optimizer is not None and not callable(optimizer):
             raise ValueError(f"torch.optim has no optimizer {options.optimizer!r}; expected a name such as AdamW")
-        with functions_of(options.target) as (make_loss,):
-            try:
-                found = simulate_function(make_loss, "tapescope fits --limit", device, optimizer, has_loss=True)
-            except (TypeError, ValueError, NotImplementedError):
-                raise
-            except Exception as error:
-                raise UserError(error) from error
+        with functions_of(options.target) as (make_loss,), _users_errors():
+            found = simulate_function(make_loss, "tapescope fits --limit", device, optimizer, has_loss=True)
     except UserError as error:
         return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except _OURS as error:
         return refuse(error)
     fits = found.peak_bytes <= limit
     peak = f"the predicted peak is {both_units(found.peak_bytes)} of {both_units(limit)}"

@@ -373,7 +373,7 @@ class ZeroWatch:
         if not edges or any(self._gives(edge.task, edge.output) for edge in edges):
             return (ZeroOrigin(task_id, "sum", False, len(edges)),)
         here: dict[ZeroOrigin, None] = {}
-        # By id: along a chain all origins are the same, which keeps this linear.
+        # Keyed by id, so that a tuple which all tasks of a chain share is read once; this keeps the search linear.
         above: dict[int, tuple[ZeroOrigin, ...]] = {}
         for edge in edges:
             if self._takes(edge.task):

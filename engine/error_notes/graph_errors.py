@@ -14,7 +14,7 @@ from ...inspector.graph.frame_variables import variables_of
 from ...inspector.graph.graph import Task, unique_name
 from ...inspector.graph.phrases import joined, was_captured
 from ...inspector.torch_private.engine_errors import running_function
-from ...inspector.torch_private.tensors import storage_of
+from ...inspector.torch_private.tensors import share_storage
 from .cuts_in_source import cut_of_loss
 from .raised_error import RaisedError
 from .source_search import FunctionSource, functions_of
@@ -114,10 +114,8 @@ def unused_input(raised: RaisedError) -> str | None:
 def _why_unused(raised: RaisedError, tensor: Tensor) -> str:
     graph = raised.graph
     assert graph is not None
-    storage = storage_of(tensor)
     for task_id, leaf in graph.leaves.items():
-        other = storage_of(leaf)
-        if storage is not None and other is not None and other.address == storage.address:
+        if share_storage(tensor, leaf):
             return (
                 "(the graph uses another tensor on its storage, a copy by detach() or .data: "
                 f"{graph.describe(task_id)})"

@@ -13,7 +13,7 @@ from ...inspector.graph.graph import Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import Source, tensors_within
 from ...inspector.torch_private.saved_variables import WrittenSlot, written_slots
-from ...inspector.torch_private.tensors import storage_of
+from ...inspector.torch_private.tensors import share_storage
 from ..execution.saved_tensor_errors import recorded_writes
 from .raised_error import RaisedError
 from .source_search import FunctionSource, functions_of, is_users
@@ -58,24 +58,20 @@ def _sentence(raised: RaisedError, graph: Graph, task_id: int, slot: WrittenSlot
 
 
 def _leaf_name(raised: RaisedError, tensor: Tensor) -> str | None:
-    storage = storage_of(tensor)
     for model in raised.models:
         for _, each in model.named_parameters():
-            own = storage_of(each)
-            if storage is not None and own is not None and own.address == storage.address:
+            if share_storage(tensor, each):
                 return raised.parameter_names[id(each)]
     return None
 
 
 def _variable(raised: RaisedError, slot: WrittenSlot) -> tuple[str, FrameType] | None:
-    storage = None if slot.tensor is None else storage_of(slot.tensor)
-    if storage is None:
+    if slot.tensor is None:
         return None
     for frame, _, _ in reversed(raised.places):
         for name, value in list(variables_of(frame).items()):
             for expression, each in tensors_within(name, value, 2):
-                own = None if each is None else storage_of(each)
-                if own is not None and own.address == storage.address:
+                if each is not None and share_storage(slot.tensor, each):
                     return expression, frame
     return None
 

@@ -180,8 +180,8 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
         self.drops = self.saves = self.writes = False
         self._state = state
         self._tally = tally
-        # By address. The allocator would reuse the address of a freed storage, and the new one would be taken for the
-        # old; so each entry holds its bytes, or a FollowedStorage, which reserves the address without the memory.
+        # Keyed by address. The allocator may give the address of a freed storage to a new one, which would then be
+        # mistaken for it; so each entry holds its bytes, or a FollowedStorage, which reserves the address alone.
         self._known: dict[int, tuple[FollowedStorage | None, Bytes]] = {}
         self._written: list[tuple[Bytes, Tensor | None]] = []  # by the last operation; versions not noted yet
         # The unverified storages, with which the recomputed bits are compared.

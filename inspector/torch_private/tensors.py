@@ -67,6 +67,12 @@ def storage_of(tensor: Tensor) -> StorageBytes | None:
         return None
 
 
+def share_storage(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same storage."""
+    first, second = storage_of(one), storage_of(other)
+    return first is not None and second is not None and first.address == second.address
+
+
 def address_below(strided: Tensor) -> int | None:
     """Return the address of its storage without asking for the storage (see `look`); None if it has none of its own."""
     try:

@@ -175,7 +175,7 @@ class Stops:
         return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
 
     def take_request(self) -> Stop | None:
-        """Return the stop requested by `stop_asked` and clear the request; None if there is no request."""
+        """Return a stop if `stop_asked` is set, and reset it; None otherwise."""
         asked, self.stop_asked = self.stop_asked, False
         return Stop("asked", None, None, "stop() was called") if asked else None
 

@@ -1,6 +1,7 @@
 """DistributedDataParallel on two ranks, started by torchrun."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -17,5 +18,6 @@ for _ in range(5):
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
 torch.save(model.module.state_dict(), "model.pt" if rank == 0 else f"model{rank}.pt")
-print("rank", os.environ["RANK"], "done", flush=True)
+# One write: torchrun's ranks are unbuffered and share the terminal, and print() writes each word by itself.
+sys.stdout.write(f"rank {os.environ['RANK']} done\n")
 dist.destroy_process_group()
