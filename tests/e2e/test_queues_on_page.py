@@ -164,8 +164,9 @@ def test_what_comes_then_is_shown_in_whole_rows_(page: Page, tmp_path: Path) -> 
         grip.focus()
         page.keyboard.press("ArrowUp")
         deck.rests()
+        # A ResizeObserver hides what does not fit, with the next frame: later than the layout that a script asks for.
+        page.wait_for_function(WHOLE, arg=queue.element_handle())
         shown.add(later.count())
-        assert queue.evaluate(WHOLE)
     assert len(shown) > 2, "as many as there is room for"
 
 
