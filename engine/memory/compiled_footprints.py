@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..execution.gradient_layouts import Layouts, TensorLayout
-from .lifetimes import Category
+from .categories import Category
 from .task_memory import Footprint, Footprints, Origin, TaskOutput
 from .task_outputs import assumed_footprint, assumed_layout
 from .timeline import Maker, lasts_with_graph

@@ -12,6 +12,8 @@ from ...inspector.graph.graph import Graph, Task
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.gradient_layouts import copy_for
 from ..schedule.greedy_order import legal_order
+from .categories import Category
+from .category_levels import with_names
 from .compiled_footprints import (
     AS_IT_COMES,
     HAS_GRAD,
@@ -25,10 +27,8 @@ from .compiled_footprints import (
     compiled,
 )
 from .estimates import OF_SHAPES, Direction, Estimate
-from .lifetimes import Category
 from .task_memory import Footprints
 from .timeline import Listed, Timeline
-from .timeline_categories import with_names
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
 

@@ -17,8 +17,8 @@ from ...inspector.torch_private.optimizer_steps import optimizers_alive, paramet
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
+from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from ..memory.census import Place, StorageCensus, optimizers_of, state_tensors, storages_of
-from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .leaks.held_graphs import alike

@@ -21,9 +21,9 @@ from tapescope.engine.execution.gradient_layouts import (
     suits,
     sum_of,
 )
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.estimates import direction_of
-from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.task_memory import Footprint, Footprints, LeafState, StartStorage, TaskOutput
 from tapescope.engine.memory.timeline import Maker, Timeline
 from tapescope.engine.planning.simulate import schedule, simulate
