@@ -27,7 +27,7 @@ from ...inspector.torch_private.saved_variables import (
     written_slots,
 )
 from ...inspector.torch_private.sequence_numbers import sequence_nr
-from ...inspector.torch_private.tensors import is_fake, storage_of
+from ...inspector.torch_private.tensors import is_fake, node_of, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 
 _FREED = FREED.partition(" (")[0]
@@ -200,7 +200,7 @@ def _name_elsewhere(graph: Graph, edge: Edge) -> str | None:
     shape = graph.tasks[edge.next_task].inputs[number].shape
 
     def replaces(tensor: Tensor) -> bool:
-        newer = None if is_lazy(tensor) else _node_of(tensor)
+        newer = None if is_lazy(tensor) else node_of(tensor)
         return type(newer) is type(node) and tensor.output_nr == number and tuple(tensor.shape) == shape
 
     with all_objects() as objects:
@@ -212,14 +212,6 @@ def _name_elsewhere(graph: Graph, edge: Edge) -> str | None:
     with unobserved():
         (holder,) = who_holds(made)
     return holder.text if holder.kind == "named" else None
-
-
-def _node_of(tensor: Tensor) -> Node | None:
-    """Return a tensor's node; None if torch raises, for one of several views whose base was modified."""
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
@@ -237,7 +229,7 @@ def _name_in_frames(graph: Graph, edge: Edge) -> str | None:
 
 
 def _is_output(node: Node, number: int, tensor: Tensor) -> bool:
-    return _node_of(tensor) is node and tensor.output_nr == number
+    return node_of(tensor) is node and tensor.output_nr == number
 
 
 def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> Iterator[str]:

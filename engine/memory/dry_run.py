@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.forward_allocations import forward_allocations
 from ...inspector.graph.freed_nodes import begun_by_session
-from ...inspector.graph.graph import Graph, Task, TensorMeta
+from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.hips.tape import tape_of
 from ...inspector.text.progress import telling
@@ -238,7 +238,12 @@ class _DryRun:
             tuple(tasks),
             start,
             states,
-            tuple(assumed_layout(meta) if _is_scalar(meta) and self._counts(meta.device) else None for meta in roots),
+            tuple(
+                assumed_layout(meta)
+                if meta.shape is not None and prod(meta.shape) == 1 and self._counts(meta.device)
+                else None
+                for meta in roots
+            ),
             constant_bytes=self._left.constant_bytes,
             baseline=baseline_on(census, self._device),
             limits=(
@@ -526,7 +531,3 @@ class _DryRun:
 
 def _note_limit(limits: dict[str, dict[int, None]], what: str, task_id: int) -> None:
     limits.setdefault(what, {})[task_id] = None
-
-
-def _is_scalar(meta: TensorMeta) -> bool:
-    return meta.shape is not None and prod(meta.shape) == 1

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ...inspector.graph.graph import TensorMeta
 from ...inspector.graph.operations_and_calls import StoredOperation
 from ...inspector.hips.forward_arrays import ForwardArray, forward_arrays, kept_by
 from ...inspector.hips.tape import HipsTape
@@ -68,11 +67,6 @@ def maker_of(node: RecordedNode) -> Maker:
     return Maker(None, StoredOperation(node.name, node.source), "")
 
 
-def indexed_output(meta: TensorMeta) -> TaskOutput:
-    """Return the gradient of an index: a deferred addition to a few elements."""
-    return TaskOutput("outside", -1, replace(assumed_layout(meta), sparse=True), keeps_base=False)
-
-
 def footprint_of(blocks: Sequence[int], outputs: Sequence[TaskOutput | None], besides: int) -> Footprint:
     """Return the footprint of a task that allocates these blocks and `besides` bytes of workspace."""
     trace, sizes = list(range(len(blocks))), list(blocks)
@@ -107,7 +101,9 @@ def _asked(node: RecordedNode, traces: bool) -> Footprint:
     outputs: list[TaskOutput | None] = []
     for parent, gradient in zip(node.parents, given, strict=True):
         if is_sparse(gradient):
-            outputs += [indexed_output(metas_of(parent.space)[place]) for place in places(node, parent)]
+            # The gradient of an index is a deferred addition to a few elements.
+            layouts = (assumed_layout(metas_of(parent.space)[place]) for place in places(node, parent))
+            outputs += [TaskOutput("outside", -1, replace(each, sparse=True), keeps_base=False) for each in layouts]
             continue
         arrays = list(arrays_in(parent.space, gradient))
         for array in [arrays[place] for place in places(node, parent)] if arrays else [np.zeros(0)]:

@@ -44,11 +44,6 @@ _HELP = {
 }
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether torch raised the error because a device was out of memory."""
-    return _device_of(error) is not None
-
-
 def explain_out_of_memory(error: BaseException, graph: Graph | None = None) -> None:
     """Add notes to an out-of-memory error: the holders of the device's memory, and possible remedies.
 

@@ -57,7 +57,6 @@ class _Jump:
     before: float
     rate: float
     losses: list[float]
-    usual_norm: float
     after: int = 0
 
 
@@ -203,9 +202,8 @@ class NormJudge:
             return
         largest, steps = self._rates.get(place, (0.0, 0))
         if steps >= 2 * _AFTER and largest > 0 and rate >= _JUMPS * largest:
-            usual = median([total for _, total in self._totals][:-1] or [0.0])
             before = [*self._losses.get(place, ())]
-            self._jumps.append(_Jump(place, step, largest, rate, before, usual))
+            self._jumps.append(_Jump(place, step, largest, rate, before))
         self._rates[place] = max(largest, rate), steps + 1
 
     def _follow(self, jump: _Jump, scalars: Sequence[OptimizerScalars]) -> None:

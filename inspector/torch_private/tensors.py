@@ -96,6 +96,17 @@ def is_leaf(tensor: Tensor) -> bool:
         return False
 
 
+def node_of(tensor: Tensor) -> Node | None:
+    """Return a tensor's node; None if reading `grad_fn` raises.
+
+    torch raises for one of several views (of chunk, split, unbind) whose base was modified in place.
+    """
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors with the bytes: itself, or a subclass's inner tensors (DTensor); none for a fake tensor."""
     if not computes_itself(tensor):

@@ -140,12 +140,12 @@ def _scale(plot: _Plot) -> Iterator[str]:
     while plot.most / step > 4.2:
         step *= 2
     for level in range(0, plot.most + 1, step):
-        y = _number(plot.y(level))
-        yield f'<path class="ts-grid" d="M{_number(_LEFT)} {y}H{_number(plot.right)}"/>'
+        y = number(plot.y(level))
+        yield f'<path class="ts-grid" d="M{number(_LEFT)} {y}H{number(plot.right)}"/>'
         if level:
-            at = _number(plot.y(level) + 4)
+            at = number(plot.y(level) + 4)
             words = size_text(level).replace(".0 ", " ")
-            yield f'<text class="ts-soft" x="{_number(_LEFT - 6)}" y="{at}" text-anchor="end">{words}</text>'
+            yield f'<text class="ts-soft" x="{number(_LEFT - 6)}" y="{at}" text-anchor="end">{words}</text>'
 
 
 def _stack(plot: _Plot, timeline: Timeline) -> Iterator[str]:
@@ -193,26 +193,26 @@ def _phases(plot: _Plot) -> Iterator[str]:
     )
     for events, name, edge, middle in phases:
         if events:
-            yield f'<path class="ts-grid" d="M{_number(edge)} {_number(_TOP)}V{_number(_BOTTOM)}"/>'
-            yield f'<text class="ts-soft ts-mid" x="{_number(middle)}" y="{_number(_BOTTOM + 16)}">{name}</text>'
+            yield f'<path class="ts-grid" d="M{number(edge)} {number(_TOP)}V{number(_BOTTOM)}"/>'
+            yield f'<text class="ts-soft ts-mid" x="{number(middle)}" y="{number(_BOTTOM + 16)}">{name}</text>'
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> str:
     """Return a path along the levels; each holds until the next one."""
-    data = f"M{_number(points[0][0])} {_number(points[0][1])}"
+    data = f"M{number(points[0][0])} {number(points[0][1])}"
     for (_, y), (next_x, next_y) in pairwise(points):
         if next_y != y:
-            data += f"H{_number(next_x)}V{_number(next_y)}"
-    return f"{data}H{_number(points[-1][0])}"
+            data += f"H{number(next_x)}V{number(next_y)}"
+    return f"{data}H{number(points[-1][0])}"
 
 
 def _steps_back(points: Sequence[tuple[float, float]]) -> str:
     """Return the same path from its end to its start, without the first command."""
-    data = f"{_number(points[-1][0])} {_number(points[-1][1])}"
+    data = f"{number(points[-1][0])} {number(points[-1][1])}"
     for (x, y), (_, later_y) in reversed(list(pairwise(points))):
         if y != later_y:
-            data += f"V{_number(y)}"
-        data += f"H{_number(x)}"
+            data += f"V{number(y)}"
+        data += f"H{number(x)}"
     return data
 
 
@@ -225,9 +225,9 @@ def _task_numbers(plot: _Plot) -> Iterator[str]:
             continue
         if plot.later_events and plot.x(task - 0.5) + text_width(nth(task)) / 2 > plot.stop - _BEFORE_OPTIMIZER:
             continue
-        at = f'x="{_number(plot.x(task - 0.5))}" y="{_number(_BOTTOM + 16)}"'
+        at = f'x="{number(plot.x(task - 0.5))}" y="{number(_BOTTOM + 16)}"'
         yield f'<text class="ts-soft ts-mid" {at}>{nth(task)}</text>'
-    end = f'x="{_number(_LEFT - 16)}" y="{_number(_BOTTOM + 16)}" text-anchor="end"'
+    end = f'x="{number(_LEFT - 16)}" y="{number(_BOTTOM + 16)}" text-anchor="end"'
     yield f'<text class="ts-soft" {end}>task</text>'
 
 
@@ -245,9 +245,9 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     # The space beside the plot is free, too.
     first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)
     at = min(max(x - needed / 2, first), last - needed)
-    yield f'<circle class="ts-ring" cx="{_number(x)}" cy="{_number(y)}" r="3.4"/>'
+    yield f'<circle class="ts-ring" cx="{number(x)}" cy="{number(y)}" r="3.4"/>'
     yield (
-        f'<text x="{_number(at)}" y="{_number(_SENTENCE)}">'
+        f'<text x="{number(at)}" y="{number(_SENTENCE)}">'
         f'<tspan class="ts-bold">{start}</tspan><tspan class="ts-second">{escaped(rest)}</tspan></text>'
     )
 
@@ -266,10 +266,10 @@ def _legend(timeline: Timeline) -> Iterator[str]:
     for row, (category, nbytes) in enumerate(category_levels_at_peak(timeline).items()):
         y = _TOP + 4 + row * _ROW
         colour = f"fill:var(--{CATEGORY_COLOURS[category]})"
-        end = f'x="{_number(_LEGEND_WIDTH)}" text-anchor="end"'
-        yield f'<rect y="{_number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
-        yield f'<text class="ts-second" x="15" y="{_number(y)}">{category.plural}</text>'
-        yield f'<text {end} y="{_number(y)}">{size_text(nbytes) if nbytes else 0}</text>'
+        end = f'x="{number(_LEGEND_WIDTH)}" text-anchor="end"'
+        yield f'<rect y="{number(y - 8)}" width="9" height="9" rx="2" style="{colour}"/>'
+        yield f'<text class="ts-second" x="15" y="{number(y)}">{category.plural}</text>'
+        yield f'<text {end} y="{number(y)}">{size_text(nbytes) if nbytes else 0}</text>'
 
 
 def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
@@ -279,16 +279,16 @@ def _policies(plot: _Plot, timelines: Mapping[str, Timeline]) -> Iterator[str]:
     rows = _spread([plot.y(timeline.peak_bytes) for _, timeline in named])
     for (policy, timeline), row in zip(named, rows, strict=True):
         x, y = plot.right, plot.y(timeline.peak_bytes)
-        yield f'<path class="ts-leader" d="M{_number(x)} {_number(y)}h4L{_number(x + 8)} {_number(row)}"/>'
+        yield f'<path class="ts-leader" d="M{number(x)} {number(y)}h4L{number(x + 8)} {number(row)}"/>'
         if policy == first:
-            yield f'<rect class="ts-chosen" x="{_number(x + 11)}" y="{_number(row - 4)}" width="14" height="8"/>'
+            yield f'<rect class="ts-chosen" x="{number(x + 11)}" y="{number(row - 4)}" width="14" height="8"/>'
         else:
             dash = _DASHES.get(policy, _OTHER_DASH)
-            yield f'<path class="ts-other" stroke-dasharray="{dash}" d="M{_number(x + 11)} {_number(row)}h14"/>'
+            yield f'<path class="ts-other" stroke-dasharray="{dash}" d="M{number(x + 11)} {number(row)}h14"/>'
         amount = size_text(timeline.peak_bytes)
         name = shorten(policy.upper(), _RIGHT - 34 - text_width(amount, bold=True), bold=True)
         weight = ' class="ts-bold"' if policy == first else ' class="ts-second"'
-        yield f'<text{weight} x="{_number(x + 30)}" y="{_number(row + 4)}">{escaped(name)} {amount}</text>'
+        yield f'<text{weight} x="{number(x + 30)}" y="{number(row + 4)}">{escaped(name)} {amount}</text>'
 
 
 def _spread(heights: Iterable[float]) -> list[float]:
@@ -303,5 +303,6 @@ def _spread(heights: Iterable[float]) -> list[float]:
     return placed
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a coordinate with at most one decimal."""
     return f"{round(value, 1):g}"

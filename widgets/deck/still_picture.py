@@ -27,6 +27,7 @@ from ..pages.png import bundle_of
 from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory_chart as still_memory
 from .page_data import peak_words
+from .still_memory_chart import number
 
 _WIDTH = 900.0  # pixels; an output cell of a notebook is at least as wide on a usual screen
 _MARGIN = 20.0
@@ -187,24 +188,24 @@ class Still:
         parts, y = [self._header(moment)], _HEADER
         for elements, height in (self._graph_part(moment), _memory_part(moment)):
             if height:
-                parts.append(f'<path class="ts-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>')
-                parts.append(f'<g transform="translate({_number(_MARGIN)} {_number(y + _MARGIN)})">')
+                parts.append(f'<path class="ts-rule" d="M0 {number(y + 0.5)}H{number(_WIDTH)}"/>')
+                parts.append(f'<g transform="translate({number(_MARGIN)} {number(y + _MARGIN)})">')
                 parts += [*elements, "</g>"]
                 y += height + 2 * _MARGIN
         height = y + _FOOTER
-        size = f"{_number(_WIDTH)} {_number(height)}"
+        size = f"{number(_WIDTH)} {number(height)}"
         about = f"{self._title}: {_counted(moment)}"
-        frame = f'width="{_number(_WIDTH - 1)}" height="{_number(height - 1)}" x=".5" y=".5" rx="8"'
+        frame = f'width="{number(_WIDTH - 1)}" height="{number(height - 1)}" x=".5" y=".5" rx="8"'
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" id="{escaped(self.id)}" class="ts-auto ts-still" role="img" '
-                f'viewBox="0 0 {size}" width="{_number(_WIDTH)}" height="{_number(height)}">',
+                f'viewBox="0 0 {size}" width="{number(_WIDTH)}" height="{number(height)}">',
                 f"<title>{escaped(about)}</title>",
                 f"<style>{style_sheet('auto')}\n{_STYLE}</style>",
                 f'<rect class="ts-page" {frame}/>',
                 *parts,
-                f'<path class="ts-rule" d="M0 {_number(y + 0.5)}H{_number(_WIDTH)}"/>',
-                f'<text class="ts-soft" x="{_number(_MARGIN)}" y="{_number(y + 21)}">{_FOOTNOTE}</text>',
+                f'<path class="ts-rule" d="M0 {number(y + 0.5)}H{number(_WIDTH)}"/>',
+                f'<text class="ts-soft" x="{number(_MARGIN)}" y="{number(y + 21)}">{_FOOTNOTE}</text>',
                 f'<rect class="ts-frame" {frame}/>',
                 "</svg>",
             ]
@@ -217,10 +218,10 @@ class Still:
         title = shorten(self._title, room - text_width(peaks, 12), 14, bold=True)
         after = 34 + text_width(title, 14, bold=True) + 12
         return (
-            f'<g transform="translate({_number(_MARGIN)} 16)">{_MARK}'
+            f'<g transform="translate({number(_MARGIN)} 16)">{_MARK}'
             f'<text class="ts-headline" x="32" y="15">{escaped(title)}</text>'
-            f'<text class="ts-second ts-larger" x="{_number(after)}" y="15">{escaped(counted)}</text>'
-            f'<text class="ts-second ts-larger" x="{_number(_INSIDE)}" y="15" text-anchor="end">{escaped(peaks)}</text>'
+            f'<text class="ts-second ts-larger" x="{number(after)}" y="15">{escaped(counted)}</text>'
+            f'<text class="ts-second ts-larger" x="{number(_INSIDE)}" y="15" text-anchor="end">{escaped(peaks)}</text>'
             "</g>"
         )
 
@@ -246,7 +247,7 @@ class Still:
         drawing = draw_layout(self._graph, self._placed, states=moment.states(self._graph))
         scale = min(1.0, _INSIDE / drawing.width)
         left = (_INSIDE - scale * drawing.width) / 2
-        start = f'<g transform="translate({_number(left)} 0) scale({scale:.4g})">'
+        start = f'<g transform="translate({number(left)} 0) scale({scale:.4g})">'
         return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with 10 free pixels
 
 
@@ -293,7 +294,3 @@ def _peaks(timelines: Mapping[str, Timeline], room: float) -> str:
 def _name(policy: str) -> str:
     """Return a policy's name, cut off if a user's policy has a long one."""
     return shorten(policy, 100)
-
-
-def _number(value: float) -> str:
-    return f"{round(value, 1):g}"

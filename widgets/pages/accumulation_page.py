@@ -119,12 +119,14 @@ def study_drawing(study: AccumulationStudy, colours: Colours, *, forward: bool =
         "hoverlabel": {"align": "left", **hover_label(colours)},
         "legend": {"font": {"color": colours["ink"]}, "tracegroupgap": 0},
         "xaxis": axis_style(colours) | {"showgrid": False},
-        "yaxis": axis_style(colours) | (_linear_axis(scale) if clock else _bytes_axis(floor, highest, scale)),
+        "yaxis": axis_style(colours),
     }
     if clock:
+        layout["yaxis"] |= {"rangemode": "tozero", "ticksuffix": f" {unit_name(scale)}", "fixedrange": True}
         layout["xaxis"] |= {"range": [0, max(trace["x"][-1] for trace in traces)], "ticksuffix": " ms"}
         layout["xaxis"]["title"] = {"text": "since the forward's first allocation", "standoff": 8}
     else:
+        layout["yaxis"] |= _bytes_axis(floor, highest, scale)
         layout["xaxis"] |= {"range": [0, 100], "ticksuffix": " %"}
         layout["xaxis"]["title"] = {"text": "of the backward's steps", "standoff": 8}
     if forward and not clock:
@@ -193,10 +195,6 @@ def _line(row: StudiedRule, colours: Colours) -> dict[str, Any]:
         "width": (1.4 if row.rule.keeps else 2.2) - (0.6 if row.graph == "kept" else 0),
         "dash": _DASHES[row.graph, row.rule.keeps],
     }
-
-
-def _linear_axis(scale: int) -> dict[str, Any]:
-    return {"rangemode": "tozero", "ticksuffix": f" {unit_name(scale)}", "fixedrange": True}
 
 
 def _bytes_axis(low: float, high: float, scale: int) -> dict[str, Any]:

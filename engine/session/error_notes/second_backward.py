@@ -87,7 +87,8 @@ def _same_loss(raised: RaisedError, at: str) -> str | None:
     source = FunctionSource(frame.f_code)
     earlier = [each for verb in ("backward", "grad") for each in source.calls(verb) if each.line < line]
     by = f" at {max(earlier, key=lambda each: each.line).short}" if earlier else ""
-    shared = f"; {name} itself is new" if not _is_over(raised, outputs) else ""
+    is_over = any(each.grad_fn is not None and is_freed(each.grad_fn) for each in outputs)
+    shared = "" if is_over else f"; {name} itself is new"
     verb = (
         "autograd.grad"
         if "grad(" in segment_at(frame, instruction) and "backward" not in segment_at(frame, instruction)
@@ -114,10 +115,6 @@ def _runs_again(raised: RaisedError) -> bool:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{name}.backward" and node.lineno < line
     ]
     return any(not any(first < each.line < line for each in source.assignments(name)) for first in before)
-
-
-def _is_over(raised: RaisedError, outputs: list[Tensor]) -> bool:
-    return any(each.grad_fn is not None and is_freed(each.grad_fn) for each in outputs)
 
 
 def _variables(raised: RaisedError) -> Iterator[_Kept]:
@@ -233,9 +230,5 @@ def _objects_in(frame: FrameType) -> list[tuple[str, str, object]]:
         for name, value in list(variables_of(frame).items())
         if not isinstance(value, nn.Module | Tensor | type)
         and hasattr(value, "__dict__")
-        and _is_users_class(type(value))
+        and any(is_users(each.code.co_filename) for each in methods_of(type(value)))
     ]
-
-
-def _is_users_class(kind: type) -> bool:
-    return any(is_users(each.code.co_filename) for each in methods_of(kind))

@@ -84,7 +84,8 @@ class FunctionSource:
         found = []
         for node in self.nodes():
             targets = list(_targets(node))
-            if any(ast.unparse(each) == expression or _is_element(each, expression) for each in targets):
+            targets += [each.value for each in targets if isinstance(each, ast.Subscript)]
+            if any(ast.unparse(each) == expression for each in targets):
                 found.append(self.at(node))
         return sorted(found, key=lambda each: each.line)
 
@@ -180,10 +181,6 @@ def _targets(node: ast.AST) -> Iterator[ast.expr]:
             waiting = [*each.elts, *waiting]
         else:
             yield each.value if isinstance(each, ast.Starred) else each
-
-
-def _is_element(target: ast.expr, expression: str) -> bool:
-    return isinstance(target, ast.Subscript) and ast.unparse(target.value) == expression
 
 
 def _root(node: ast.AST) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from ....inspector.text.sizes_and_counts import dtype_name
 from ....inspector.torch_private.tensors import computes_itself
 from ....inspector.torch_private.thread_state import unobserved
 
@@ -45,11 +46,11 @@ class TensorFacts:
 
     def __str__(self) -> str:
         """`float32 64×32`."""
-        return f"{name_of(self.dtype)} {'×'.join(map(str, self.shape)) or 'scalar'}"
+        return f"{dtype_name(self.dtype)} {'×'.join(map(str, self.shape)) or 'scalar'}"
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "dtype": name_of(self.dtype),
+            "dtype": dtype_name(self.dtype),
             "shape": list(self.shape),
             "strides": list(self.strides),
             "device": self.device,
@@ -76,11 +77,6 @@ class TensorFacts:
         raise ValueError("the facts of a tensor must be its dtype, shape, strides and device")
 
 
-def name_of(dtype: torch.dtype) -> str:
-    """`float32`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def why_not_kept(tensor: Tensor) -> str:
     """Return why a tensor cannot be written as bytes; "" if it can."""
     if is_lazy(tensor):
@@ -90,10 +86,10 @@ def why_not_kept(tensor: Tensor) -> str:
     if tensor.is_nested:
         return "nested"
     if tensor.layout is not torch.strided:
-        return f"{name_of(tensor.layout)}, not dense"  # type: ignore[arg-type]
+        return f"{str(tensor.layout).removeprefix('torch.')}, not dense"
     if tensor.device.type == "meta":
         return "on the meta device"
-    return "" if name_of(tensor.dtype) in _DTYPES else "quantized"
+    return "" if dtype_name(tensor.dtype) in _DTYPES else "quantized"
 
 
 def own_copy(tensor: Tensor, device: torch.device | str | None = None) -> Tensor:

@@ -20,9 +20,10 @@ from ....inspector.references.find_referrers import Holder, who_holds
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.saved_variables import has_edges, saved_slots
 from ....inspector.torch_private.sequence_numbers import UNNUMBERED, number_of
+from ....inspector.torch_private.tensors import node_of
 from ...memory.census import Place, storages_of
 from ...session.check_saved_on_ctx import outputs_on_ctx
-from .step_tokens import StepTokens, maker_of
+from .step_tokens import StepTokens
 
 _MOST_TARGETS = 128  # objects whose holders are searched at once
 _MOST_NODES = 50_000  # nodes whose bytes are counted
@@ -103,7 +104,7 @@ def _targets(tokens: StepTokens, is_old: IsOld) -> tuple[list[Any], bool]:
             if kinds[kind] is None or (kinds[kind] is Tensor and is_lazy(each)):
                 continue
             if kinds[kind] is Tensor:
-                node = maker_of(each)
+                node = node_of(each)
             else:
                 node = None if isinstance(each, BackwardCFunction) and not has_edges(each) else each
             if node is not None and leads.to_an_old(node):
@@ -175,7 +176,7 @@ def _by_holder(
     holders = [
         Holder(f"{GRAD_OF}{gradients[id(target)]}", "named")
         if id(target) in gradients
-        else (None if holder.kind == "named" else _on_ctx(_node_of(target))) or holder
+        else (None if holder.kind == "named" else _on_ctx(_target_node(target))) or holder
         for target, holder in zip(targets, who_holds(targets), strict=True)
     ]
     groups: dict[tuple[bool, bool, str], list[int]] = {}
@@ -184,7 +185,7 @@ def _by_holder(
         groups.setdefault((holder.kind != "named", not is_tensor, alike(holder.text)), []).append(place)
     explained: set[Node] = set()
     for group in sorted(groups, key=lambda each: each[:2]):
-        places = [place for place in groups[group] if _node_of(targets[place]) not in explained]
+        places = [place for place in groups[group] if _target_node(targets[place]) not in explained]
         if places:
             size = _Size([targets[place] for place in places], tokens, is_old, leaves)
             explained |= size.nodes
@@ -228,7 +229,7 @@ def alike(text: str) -> str:
     return re.sub(r"\[[^\]]*\]", "[]", re.sub(r":\d+", ":", text))
 
 
-def _node_of(target: Any) -> Node:
+def _target_node(target: Any) -> Node:
     node: Node = target.grad_fn if issubclass(type(target), Tensor) else target
     return node
 
@@ -250,7 +251,7 @@ class _Size:
         for root in roots:
             if issubclass(type(root), Tensor):
                 self._add(root)
-            self._walk(_node_of(root), tokens, is_old)
+            self._walk(_target_node(root), tokens, is_old)
 
     @property
     def is_likely(self) -> bool:

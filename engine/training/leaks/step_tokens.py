@@ -16,6 +16,7 @@ from ....inspector.garbage_collector import all_objects
 from ....inspector.graph.node_metadata import nodes_of
 from ....inspector.torch_private.nodes import notes_on
 from ....inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
+from ....inspector.torch_private.tensors import node_of
 from ....inspector.torch_private.thread_state import function_mode_is_on, unobserved
 
 _numbers = itertools.count()
@@ -81,7 +82,7 @@ class StepTokens:
             return
         self._late[token.step] = ref(token, partial(_forget, self._late, token.step))
         for each in all_tensors():
-            node = maker_of(each)
+            node = node_of(each)
             if node is not None and self.step_of(node) is not None:
                 notes_on(node).setdefault(self._key, token)
 
@@ -104,17 +105,6 @@ class StepTokens:
 
 def _forget(alive: dict[int, ref[_Token]], step: int, token: ref[_Token]) -> None:
     alive.pop(step, None)
-
-
-def maker_of(tensor: Tensor) -> Node | None:
-    """Return a tensor's node; None if reading `grad_fn` raises.
-
-    torch raises for one of several views (of chunk, split, unbind) whose base was modified in place.
-    """
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        return None
 
 
 def all_tensors() -> Iterator[Tensor]:

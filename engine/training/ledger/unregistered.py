@@ -77,13 +77,9 @@ def _parts(value: object) -> list[tuple[str, object]]:
         return [(f"[{key!r}]", each) for key, each in islice(list(value.items()), _MOST_ITEMS)]
     if isinstance(value, list | tuple):
         return [(f"[{number}]", each) for number, each in enumerate(value[:_MOST_ITEMS])]
-    attributes = None if is_library(_file_of(type(value))) else getattr(value, "__dict__", None)
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None) or "<frozen"  # one of Python's own
+    attributes = None if is_library(file) else getattr(value, "__dict__", None)
     if not isinstance(attributes, dict):
         return []
     found = list(attributes.items())[:_MOST_ITEMS]
     return [(f".{name}", each) for name, each in found if isinstance(each, nn.Module | Tensor)]
-
-
-def _file_of(kind: type) -> str:
-    """Return the file of a class's module, or one of Python's own if it has none."""
-    return getattr(sys.modules.get(kind.__module__), "__file__", None) or "<frozen"

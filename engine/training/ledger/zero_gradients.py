@@ -221,7 +221,9 @@ class ZeroGradients(LoopPart):
         if self._had and all(in_step.values()):  # a margin loss that is satisfied, say
             return
         new = [key for key, is_zero in in_step.items() if is_zero and key not in self._runs]
-        parameters = self._by_id() if new or len(self._had) < len(in_step) else {}
+        parameters: dict[int, Tensor] = {}
+        if new or len(self._had) < len(in_step):
+            parameters = {id(each): each for _, each in self._training.watched.parameters()}
         for key, is_zero in in_step.items():
             known = self._had.get(key)
             if not is_zero:
@@ -259,9 +261,6 @@ class ZeroGradients(LoopPart):
                         key, tensor = stored[storage.address]
                         found.setdefault(task.id, []).append((key, count(tensor.detach())))
         return found
-
-    def _by_id(self) -> dict[int, Tensor]:
-        return {id(each): each for _, each in self._training.watched.parameters()}
 
     def _take_up(self, watched: _Watched) -> None:
         """Report the parameters whose zeros have a reason that is not intended."""
