@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...inspector.graph.frame_variables import variables_of
+from ...inspector.graph.source_lines import is_users
 from .raised_error import RaisedError
-from .source_search import FunctionSource, is_users
+from .source_search import FunctionSource
 
 _METHODS = {
     "item": ".item() converts it to a Python number, which autograd cannot track. Use the tensor itself",
