@@ -63,7 +63,8 @@ class FunctionSource:
     @property
     def at_start(self) -> Source:
         """The line on which the function begins."""
-        return Source(self.code.co_filename, self.code.co_firstlineno, self.code.co_name)
+        line = getattr(self.tree, "lineno", self.code.co_firstlineno)  # the latter is a decorator's
+        return Source(self.code.co_filename, line, self.code.co_name)
 
     def at(self, node: ast.AST) -> Source:
         return Source(self.code.co_filename, getattr(node, "lineno", self.code.co_firstlineno), self.code.co_name)
