@@ -210,8 +210,9 @@ class HeldParameters(LoopPart):
         are_former = any(
             (known := self._names.get(key)) is not None and known[0]() is each for key, each in held.items()
         )
-        if held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held):
-            return []  # it updates copies
+        updates_copies = held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held)
+        if updates_copies and not any(self._is_consumed(each) for _, each in named):
+            return []  # else those whose gradients are left have no copy
         beside = [
             _Unheld(each.name, each.tensor, each)
             for each in unregistered(self._training.watched.modules())
@@ -302,7 +303,9 @@ class HeldParameters(LoopPart):
             for each in parameters_of(optimizer):
                 if id(each) not in own_ids and each.requires_grad and each.grad is None:
                     known = self._names.get(id(each))
-                    found.append((each, known[1] if known is not None and known[0]() is each else None))
+                    former = known[1] if known is not None and known[0]() is each else None
+                    if former is not None or id(each) not in self._got:  # else it is a parameter of the loop's own
+                        found.append((each, former))
         return found
 
     def _look_for_attributes(self) -> None:
@@ -364,6 +367,11 @@ class HeldParameters(LoopPart):
                     alike[id(parameter) in self._got].append(id(parameter))
                     break
         return {key for without, got in by_name.values() if got for key in without}
+
+    def _is_consumed(self, parameter: Tensor) -> bool:
+        """Return whether the loop or a hook has taken the gradient of the last backward."""
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        return parameter.grad is None and (id(parameter) in self._with_gradient or bool(hooks))
 
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
