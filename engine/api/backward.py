@@ -13,8 +13,10 @@ from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.validation import expect_choice, expect_truth
+from ..error_notes.explain_error import errors_explained
 from ..execution.accumulation_rule import Accumulate, Accumulation, Release
 from ..execution.backward_arguments import BackwardCall, Inputs
+from ..execution.unsupported import refuse_transforms
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
@@ -94,6 +96,9 @@ def backward(
     expect_choice(queues, get_args(Queues), "queues")
     expect_truth(memory, "memory")
     chosen = find_policy(policy)
+    if not isinstance(tensors, HipsTape):
+        with errors_explained():
+            refuse_transforms()
     if engine == "direct":
         if not memory:
             with Stepper(

@@ -34,8 +34,8 @@ _DEPTH = 3
 
 
 def cut_of_loss(raised: RaisedError, name: str) -> str | None:
-    """Return what cuts the path of the loss in the code that computes it, with the line and the remedy; None if
-    nothing that is known does."""
+    """Return the likely reason why the loss has no path, from the code that computes it, with the line and the remedy;
+    None if no statement there is known to cut a path. A value may cut one path and leave others."""
     if not raised.places:
         return None
     frame, _, line = raised.places[-1]

@@ -36,7 +36,7 @@ def no_graph(raised: RaisedError) -> str:
     ]
     cut = None if frozen else cut_of_loss(raised, name)
     if cut is not None:
-        return f"{name} has no graph{raised.at}: {cut}"
+        return f"{name} has no graph{raised.at}, probably because {cut}"
     if loss is not None and loss.is_inference():
         return f"{name} has no graph{raised.at}: it was computed under torch.inference_mode(). Leave it for training"
     if frozen:
