@@ -60,9 +60,8 @@ def reasons_of_missing(
     idle = [path for path in titles if id(by_path[path]) not in called]
     told = []
     if idle:
-        told.append(
-            f"{joined([titles[each] for each in idle])} {'was' if len(idle) == 1 else 'were'} not called in these steps. "
-        )
+        were = "was" if len(idle) == 1 else "were"
+        told.append(f"{joined([titles[each] for each in idle])} {were} not called in these steps. ")
     frames = list(_users_frames())
     cuts: dict[str, list[str]] = {}
     for path in [each for each in titles if each not in idle][:_MOST_MODULES]:

@@ -8,7 +8,7 @@ from torch import nn
 import tapescope as ts
 from tapescope.tests.questions.reading import note_of
 
-FINDS, SAYS = "leaf-in-place", ("x", "x = x + 1")
+FINDS, SAYS = "leaf-in-place", ("x", "compute a new tensor")
 
 
 def case() -> str:
