@@ -125,7 +125,7 @@ def cut_behind(model: nn.Module, path: str, frames: Iterable[FrameType]) -> str 
     parts = path.split(".") if path else []
     for length in reversed(range(len(parts))):
         forward = type(model.get_submodule(".".join(parts[:length]))).forward
-        if is_users(forward.__code__.co_filename):
+        if isinstance(forward, FunctionType) and is_users(forward.__code__.co_filename):
             used = _expressions("self", parts[length])
             for found in _cuts_behind(FunctionSource(forward), used, forward):
                 return found

@@ -209,8 +209,8 @@ def _callers(raised: RaisedError, name: str, kind: str) -> list[str]:
         for path, module in model.named_modules():
             if type(module).__name__.lower() == kind:
                 titles.append(raised.title(module))
-            elif is_users(type(module).forward.__code__.co_filename):
-                for line in FunctionSource(type(module).forward).calls(name):
+            elif isinstance(forward := type(module).forward, FunctionType) and is_users(forward.__code__.co_filename):
+                for line in FunctionSource(forward).calls(name):
                     lines.setdefault(line.short, f"{path or 'the model'} ({type(module).__name__}, {line.short})")
     for frame, _, _ in raised.places:
         functions = [each for each in variables_of(frame).values() if callable(each)]

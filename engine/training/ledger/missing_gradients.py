@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import FrameType
 
 from torch import Tensor, nn
-from torch._dynamo import OptimizedModule
 from torch.autograd.graph import GradientEdge
 
 from ....inspector.graph.graph import module_name
 from ....inspector.graph.phrases import joined
 from ....inspector.graph.source_lines import is_users
+from ....inspector.torch_private.compiled import is_compiled
 from ....inspector.torch_private.nodes import leaf_of
 from ...error_notes.cuts_in_source import cut_behind
 from ..pending_graphs import roots_of
@@ -51,7 +51,7 @@ def reasons_of_missing(
         called: ids of the modules that have returned.
         reached: ids of the leaves of the loss's graph; None if it is unknown.
     """
-    if any(isinstance(each, OptimizedModule) or each._compiled_call_impl is not None for _, each in modules):
+    if any(is_compiled(each) for _, each in modules):
         return ""  # calls inside of compiled regions are not seen
     by_path = dict(modules)
     paths = list(dict.fromkeys(name.rpartition(".")[0] for name, each in missing if id(each) not in (reached or ())))
