@@ -50,7 +50,7 @@ def second_backward(raised: RaisedError) -> str | None:
     freed = freed_graph(raised.graph, raised.ran, raised.since, raised.maker)
     uses = () if freed is None else freed.crossings
     if sessions := [*begun_by_session(raised.graph)]:
-        return "; ".join([f"the backward{raised.at} needs tensors of an earlier graph", *uses, *sessions])
+        return "; ".join([f"the backward{raised.at} needs freed tensors", *uses, *sessions])
     cause = _cause(raised) if raised.places else None
     if freed is None:
         return cause or _same_loss(raised)
