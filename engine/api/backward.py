@@ -15,6 +15,7 @@ from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.validation import expect_choice, expect_truth
 from ..execution.accumulation_rule import Accumulate, Accumulation, Release
 from ..execution.backward_arguments import BackwardCall, Inputs
+from ..execution.unsupported import refuse_transforms
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
@@ -22,6 +23,7 @@ from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy
 from ..session.batching.run_batches import AnyBatch, check_batch
 from ..session.direct_session import Stepper, run_measured
+from ..session.error_notes.explain_error import errors_explained
 from ..session.native_engine import Plan, run_native
 from ..session.native_fast_path import run_without_graph
 
@@ -94,6 +96,9 @@ def backward(
     expect_choice(queues, get_args(Queues), "queues")
     expect_truth(memory, "memory")
     chosen = find_policy(policy)
+    if not isinstance(tensors, HipsTape):
+        with errors_explained():
+            refuse_transforms()
     if engine == "direct":
         if not memory:
             with Stepper(

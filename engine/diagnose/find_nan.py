@@ -394,9 +394,8 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
             None, sentences, None, None, None, loss, tuple(finds), stop, node_free, unread, not_run=not_run, sums=sums
         )
     task = graph.tasks[stop.task]
-    _, _, gave = stop.text.partition(": ")
-    maker = found.maker
-    if maker is not None and ", because " not in gave:
+    maker, gave = found.maker, f"{stop.clause}{stop.cause or ''}"
+    if maker is not None and stop.cause is None:
         gave += f", because in the forward {_said(maker)}{'' if maker.advice is None else f': {maker.advice.remedy}'}"
         maker = None
     sentences = (
@@ -404,11 +403,7 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
         *([] if maker is None else [f"The cause is in the forward: {_said(maker)}."]),
         *(["It reached no leaf's gradient, because a later task discarded it."] if stop in found.harmless else []),
-        *(
-            f"Also {each.text.partition(': ')[2].partition(', because ')[0]}, which reached no leaf's gradient."
-            for each in found.harmless
-            if each is not stop
-        ),
+        *(f"Also {each.clause}, which reached no leaf's gradient." for each in found.harmless if each is not stop),
         *([f"It may have started earlier: {_unread(found)}."] if unread else []),
         *_passing(finds),
     )

@@ -1,9 +1,10 @@
-"""Notes on PyTorch's errors about freed graphs and modified saved tensors: which tensor leads to the earlier graph, and
-which task saved the modified tensor."""
+"""The facts behind PyTorch's errors about freed graphs and modified saved tensors: the tensor that leads to the earlier
+graph, and the task that saved the modified tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from threading import local
@@ -13,14 +14,12 @@ from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
 from ...inspector.garbage_collector import all_objects
-from ...inspector.graph.freed_nodes import begun_by_session, is_freed
+from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Edge, Graph, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.graph.source_lines import variable_name
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.saved_variables import (
-    FREED,
-    MODIFIED,
     WrittenSlot,
     hides_saved,
     holds_saved,
@@ -30,7 +29,6 @@ from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.torch_private.tensors import is_fake, node_of, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 
-_FREED = FREED.partition(" (")[0]
 _MOST_SHOWN = 3
 _BE = "is", "are"
 _REPLACED = "an earlier value of "
@@ -61,81 +59,82 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def spoiled_graph_notes(
-    error: BaseException,
+@dataclass(frozen=True, slots=True)
+class FreedGraph:
+    """The part of a graph that an earlier backward has freed, in clauses.
+
+    Attributes:
+        crossings: the tasks that lead into it, each with the tensor that it uses; none if all of the graph has run.
+        extent: the number of its tasks.
+        remedy: imperatives.
+    """
+
+    crossings: tuple[str, ...]
+    extent: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return "; ".join(
+            [*(f"{each}, which is in an earlier graph" for each in self.crossings), self.extent, self.remedy]
+        )
+
+
+def freed_graph(
     graph: Graph,
     ran: Collection[int] | None,
     since: int | None = None,
     maker: Callable[[Node], object] | None = None,
-) -> Iterator[str]:
-    """Yield notes about the cause of either error; none for other errors. Nothing is run or unpacked for it.
+) -> FreedGraph | None:
+    """Return the part of a graph that an earlier backward has freed; None if there is none, or it cannot be told from
+    the tasks of this backward. Nothing is run or unpacked for it.
 
     Args:
-        error: the error of the backward.
         graph: the graph, with its nodes.
         ran: the tasks that this backward has run; None if unknown.
         since: if `ran` is unknown, the sequence number from which on nodes are newer than the previous backward.
         maker: returns the operation that created a node, in words, if the forward was not captured; None if unknown.
     """
-    said = str(error)
-    if not isinstance(error, RuntimeError) or not graph.nodes or graph.is_tape:
-        return
-    if said.startswith(_FREED):
-        sessions = [*begun_by_session(graph)]
-        yield from _notes_on_freed(graph, ran, since, maker, bool(sessions))
-        yield from sessions
-    elif MODIFIED in said:
-        yield from _notes_on_modified(graph, maker)
-
-
-def crossings_told(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
-    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
-    return list(_notes_on_freed(graph, None, since, maker))
-
-
-def _notes_on_freed(
-    graph: Graph,
-    ran: Collection[int] | None,
-    since: int | None,
-    maker: Callable[[Node], object] | None,
-    by_session: bool = False,
-) -> Iterator[str]:
+    if not graph.nodes or graph.is_tape:
+        return None
     over = {task_id for task_id, node in enumerate(graph.nodes) if is_freed(node)}
     if ran is not None:
         freed, since = over.difference(ran), None
     elif since is not None:
         freed = {task_id for task_id in over if graph.tasks[task_id].sequence_nr < since}
     else:
-        return
+        return None
     if not freed:
-        return
+        return None
     crossings = _crossings(graph, freed, over, since)
     if not crossings:
-        if ran is not None and not by_session:  # an open session is not repeated with retain_graph=True
-            yield (
-                f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
-                f"{graph.describe(max(freed))} first, and freed their saved tensors; compute the loss again, or pass "
-                "retain_graph=True to the earlier backward"
-            )
-        return
+        if ran is None:
+            return None
+        return FreedGraph(
+            (),
+            f"an earlier backward has run through {counted(len(freed), 'task')} of this graph, "
+            f"{graph.describe(max(freed))} first, and freed their saved tensors",
+            "compute the loss again, or pass retain_graph=True to the earlier backward",
+        )
     names = [_name_in_frames(graph, edge) or _name_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
+    uses = []
     for name, edge in zip(names, crossings, strict=False):
         user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
         meta = graph.tasks[edge.next_task].inputs[edge.input]
-        yield (f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an earlier graph")
+        uses.append(f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}")
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
     said = counted(len(freed), "task")
     if ran is not None:
-        yield f"an earlier backward has freed {said} of that graph{more}"
+        extent = f"an earlier backward has freed {said} of that graph{more}"
     else:
-        yield f"{said} of that graph {_BE[len(freed) > 1]} older than the backward before this one, and freed{more}"
+        extent = f"{said} of that graph {_BE[len(freed) > 1]} older than the backward before this one, and freed{more}"
     written = [name.removeprefix(_REPLACED).partition(" of ")[0] for name in names if name is not None]
-    known = [f"{each}.detach()" for each in written if " " not in each]  # only names that are valid in code
-    yield (
+    known = list(dict.fromkeys(f"{each}.detach()" for each in written if " " not in each))  # only valid code
+    remedy = (
         f"what to do: call {joined(known) if known else '.detach() on that tensor'} for the loss that does not need "
         "gradients through it (for a carried state: before the next step); if it depends on the parameters, compute it "
         "again in each step; if both losses need it, pass retain_graph=True to the earlier backward"
     )
+    return FreedGraph(tuple(uses), extent, remedy)
 
 
 def _crossings(graph: Graph, freed: Collection[int], over: Collection[int], since: int | None) -> list[Edge]:
@@ -232,7 +231,15 @@ def _is_output(node: Node, number: int, tensor: Tensor) -> bool:
     return node_of(tensor) is node and tensor.output_nr == number
 
 
-def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> Iterator[str]:
+def modified_tensors(graph: Graph, maker: Callable[[Node], object] | None = None) -> Iterator[str]:
+    """Yield a clause for each saved tensor that was modified in place, with the task that saved it, and its versions.
+
+    Args:
+        graph: the graph, with its nodes.
+        maker: see `freed_graph`.
+    """
+    if not graph.nodes or graph.is_tape:
+        return
     found: list[tuple[int, WrittenSlot]] = []
     with unobserved():
         for task_id in reversed(range(len(graph))):

@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...inspector.capture.interrupt_safe_stack import Opened, hooks_opened, refuse_disabled_hooks
+from ...inspector.graph.source_lines import warn
 from ...inspector.torch_private.checkpoints import hidden_from_checkpoints
 from ...inspector.torch_private.compiled import compiled_code_refused, keep_compiler_out
 from ...inspector.torch_private.engine import in_backward
@@ -37,18 +38,23 @@ from .plan import RecomputePlan
 from .recompute_report import RecomputeReport
 
 
-def followed(state: PlanState, tally: RecomputeTally) -> tuple[ForwardFollower, list[AbstractContextManager[object]]]:
-    """Return the mode that follows a forward along its plan, and the context managers to enter for it."""
+def followed(
+    state: PlanState, tally: RecomputeTally
+) -> tuple[ForwardFollower, list[AbstractContextManager[object]], _LearnedCalls | _FollowedCalls]:
+    """Return the mode that follows a forward along its plan, the context managers to enter for it, and the last of
+    them, which sees the calls."""
     watch = ForwardFollower(state, tally)
     hidden = hidden_from_checkpoints(watch.hooks)
     if state.calls is None:
-        return watch, [hidden, hooks_opened(watch.hooks, "ts.recompute"), watch, _LearnedCalls(state, watch)]
+        learned = _LearnedCalls(state, watch)
+        return watch, [hidden, hooks_opened(watch.hooks, "ts.recompute"), watch, learned], learned
     # A checkpoint around the block counts the saved tensors, so it has to see all of them or none. That is why the
     # hooks are open for the whole block if another pack hook is active, and else only in the calls that need them.
     hooks = (
         [hooks_opened(watch.hooks, "ts.recompute")] if state.calls.saves_between or open_pack_hook() is not None else []
     )
-    return watch, [hidden, *hooks, _FollowedCalls(state, state.calls, watch)]
+    calls = _FollowedCalls(state, state.calls, watch)
+    return watch, [hidden, *hooks, calls], calls
 
 
 class _LearnedCalls(TorchFunctionMode):
@@ -66,11 +72,13 @@ class _LearnedCalls(TorchFunctionMode):
         self._saves_between = False
         self._learns = bool(state.operators)
         self._learned: PlannedCalls | None = None  # the calls of the current or last forward
+        self.is_used = False  # whether this thread has called a function of torch
 
     def __torch_function__(
         self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.is_used = True
         self._note_late_saves()
         if not self._learns or not torch.is_grad_enabled() or in_backward():
             return function(*args, **kwargs)
@@ -124,6 +132,7 @@ class _FollowedCalls(TorchFunctionMode):
         self._planned = planned
         self._watch = watch
         self._hook: object = None
+        self.is_used = False  # whether this thread has called a function of torch
 
     def __enter__(self) -> _FollowedCalls:
         self._hook = open_pack_hook()
@@ -134,6 +143,7 @@ class _FollowedCalls(TorchFunctionMode):
         self, function: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.is_used = True
         planned, watch = self._planned, self._watch
         if function in planned.others or in_backward():
             return function(*args, **kwargs)
@@ -236,6 +246,7 @@ class apply_plan:
         self._idle = not plan.dropped
         self._tally = RecomputeTally()
         self._opened: Opened | None = None
+        self._calls: _LearnedCalls | _FollowedCalls | None = None  # while it is open
 
     def __repr__(self) -> str:
         return f"<recompute: {self.plan}>"
@@ -245,7 +256,7 @@ class apply_plan:
             raise RuntimeError("this ts.recompute block is already entered; create another one with ts.recompute(plan)")
         if self._idle:
             return self
-        watch, contexts = followed(state_of(self.plan), self._tally)
+        watch, contexts, self._calls = followed(state_of(self.plan), self._tally)
         self._opened = Opened(self, partial(_enter, contexts, watch))
         return self
 
@@ -256,7 +267,13 @@ class apply_plan:
             return
         opened, self._opened = self._opened, None
         assert opened is not None, "the block was not entered"
+        calls, self._calls = self._calls, None
         opened.close(kind, error, traceback)
+        if error is None and calls is not None and not calls.is_used:
+            warn(
+                "ts.recompute dropped nothing: this thread called no function of torch inside the block. If the "
+                "forward runs in another thread, open the block there"
+            )
 
     @property
     def report(self) -> RecomputeReport:

@@ -78,7 +78,8 @@ class recompute:
     The first forward under a plan is followed operation by operation. Later blocks follow only the calls that drop or
     save something. Open one block for each forward: several forwards in one block take longer.
 
-    Known limitations: saved tensors are dropped only in the thread that opens the block. Functions that disable
+    Known limitations: saved tensors are dropped only in the thread that opens the block; a block in which that thread
+    calls no function of torch warns at its end. Functions that disable
     `saved_tensors_hooks`, such as torch.func.grad, are refused. Saved-tensor hooks that the user opens around the block
     do not see its tensors. An nn.MultiheadAttention or nn.TransformerEncoder in eval mode without gradients does not
     use its fast path, as under any TorchFunctionMode, and its result differs by rounding. Changes that PyTorch does not

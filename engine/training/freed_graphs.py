@@ -17,7 +17,7 @@ from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
-from ..execution.saved_tensor_errors import crossings_told
+from ..execution.saved_tensor_errors import FreedGraph, freed_graph
 from ..session.error_notes.explain_error import explain_error
 from .findings import Finding
 from .follow_loop import BackwardGiven
@@ -43,7 +43,7 @@ class SecondBackward:
         self._before = self._began
         self._first = 0  # the step that the first of `_starts` belongs to
         self._starts: list[int] = []  # sequence numbers at which steps began
-        self._told: list[str] = []  # sentences about the backward under way
+        self._reached: FreedGraph | None = None  # by the backward under way
 
     def step_begins(self, number: int) -> None:
         if not self._starts:
@@ -54,7 +54,7 @@ class SecondBackward:
             self._first += 1
 
     def backward_begins(self, given: BackwardGiven, step: int) -> None:
-        self._told = []
+        self._reached = None
         self._before, self._began = self._began, sequence_nr()
         if len(given) > 4 and given[4]:  # inputs: not all of it runs
             return
@@ -63,12 +63,12 @@ class SecondBackward:
         freed = self._youngest_freed(given)
         if freed is None:
             return
-        self._told = crossings_told(read_graph(given[0]), self._before, self._maker())
+        self._reached = freed_graph(read_graph(given[0]), None, self._before, self._maker())
         self._report(freed, step)
 
     def _report(self, freed: int, step: int) -> None:
         """Add the finding. `freed` is the sequence number of the youngest node that an earlier backward freed."""
-        if not self._told:
+        if self._reached is None:
             return
         place = at(users_place())
         made = max(bisect_right(self._starts, freed) - 1, 0) + self._first
@@ -77,16 +77,14 @@ class SecondBackward:
             Finding(
                 "second backward",
                 step,
-                f"the backward{place} goes back into {which}, which an earlier backward has freed: "
-                + "; ".join(self._told)
-                + ".",
+                f"the backward{place} goes back into {which}, which an earlier backward has freed: {self._reached}.",
                 at=place.removeprefix(" at ") or None,
             )
         )
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None, step: int) -> None:
         """Add notes with the cause to PyTorch's error, and the finding if it is missing."""
-        told, self._told = self._told, []
+        reached, self._reached = self._reached, None
         is_freed_error = error is not None and str(error).startswith(_FREED)
         if error is None or not (is_freed_error or MODIFIED in str(error)):
             return
@@ -94,9 +92,9 @@ class SecondBackward:
         graph = read_graph(given[0], dict(watched.parameters()))
         modules = [module for _, module in watched.modules()]
         explain_error(error, graph, None, self._before, self._maker(), modules)
-        freed = self._youngest_freed(given) if is_freed_error and not told else None
+        freed = self._youngest_freed(given) if is_freed_error and reached is None else None
         if freed is not None:
-            self._told = crossings_told(graph, self._before, self._maker())
+            self._reached = freed_graph(graph, None, self._before, self._maker())
             self._report(freed, step)
 
     def _youngest_freed(self, given: BackwardGiven) -> int | None:

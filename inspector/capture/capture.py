@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from ..graph.frame_variables import variables_of
 from ..graph.node_metadata import made_during, nodes_of
 from ..graph.operations_and_calls import Facts, Operation
-from ..graph.source_lines import innermost_user_line, users_place
+from ..graph.source_lines import innermost_user_line, users_place, warn
 from ..renderers import drawn
 from ..torch_private.nodes import TELLS_OF_NEW_NODES
 from ..torch_private.sequence_numbers import sequence_nr
@@ -101,7 +101,8 @@ class capture:
             a backward's errors use these. The overhead per call is about the time of a tiny operation. `observer`,
             `keep_inputs` and torch before 2.14, which has no hook for new nodes, imply it.
 
-    Known limitations: the forward of another thread is not recorded (open a capture there). Before torch 2.14, a custom
+    Known limitations: the forward of another thread is not recorded (open a capture there); a capture that recorded
+    nothing while another thread called a module warns at its end. Before torch 2.14, a custom
     Function whose `apply` was stored in a variable before the capture is not recorded either. A compiled region is one
     node, attributed to the module call around it. If another thread calls a compiled function during the capture, that
     function is compiled once more.
@@ -143,12 +144,18 @@ class capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        elsewhere = "" if self._recording is None else self._recording[0].only_elsewhere
         self._recording = None
         opened, self._opened = self._opened, None
         if isinstance(error, Exception):
             drawn("an error in notes", error)
         if opened is not None:
             opened.close(kind, error, traceback)
+        if elsewhere and error is None:
+            warn(
+                f"ts.capture recorded nothing: {elsewhere} ran in another thread, and a capture records the thread "
+                "that opens it. Open `with ts.capture():` in the thread that runs the forward"
+            )
 
     def operation(self, function: Callable[..., Any]) -> Operation:
         """Return the record that this open capture would make of a call of this function at this point."""

@@ -54,6 +54,8 @@ class CaptureRecord:
         self._module = module
         self._observer = observer
         self._thread = facts.thread
+        self._began = sequence_nr()
+        self._called_elsewhere = ""  # the class of the first module that another thread called
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         self.accelerator = None if accelerator is None else accelerator.type
         self.calls: CallStack = []
@@ -79,6 +81,11 @@ class CaptureRecord:
             self.begin()
         call: CallRecord = entry[CALL]
         return call
+
+    @property
+    def only_elsewhere(self) -> str:
+        """The class of the first module that another thread called, if this thread has recorded nothing; else ""."""
+        return self._called_elsewhere if not self._counts and sequence_nr() == self._began else ""
 
     def begin(self) -> None:
         """Complete the entries of calls in which nothing has been seen yet."""
@@ -133,7 +140,11 @@ class CaptureRecord:
 
     def entered(self, module: nn.Module, args: object) -> None:
         """Begin a module's call. A module hook."""
-        if is_dynamo_compiling() or get_ident() != self._thread:
+        if is_dynamo_compiling():
+            return
+        if get_ident() != self._thread:
+            if not self._called_elsewhere and torch.is_grad_enabled():
+                self._called_elsewhere = type(module).__name__
             return
         self.calls.append([module])
         self.begin()

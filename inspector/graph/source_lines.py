@@ -40,6 +40,7 @@ _LIBRARY_FOLDERS = (
     *(str(_ENGINE / name) for name in ("diagnose", "recompute", "training")),
     "<frozen",
 )
+_PYTHONS = os.path.dirname(os.__file__) + os.sep
 
 
 class Frame(Protocol):
@@ -89,6 +90,12 @@ def innermost_user_line(frames: Iterable[Frame]) -> Source | None:
 def is_library(filename: str) -> bool:
     """Return whether a file belongs to torch or another library, so that its lines are not the user's."""
     return filename.startswith(_LIBRARY_FOLDERS)
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file belongs neither to torch, nor to Python, nor to tapescope."""
+    is_pythons = filename.startswith(_PYTHONS) and "site-packages" not in filename
+    return not is_library(filename) and not filename.startswith(OWN_CODE) and not is_pythons
 
 
 def is_of_library(module_class: type[torch.nn.Module]) -> bool:
@@ -264,8 +271,7 @@ def variable_name(wanted: Callable[[Tensor], bool]) -> str | None:
 def _users_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_library(file) and not file.startswith(OWN_CODE):
+        if is_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
 

@@ -240,6 +240,11 @@ def _exchange_modes(count: int, modes: Sequence[TorchFunctionMode]) -> None:
         torch._C._push_on_torch_function_stack(mode)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is torch.compile's wrapper, or was compiled in place by `module.compile()`."""
+    return isinstance(getattr(module, "_orig_mod", None), nn.Module) or module._compiled_call_impl is not None
+
+
 def compiled_autograd_is_on() -> bool:
     """Return whether torch.compile has replaced the autograd engine in this process."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")

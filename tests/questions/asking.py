@@ -60,6 +60,14 @@ def refused(verb: Callable[[], Any]) -> str:
     return ""
 
 
+def warned(verb: Callable[[], Any]) -> str:
+    """Return the warnings that a verb gives."""
+    with catch_warnings(record=True) as caught:
+        simplefilter("always")
+        verb()
+    return " ".join(str(each.message) for each in caught)
+
+
 def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> str:
     """Return what `ts.find_unused` says of a model's parameters; "" if each has a gradient."""
     report = ts.find_unused(make_loss, model)
@@ -68,7 +76,4 @@ def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> str:
 
 def warnings_of_history(loss: Tensor) -> str:
     """Return the warnings of a session that keeps a history."""
-    with catch_warnings(record=True) as caught:
-        simplefilter("always")
-        ts.debug(loss, history=True).close()
-    return " ".join(str(each.message) for each in caught if "history" in str(each.message))
+    return warned(lambda: ts.debug(loss, history=True).close())

@@ -12,6 +12,7 @@ from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
 from ...schedule.find_tasks import Where as Place
+from .nan_remedies import NanCause
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
 
@@ -30,6 +31,8 @@ class Stop:
         since: the number of tasks run since that task; not 0 only if an accelerator was not waited for.
         hint: what would make the message more precise, in a session's first stop; "" for nothing.
         unread: ids of tasks whose gradients a watchpoint could not read, in the session's last stop.
+        clause: the text without the watchpoint and the cause: `LogBackward0 returned NaN in 3 of 64 elements`.
+        cause: the known cause of a bad gradient, with its remedy, which the text ends with.
     """
 
     why: Why
@@ -41,6 +44,8 @@ class Stop:
     since: int = 0
     hint: str = ""
     unread: tuple[int, ...] = ()
+    clause: str = ""
+    cause: NanCause | None = None
 
     def __str__(self) -> str:
         return "\n".join((self.text, *(f"  {line}" for line in self.all_lines)))

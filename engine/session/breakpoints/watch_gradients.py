@@ -21,7 +21,7 @@ from .breakpoints import Stop, error_text
 from .gradient_readings import FINITE, LateReadings, Need, Reading, read_now, why_unread
 from .nan_origin import Known, Origin, about, origin_of, shown
 from .watch_conditions import Condition, Output
-from .watchpoints import Watchpoint, head, say, say_late, say_ratio, unread_text
+from .watchpoints import Watchpoint, say, say_late, say_ratio, stop_at, unread_text
 
 
 class BadGradients:
@@ -127,9 +127,10 @@ class FoundStop:
         if self.stop is None:
             self.stop, self._hint = replace(stop, hint=self._hint), ""  # the hint appears once per session
         else:
-            self.stop = replace(self.stop, lines=(*self.stop.lines, f"also {stop.text}"))
+            text = stop.clause if stop.number == self.stop.number and stop.clause else stop.text
+            self.stop = replace(self.stop, lines=(*self.stop.lines, f"also {text}"))
 
-    def add_late(self, watchpoint: Watchpoint, task_id: int, text: str, known: Iterable[str], ran: int) -> None:
+    def add_late(self, watchpoint: Watchpoint, task_id: int, clause: str, known: Iterable[str], ran: int) -> None:
         """Add a stop for a gradient requested when `ran` tasks had been watched; one stop covers all requests up to
         now."""
         reported = self.stop is not None and self.stop.task == task_id
@@ -145,8 +146,7 @@ class FoundStop:
                 "accelerator, and the task's inputs are freed; watch(..., synchronize=True) stops in time and finds "
                 "the origin"
             )
-        stop = Stop("watchpoint", watchpoint.number, task_id, text, tuple(lines), since=since)
-        self.add(watchpoint, stop)
+        self.add(watchpoint, stop_at(watchpoint, task_id, clause, lines=tuple(lines), since=since))
 
     def forget_undone(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
@@ -202,9 +202,8 @@ class Watching:
                 self._look(self._graph.tasks[task_id], inputs, outputs, raw or outputs)
         except Exception as error:  # an unusual tensor may raise anything, which must not end the backward
             where = self._graph_in_order(task_id).describe(task_id)
-            self._found.stop = Stop(
-                "watchpoint", None, task_id, f"the outputs of {where} cannot be read: {error_text(error)}"
-            )
+            text = f"the outputs of {where} cannot be read: {error_text(error)}"
+            self._found.stop = Stop("watchpoint", None, task_id, text, clause=text)
 
     def found(self, wait: bool) -> Stop | None:
         """See `Stops.found`."""
@@ -240,11 +239,11 @@ class Watching:
         for each in self._watchpoints:
             if unread := [task for task in order if task in each.unread]:
                 watched = sum(map(each.watches, order))
-                text = (
-                    f"{head(each)}: the gradients of {len(unread)} of {counted(watched, 'task')} cannot be read "
+                clause = (
+                    f"the gradients of {len(unread)} of {counted(watched, 'task')} cannot be read "
                     f"({unread_text(each.unread)})"
                 )
-                return Stop("watchpoint", each.number, unread[0], text, unread=tuple(unread))
+                return stop_at(each, unread[0], clause, unread=tuple(unread))
         return None
 
     def forget_undone(self, task_ids: Collection[int]) -> None:
@@ -366,13 +365,12 @@ class Watching:
         if self._was_reported(watchpoint, condition, task, output.number):
             return
         graph = self._graph_in_order(task.id)
-        text = say(graph, watchpoint, condition, output, read)
+        clause = say(graph, condition, output, read)
         if self._found.stop is not None:
-            self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text))
+            self._found.add(watchpoint, stop_at(watchpoint, task.id, clause))
             return
         if _spreads(condition):
             origin = origin_of(graph, inputs, output, self.bad.known(), self.bad.as_received)
-            text += str(origin.advice or "")
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
             origin = Origin((*about(graph, task), *_what_came(inputs, condition)), tensors)
@@ -381,7 +379,8 @@ class Watching:
             tensors = {f"output {output.number}": shown(output), **tensors}
         # without its graph, so that a stop does not keep the forward alive
         tensors = {name: each if each.grad_fn is None else each.detach() for name, each in tensors.items()}
-        self._found.add(watchpoint, Stop("watchpoint", watchpoint.number, task.id, text, origin.lines, tensors))
+        stop = stop_at(watchpoint, task.id, clause, origin.advice, lines=origin.lines, tensors=tensors)
+        self._found.add(watchpoint, stop)
 
     def _judge_later(self, watching: list[Watchpoint], output: Output) -> str:
         """Evaluate watchpoints on a gradient when its reading has been copied; return as `_judge_now`."""
@@ -409,8 +408,8 @@ class Watching:
             holds = all(term.holds is None or term.holds(read) for term in condition)
             if holds and not self._was_reported(watchpoint, condition, task, number):
                 graph = self._graph_in_order(task_id)
-                text = say_late(graph, watchpoint, condition, task_id, number, read)
-                self._found.add_late(watchpoint, task_id, text, about(graph, task), ran)
+                clause = say_late(graph, condition, task_id, number, read)
+                self._found.add_late(watchpoint, task_id, clause, about(graph, task), ran)
 
     def _was_reported(self, watchpoint: Watchpoint, condition: Condition, task: Task, number: int) -> bool:
         """Record this output as reported. Return whether a task that feeds this one was reported already.
@@ -451,7 +450,7 @@ class Watching:
         for call, came, left in watchpoint.flow.record(port, read.norm, entered):
             ratio = left / came if came else float("inf") if left else float("nan")
             if any(bound.beyond(ratio) for bound in watchpoint.conditions.ratios):
-                self._found.add_late(watchpoint, port[0], say_ratio(self._graph, watchpoint, call, came, left), (), ran)
+                self._found.add_late(watchpoint, port[0], say_ratio(self._graph, call, came, left), (), ran)
 
     def _got_nothing(self, task_id: int) -> bool:
         task, graph = self._graph.tasks[task_id], self._graph
@@ -471,8 +470,8 @@ class Watching:
             givers = " and ".join(unique_name(graph, edge.task) for edge in graph.in_edges[task_id])
             lines.append(f"{name}: {givers} returned no gradient")
         lines += [f"{name} is not in the graph; ts.find_unused(make_loss, model) says why" for name in outside]
-        text = f"{head(watchpoint)}: {count} received no gradient: {', '.join([*names, *outside])}"
-        return Stop("watchpoint", watchpoint.number, missing[0] if missing else None, text, tuple(lines))
+        clause = f"{count} received no gradient: {', '.join([*names, *outside])}"
+        return stop_at(watchpoint, missing[0] if missing else None, clause, lines=tuple(lines))
 
 
 def _note_unread(watching: Iterable[Watchpoint], task_id: int, why: str) -> None:

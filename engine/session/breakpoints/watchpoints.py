@@ -6,14 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ....inspector.graph.graph import Graph
 from ....inspector.text.sizes_and_counts import dtype_name
 from ...schedule.find_tasks import calls_at, calls_of, tasks_at
-from .breakpoints import name_of
+from .breakpoints import Stop, name_of
 from .gradient_readings import Need, Reading
 from .nan_origin import shown, what_is_bad
+from .nan_remedies import NanCause
 from .watch_conditions import Condition, Conditions, GradientPredicate, Output, as_conditions, real_dtype
 
 Port = tuple[int, int]
@@ -172,18 +173,14 @@ def make_watchpoint(
     return Watchpoint(number, text, tasks, conditions, conditions.needs, flow, synchronize)
 
 
-def say(graph: Graph, watchpoint: Watchpoint, condition: Condition, output: Output, read: Reading) -> str:
-    """Return the text of a stop, `watchpoint 1 (nan): task 31 LogBackward0 (encoder.3, model.py:41) returned NaN in 3
-    of 64 elements, ...`."""
+def say(graph: Graph, condition: Condition, output: Output, read: Reading) -> str:
+    """Return the clause of a stop, `task 31 LogBackward0 (encoder.3, model.py:41) returned NaN in 3 of 64 elements`."""
     words = " and ".join(dict.fromkeys(_words(graph, term.text, output, read) for term in condition))
-    what = f"{_task_and_verb(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
-    return f"{head(watchpoint)}: {what}"
+    return f"{_task_and_verb(graph, output.task.id)} {words}{_where(graph, output.task.id, output.number)}"
 
 
-def say_late(
-    graph: Graph, watchpoint: Watchpoint, condition: Condition, task_id: int, number: int, read: Reading
-) -> str:
-    """Return the text of a stop for a gradient that has been freed; see `say`."""
+def say_late(graph: Graph, condition: Condition, task_id: int, number: int, read: Reading) -> str:
+    """Return the clause of a stop for a gradient that has been freed; see `say`."""
     plain = {"nan": "NaN", "inf": "infinite elements", "zero": "a gradient that is all zero"}
     words = [
         f"a gradient of norm {read.norm:.4g}"
@@ -192,15 +189,15 @@ def say_late(
         for term in condition
     ]
     where = _where(graph, task_id, number)
-    return f"{head(watchpoint)}: {_task_and_verb(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
+    return f"{_task_and_verb(graph, task_id)} {' and '.join(dict.fromkeys(words))}{where}"
 
 
-def say_ratio(graph: Graph, watchpoint: Watchpoint, call_id: int, came: float, left: float) -> str:
+def say_ratio(graph: Graph, call_id: int, came: float, left: float) -> str:
     call = graph.calls[call_id]
     again = f", call {call.index + 1}" if call.index else ""
     ratio = left / came if came else math.inf
     return (
-        f"{head(watchpoint)}: {call.path or 'the model'} ({call.class_name}{again}) turned gradients of norm "
+        f"{call.path or 'the model'} ({call.class_name}{again}) turned gradients of norm "
         f"{came:.4g} into gradients of norm {left:.4g}: {ratio:.4g} times"
     )
 
@@ -210,8 +207,12 @@ def unread_text(unread: Mapping[int, str]) -> str:
     return "; ".join(reason for reason, _ in Counter(unread.values()).most_common())
 
 
-def head(watchpoint: Watchpoint) -> str:
-    return f"watchpoint {watchpoint.number} ({watchpoint.text})"
+def stop_at(
+    watchpoint: Watchpoint, task_id: int | None, clause: str, cause: NanCause | None = None, **more: Any
+) -> Stop:
+    """Return the stop of a watchpoint, with a text of its number, the clause and the cause; `more` are its fields."""
+    text = f"watchpoint {watchpoint.number} ({watchpoint.text}): {clause}{cause or ''}"
+    return Stop("watchpoint", watchpoint.number, task_id, text, clause=clause, cause=cause, **more)
 
 
 def _task_and_verb(graph: Graph, task_id: int) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from types import FrameType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.source_lines import is_users
 from .raised_error import RaisedError
-from .source_search import FunctionSource, is_users
+from .source_search import FunctionSource
 
 _METHODS = {
     "item": ".item() converts it to a Python number, which autograd cannot track. Use the tensor itself",
@@ -33,8 +34,8 @@ _DEPTH = 3
 
 
 def cut_of_loss(raised: RaisedError, name: str) -> str | None:
-    """Return what cuts the path of the loss in the code that computes it, with the line and the remedy; None if
-    nothing that is known does."""
+    """Return the likely reason why the loss has no path, from the code that computes it, with the line and the remedy;
+    None if no statement there is known to cut a path. A value may cut one path and leave others."""
     if not raised.places:
         return None
     frame, _, line = raised.places[-1]
@@ -112,8 +113,58 @@ def _value_of(node: ast.expr, scope: FrameType | FunctionType) -> Any:
     return None
 
 
-def _cuts_in(value: ast.expr, scope: FrameType | FunctionType) -> Iterator[str]:
-    for node in ast.walk(value):
+def cut_behind(model: nn.Module, path: str, frames: Iterable[FrameType]) -> str | None:
+    """Return the likely cut of the path from a module's result to the loss, with the line and the remedy; None if no
+    statement that uses the result is known to cut a path.
+
+    Args:
+        model: the model.
+        path: the module's path in it.
+        frames: running functions of the user's, which may call the module and compute the loss.
+    """
+    parts = path.split(".") if path else []
+    for length in reversed(range(len(parts))):
+        forward = type(model.get_submodule(".".join(parts[:length]))).forward
+        if isinstance(forward, FunctionType) and is_users(forward.__code__.co_filename):
+            used = _expressions("self", parts[length])
+            for found in _cuts_behind(FunctionSource(forward), used, forward):
+                return found
+    for frame in frames:
+        names = [name for name, value in variables_of(frame).items() if value is model]
+        used = {each for name in names for each in (_expressions(name, parts[0]) if parts else {name})}
+        for found in _cuts_behind(FunctionSource(frame.f_code), used, frame):
+            return found
+    return None
+
+
+def _expressions(holder: str, name: str) -> set[str]:
+    return {f"{holder}.{name}", f"{holder}[{name}]" if name.isdigit() else f"{holder}[{name!r}]"}
+
+
+def _cuts_behind(source: FunctionSource, used: Set[str], scope: FrameType | FunctionType) -> Iterator[str]:
+    """Yield the cuts in the statements that use these expressions, or variables computed from them."""
+    known = set(used)
+
+    def uses(node: ast.AST) -> bool:
+        parts = (each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute | ast.Subscript))
+        return any(ast.unparse(each) in known for each in parts)
+
+    kinds = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
+    for node in sorted((each for each in source.nodes() if isinstance(each, kinds)), key=lambda each: each.lineno):
+        if node.value is None or not uses(node.value):
+            continue
+        if (off := _grad_mode_off(source, node)) is not None:
+            yield off
+        for cut in _cuts_in(node.value, scope, uses):
+            yield f"at {source.at(node).short}, {cut}"
+        known |= _names(node)
+
+
+def _cuts_in(
+    value: ast.expr, scope: FrameType | FunctionType, counts: Callable[[ast.AST], bool] = lambda _: True
+) -> Iterator[str]:
+    """Yield the cuts in an expression. `counts` tells which of its parts to look at."""
+    for node in filter(counts, ast.walk(value)):
         receiver = (
             node.func.value
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
@@ -152,10 +203,10 @@ def _cuts_in(value: ast.expr, scope: FrameType | FunctionType) -> Iterator[str]:
                 "torch.autograd.grad without create_graph=True returns gradients without a graph. Pass "
                 "create_graph=True"
             )
-    yield from _comparisons(value)
+    yield from _comparisons(value, counts)
 
 
-def _comparisons(value: ast.expr) -> Iterator[str]:
+def _comparisons(value: ast.expr, counts: Callable[[ast.AST], bool]) -> Iterator[str]:
     """Yield the comparisons whose result is computed with; not those that select: an index, or a condition."""
     selecting: set[ast.AST] = set()
     for node in ast.walk(value):
@@ -164,7 +215,7 @@ def _comparisons(value: ast.expr) -> Iterator[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "where":
             selecting |= {each for argument in node.args[:1] for each in ast.walk(argument)}
         is_value = not isinstance(node, ast.Compare) or isinstance(node.ops[0], ast.In | ast.Is | ast.IsNot | ast.NotIn)
-        if not is_value and node not in selecting:
+        if not is_value and node not in selecting and counts(node):
             yield (
                 f"`{ast.unparse(node)}` returns booleans, which have no gradient. Use a smooth function, such as "
                 "sigmoid"

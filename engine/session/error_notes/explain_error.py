@@ -9,8 +9,9 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from ....inspector.graph.graph import Graph
+from ....inspector.torch_private.saved_variables import MODIFIED
 from ....inspector.torch_private.thread_state import unobserved
-from ...execution.saved_tensor_errors import spoiled_graph_notes
+from ...execution.saved_tensor_errors import modified_tensors
 from ...memory.out_of_memory import explain_out_of_memory
 from .pytorch_errors import ERROR_NOTES
 from .raised_error import RaisedError
@@ -35,7 +36,7 @@ def explain_error(
     Args:
         error: the error.
         graph: the graph of the backward that failed; None: it is read from the traceback.
-        ran, since, maker: see `spoiled_graph_notes`.
+        ran, since, maker: see `freed_graph`.
         modules: outermost modules that may contain the cause.
     """
     explain_out_of_memory(error, graph)
@@ -47,12 +48,12 @@ def explain_error(
         return
     # An error in the explanation must not replace the user's.
     with suppress(Exception), unobserved():
-        raised = RaisedError(error, modules, graph, since)
+        raised = RaisedError(error, modules, graph, ran, since, maker)
         note = row.note(raised)
         if note is not None:
             error.add_note(f"{_NOTE}{note} ({_PAGE}#{row.anchor})")
-        if raised.graph is not None:
-            for each in spoiled_graph_notes(error, raised.graph, ran, since, maker):
+        if raised.graph is not None and MODIFIED in text:
+            for each in modified_tensors(raised.graph, maker):
                 error.add_note(f"{_NOTE}{each}")
 
 

@@ -3,16 +3,22 @@ derivatives."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function
+from torch.autograd.function import once_differentiable as once_decorator
 from torch.autograd.graph import Node
 
 from ....inspector.graph.frame_variables import variables_of
 from ....inspector.graph.graph import Task, unique_name
 from ....inspector.graph.phrases import joined, was_captured
+from ....inspector.graph.source_lines import is_users
 from ....inspector.torch_private.engine_errors import running_function
 from ....inspector.torch_private.tensors import share_storage
 from .cuts_in_source import cut_of_loss
@@ -30,7 +36,7 @@ def no_graph(raised: RaisedError) -> str:
     ]
     cut = None if frozen else cut_of_loss(raised, name)
     if cut is not None:
-        return f"{name} has no graph{raised.at}: {cut}"
+        return f"{name} has no graph{raised.at}, probably because {cut}"
     if loss is not None and loss.is_inference():
         return f"{name} has no graph{raised.at}: it was computed under torch.inference_mode(). Leave it for training"
     if frozen:
@@ -53,9 +59,11 @@ def not_a_scalar(raised: RaisedError) -> str:
     if loss is not None and loss.numel() == 1:
         return f"{name} has dtype {loss.dtype}{raised.at}; backpropagate a real floating-point number"
     shape = f"has shape {tuple(loss.shape)}" if loss is not None else "has several elements"
+    is_grad = raised.backward is not None and raised.backward[1].f_code is torch.autograd.grad.__code__
+    passed = f"grad_outputs=torch.ones_like({name})" if is_grad else f"{name}.backward(gradient)"
     return (
         f"{name} {shape}{raised.at}; reduce the loss to a scalar ({name}.sum() or {name}.mean()), or pass its "
-        f"gradient: {name}.backward(gradient)"
+        f"gradient: {passed}"
     )
 
 
@@ -165,48 +173,77 @@ def no_second_derivative(raised: RaisedError) -> str:
     """Return the operation without a second derivative, with its module, line and a substitute."""
     named = re.search(r"derivative for '?(?:aten::)?(\w+)'? is not implemented", raised.text)
     operation = named[1] if named is not None else "an operation"
-    bare = operation.replace("_", "").removesuffix("backward")
-    tasks = [] if raised.graph is None else [each for each in raised.graph.tasks if _bare(each) == bare]
-    where = [f"{unique_name(raised.graph, each)}" for each in tasks[:1] if raised.graph is not None]
-    attention = "attention" in operation
-    if attention and not any(each.source for each in tasks):
-        where = [*_attention_lines(raised)] or where
-    of = f" of {where[0]}" if where else ""
-    if attention:
-        remedy = "run the forward under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), whose derivatives exist"
-    elif "cudnn" in operation or "rnn" in operation:
-        remedy = "run the forward under torch.backends.cudnn.flags(enabled=False)"
+    function = operation.strip("_").removesuffix("_backward")
+    bare = function.replace("_", "")
+    if "attention" in operation:  # its name is the kernel's
+        function, kind = "scaled_dot_product_attention", "multiheadattention"
     else:
-        remedy = "compute it from operations with second derivatives, or do without create_graph"
-    return f"{operation} has no second derivative{of}, which the backward{raised.at} needs; {remedy}"
+        kind = bare
+    tasks = [] if raised.graph is None else [each for each in raised.graph.tasks if _bare(each) == bare]
+    where = [unique_name(raised.graph, each) for each in tasks[:1] if raised.graph is not None]
+    if not any(each.source for each in tasks):
+        where = _callers(raised, function, kind) or where
+    remedy = next((text for part, text in _SUBSTITUTES.items() if part in operation), _SUBSTITUTE)
+    of = f"PyTorch has no second derivative of {joined(where)}: " if where else ""
+    return f"{of}{operation} has no derivative, which the backward{raised.at} needs; {remedy}"
+
+
+_SUBSTITUTE = "compute it from operations with second derivatives, or do without create_graph"
+_SUBSTITUTES = {
+    "attention": "run the forward under torch.nn.attention.sdpa_kernel(SDPBackend.MATH), whose derivatives exist",
+    "cdist": "pass compute_mode='use_mm_for_euclid_dist' to torch.cdist, whose derivatives exist for p=2",
+    "rnn": "run the forward under torch.backends.cudnn.flags(enabled=False)",
+}
+"""Remedies by a part of the operation's name."""
 
 
 def _bare(task: Task) -> str:
     return task.name.rpartition("::")[2].lower().rstrip("0123456789").removesuffix("backward")
 
 
-def _attention_lines(raised: RaisedError) -> Iterator[str]:
-    """Yield the modules that call scaled_dot_product_attention, with the line, where no capture recorded them."""
+def _callers(raised: RaisedError, name: str, kind: str) -> list[str]:
+    """Return the modules of a class, and the modules and lines that call a function, where no capture recorded it."""
+    titles: list[str] = []
+    lines: dict[str, str] = {}
     for model in raised.models:
         for path, module in model.named_modules():
-            if isinstance(module, nn.MultiheadAttention):
-                yield raised.title(module)
-            for line in FunctionSource(type(module).forward).calls("scaled_dot_product_attention"):
-                yield f"{path or 'the model'} ({type(module).__name__}, {line.short})"
+            if type(module).__name__.lower() == kind:
+                titles.append(raised.title(module))
+            elif isinstance(forward := type(module).forward, FunctionType) and is_users(forward.__code__.co_filename):
+                for line in FunctionSource(forward).calls(name):
+                    lines.setdefault(line.short, f"{path or 'the model'} ({type(module).__name__}, {line.short})")
     for frame, _, _ in raised.places:
-        for value in variables_of(frame).values():
-            if callable(value):
-                for _, function in functions_of(value):
-                    yield from (line.short for line in function.calls("scaled_dot_product_attention"))
+        functions = [each for each in variables_of(frame).values() if callable(each)]
+        sources = [FunctionSource(frame.f_code), *(one for each in functions for _, one in functions_of(each))]
+        for line in (line for source in sources for line in source.calls(name)):
+            lines.setdefault(line.short, f"{name} at {line.short}")
+    return list(dict.fromkeys([*titles, *lines.values()]))
 
 
 def donated_buffers(raised: RaisedError) -> str:
     """Return the note on retain_graph or create_graph with a compiled region whose backward frees its buffers."""
     return (
-        f"the backward{raised.at} keeps the graph of a compiled region whose saved tensors it may overwrite (donated "
-        "buffers). Leave out retain_graph=True and create_graph=True, or set torch._functorch.config.donated_buffer = "
-        "False before torch.compile"
+        f"the backward{raised.at} keeps the graph of {_compiled(raised)}, whose saved tensors it may overwrite "
+        "(donated buffers). Leave out retain_graph=True and create_graph=True, or set "
+        "torch._functorch.config.donated_buffer = False before torch.compile"
     )
+
+
+def compiled_twice(raised: RaisedError) -> str:
+    """Return the note on a second derivative of a compiled region."""
+    return (
+        f"the backward{raised.at} needs the second derivative of {_compiled(raised)}, which torch.compile does not "
+        "support. Run the forward that is differentiated twice uncompiled, inside `with "
+        "torch.compiler.set_stance('force_eager'):`, or do without create_graph"
+    )
+
+
+def _compiled(raised: RaisedError) -> str:
+    """Return the compiled regions of the graph, or the compiled modules."""
+    graph = raised.graph
+    tasks = [] if graph is None else [each for each in graph.tasks if each.source or each.call is not None]
+    named = [unique_name(graph, each) for each in tasks if graph and each.name.startswith("CompiledFunction")]
+    return f"the region compiled by torch.compile{f', {joined(named)}' if named else ''}"
 
 
 def function_contract(raised: RaisedError) -> str | None:
@@ -215,7 +252,7 @@ def function_contract(raised: RaisedError) -> str | None:
     node = _function_node(raised, named[1] if named else None)
     if node is None:
         return None
-    line = _backward_line(node)
+    line = _backward_line(_function_class(node))
     return (
         f"the backward of the custom Function {_function_class(node).__name__}{line} must return one gradient per "
         "input of forward, in order: a tensor of that input's shape and dtype, or None for an input that is not a "
@@ -231,20 +268,44 @@ def mixed_dtypes(raised: RaisedError) -> str | None:
     function = _function_class(node)
     place = raised.source.short if raised.source else "its backward"
     return (
-        f"the backward of the custom Function {function.__name__} mixes dtypes at {place}: its forward ran under "
-        "autocast, and its backward does not. Decorate forward with torch.amp.custom_fwd(device_type=...) and "
-        "backward with torch.amp.custom_bwd(device_type=...); cast_inputs=torch.float32 fixes one dtype"
+        f"the backward of the custom Function {function.__name__} mixes dtypes at {place}, as a forward under "
+        "torch.autocast leads to, because the backward runs without it. Decorate forward with "
+        "torch.amp.custom_fwd(device_type=...) and backward with torch.amp.custom_bwd(device_type=...), where "
+        "cast_inputs=torch.float32 fixes one dtype; or cast the tensors to one dtype in the backward"
     )
 
 
 def once_differentiable(raised: RaisedError) -> str:
     """Return the note on a second backward through a Function marked once_differentiable."""
-    node = running_function(raised.error) or _function_node(raised, None)
-    name = f" {_function_class(node).__name__}{_backward_line(node)}" if node is not None else ""
+    # The graph of a gradient need not contain the node of the Function whose backward computed it.
+    nodes = () if raised.graph is None else raised.graph.nodes
+    inside = [_function_class(each) for each in nodes if hasattr(type(each), "_forward_cls")]
+    marked = [each for each in [*inside, *_functions_named(raised)] if _is_marked(each)]
+    names = [f"{each.__name__}{_backward_line(each)}" for each in dict.fromkeys(marked)]
+    it = f"the custom Function {joined(names)} is" if len(names) == 1 else f"the custom Functions {joined(names)} are"
     return (
-        f"the custom Function{name} is marked once_differentiable, and the backward{raised.at} needs its second "
-        "derivative. Remove the decorator and write backward with tensor operations, or do without create_graph"
+        f"{it if names else 'a custom Function is'} marked once_differentiable, and the backward{raised.at} needs a "
+        "second derivative. Remove the decorator and write backward with tensor operations, or do without create_graph"
     )
+
+
+def _functions_named(raised: RaisedError) -> Iterator[type]:
+    """Yield the custom Functions that the user's code refers to: running functions, and those of the known models."""
+    scopes = [(frame.f_code, {**frame.f_globals, **variables_of(frame)}) for frame, _, _ in raised.places]
+    for each in (*raised.models, *(value for _, known in scopes for value in known.values() if callable(value))):
+        if isinstance(each, nn.Module | FunctionType | MethodType):
+            functions = (source.function for _, source in functions_of(each))
+            scopes += [(one.__code__, one.__globals__) for one in functions if isinstance(one, FunctionType)]
+    for code, known in scopes:
+        for name in code.co_names + code.co_freevars:
+            if isinstance(found := known.get(name), type) and issubclass(found, Function):
+                yield found
+
+
+def _is_marked(function: type) -> bool:
+    """Return whether a custom Function's backward is decorated with once_differentiable."""
+    backward: Any = getattr(function, "backward", None)
+    return hasattr(backward, "__wrapped__") and backward.__code__.co_filename == once_decorator.__code__.co_filename
 
 
 def _function_node(raised: RaisedError, name: str | None) -> Node | None:
@@ -258,8 +319,9 @@ def _function_class(node: Node) -> type:
     return found
 
 
-def _backward_line(node: Node) -> str:
-    code = getattr(getattr(_function_class(node), "backward", None), "__code__", None)
+def _backward_line(function: type) -> str:
+    backward: Any = getattr(function, "backward", None)
+    code = getattr(inspect.unwrap(backward), "__code__", None)
     return "" if code is None else f" at {FunctionSource(code).at_start.short}"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .checkpoints import differing_recomputation, nothing_to_recompute, reentrant_gradient
 from .graph_errors import (
+    compiled_twice,
     donated_buffers,
     function_contract,
     hook_result,
@@ -144,6 +145,7 @@ ERROR_NOTES = (
     ErrorNote("second-derivative", r"^(the )?derivative for .* is not implemented", no_second_derivative),
     ErrorNote("second-derivative", r"marked with @once_differentiable", once_differentiable),
     ErrorNote("second-derivative", r"donated buffer", donated_buffers),
+    ErrorNote("second-derivative", r"not currently support double backward", compiled_twice),
     ErrorNote(
         "custom-function", r"^[Ff]unction \w+Backward returned an? (invalid|incorrect|gradient diff)", function_contract
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain, islice
 from textwrap import dedent
@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from ....inspector.capture.build_graph import read_graph
 from ....inspector.graph.frame_variables import variables_of
 from ....inspector.graph.graph import Graph, module_name
-from ....inspector.graph.source_lines import Source, tensors_within
-from .source_search import is_users
+from ....inspector.graph.source_lines import Source, is_users, tensors_within
 
 Named = tuple[str, Tensor]
 """A tensor, and the expression that leads to it: `self.cache`."""
@@ -40,7 +39,9 @@ class RaisedError:
         error: the error.
         modules: modules that may contain the cause, outermost ones; those in the traceback are added.
         graph: the graph of the backward that raised; None: it is read from the traceback.
+        ran: the tasks that the backward has run; None if unknown.
         since: the sequence number from which on nodes are newer than the previous backward; None if unknown.
+        maker: returns the operation that created a node, in words; None if unknown.
 
     Attributes:
         places: the frames of the user's own code, the outermost first, each with the instruction's offset and line.
@@ -51,12 +52,15 @@ class RaisedError:
         error: BaseException,
         modules: Iterable[nn.Module] = (),
         graph: Graph | None = None,
+        ran: Collection[int] | None = None,
         since: int | None = None,
+        maker: Callable[[Node], object] | None = None,
     ) -> None:
         self.error = error
         self.text = str(error)
         self._given = list(modules)
-        self._graph, self._since = graph, since
+        self._graph = graph
+        self.ran, self.since, self.maker = ran, since, maker
         # While the error passes a hook of ours, the frames that it has not reached yet are missing in its traceback.
         entries = list(_entries(error))
         outer = [] if not entries else list(_callers(entries[0].tb_frame))
@@ -197,7 +201,7 @@ class RaisedError:
         """The graph's nodes that are older than the previous backward; all of its nodes if that one is unknown."""
         if self.graph is None:
             return frozenset()
-        since = self._since
+        since = self.since
         tasks = zip(self.graph.tasks, self.graph.nodes, strict=True)
         return {node for task, node in tasks if since is None or task.sequence_nr < since}
 

@@ -10,10 +10,11 @@ from types import FrameType
 from torch import Tensor, nn
 
 from ....inspector.graph.frame_variables import variables_of
-from ....inspector.graph.freed_nodes import begun_by_session, is_freed
-from ....inspector.graph.source_lines import Source, tensors_within
+from ....inspector.graph.freed_nodes import begun_by_session
+from ....inspector.graph.source_lines import Source, is_users, tensors_within
+from ...execution.saved_tensor_errors import freed_graph
 from .raised_error import RaisedError, segment_at
-from .source_search import FunctionSource, is_users, methods_of
+from .source_search import FunctionSource, methods_of
 
 _DEPTH = 3
 
@@ -25,6 +26,7 @@ class _Kept:
     Attributes:
         expression: its name where the backward is called: `net.hidden`.
         own_expression: its name where it is assigned: `self.hidden`.
+        detaching: the statement that detaches it there.
         is_earlier: whether it is itself a result of the earlier graph; else the step has replaced it already.
         assigned: the line that assigns it.
         loop: the first line of the loop around the backward that does not assign it; None if it is assigned inside.
@@ -33,6 +35,7 @@ class _Kept:
 
     expression: str
     own_expression: str
+    detaching: str
     is_earlier: bool
     assigned: Source
     loop: int | None = None
@@ -40,15 +43,34 @@ class _Kept:
 
 
 def second_backward(raised: RaisedError) -> str | None:
-    """Return the cause: a value from before the loop, a state carried from step to step, or the same loss again."""
-    if raised.graph is None or not raised.places:
+    """Return the cause: an open session, a value from before the loop, a state carried from step to step, or the same
+    loss again; and the tasks of the graph that lead into the freed one."""
+    if raised.graph is None:
         return None
-    if any(begun_by_session(raised.graph)):  # it is said below that an open session has freed the tensors
-        return None
+    freed = freed_graph(raised.graph, raised.ran, raised.since, raised.maker)
+    uses = () if freed is None else freed.crossings
+    if sessions := [*begun_by_session(raised.graph)]:
+        return "; ".join([f"the backward{raised.at} needs freed tensors", *uses, *sessions])
+    cause = _cause(raised) if raised.places else None
+    if freed is None:
+        return cause or _same_loss(raised)
+    if cause is None and uses:
+        return f"the backward{raised.at} goes back into an earlier graph, which an earlier backward has freed: {freed}"
+    if cause is None:
+        same = _same_loss(raised)
+        return (
+            f"the backward{raised.at} needs freed tensors: {freed}"
+            if same is None
+            else f"{same}. In the graph, {freed.extent}"
+        )
+    return f"{cause}. In the graph, {'; '.join(uses)}" if uses else cause
+
+
+def _cause(raised: RaisedError) -> str | None:
     at = raised.at
     found = [] if _runs_again(raised) else [*_variables(raised), *_attributes(raised)]
     if not found:
-        return _same_loss(raised, at)
+        return None
     kept = next((each for each in found if each.loop is not None), found[0])
     code = kept.assigned.code()
     quoted = f" (`{code[0].strip()}`)" if code else ""
@@ -69,35 +91,35 @@ def second_backward(raised: RaisedError) -> str | None:
         return (
             f"{kept.expression}, assigned at {kept.assigned.short}{quoted}, still has the graph of an earlier forward, "
             f"which an earlier backward has freed; the backward{at} needs it again. Compute it again in each step, or "
-            f"detach it there: {kept.own_expression} = {kept.own_expression}.detach()"
+            f"detach it there: {kept.detaching}"
         )
     return (
         f"{kept.expression} carries the graph of the previous step into this one: it is assigned at "
         f"{kept.assigned.short}{quoted}, and the backward{at} reaches the earlier graph, which is freed. Detach it "
-        f"there: {kept.own_expression} = {kept.own_expression}.detach()"
+        f"there: {kept.detaching}"
     )
 
 
-def _same_loss(raised: RaisedError, at: str) -> str | None:
-    frame, instruction, line = raised.places[-1]
-    if raised.backward is None:
+def _same_loss(raised: RaisedError) -> str | None:
+    if raised.backward is None or not raised.places:
         return None
+    frame, instruction, line = raised.places[-1]
     outputs = [each for each in raised.backward[0] if isinstance(each, Tensor)]
     name = (raised.name_in_code(outputs[0]) if outputs else None) or "the loss"
     source = FunctionSource(frame.f_code)
     earlier = [each for verb in ("backward", "grad") for each in source.calls(verb) if each.line < line]
     by = f" at {max(earlier, key=lambda each: each.line).short}" if earlier else ""
-    is_over = any(each.grad_fn is not None and is_freed(each.grad_fn) for each in outputs)
-    shared = "" if is_over else f"; {name} itself is new"
+    is_new = raised.since is not None and all(each.grad_fn not in raised.earlier_nodes for each in outputs)
+    shared = f"; {name} itself is new" if is_new else ""
     verb = (
         "autograd.grad"
         if "grad(" in segment_at(frame, instruction) and "backward" not in segment_at(frame, instruction)
         else "backward"
     )
     return (
-        f"the {verb}{at} runs a second time through a graph of {name} that an earlier backward{by} has freed{shared}. "
-        "Compute the loss again in each step, add the losses and run one backward, or pass retain_graph=True to the "
-        "earlier one"
+        f"the {verb}{raised.at} runs a second time through a graph of {name} that an earlier backward{by} has "
+        f"freed{shared}. Compute the loss again in each step, add the losses and run one backward, or pass "
+        "retain_graph=True to the earlier one"
     )
 
 
@@ -127,34 +149,35 @@ def _variables(raised: RaisedError) -> Iterator[_Kept]:
         for name, value in list(variables_of(frame).items()):
             if isinstance(value, nn.Module):
                 continue
-            for expression, tensor in tensors_within(name, value, _DEPTH):
-                if tensor is None or tensor.grad_fn is None:
-                    continue
-                if (kept := _kept_variable(raised, source, loops, expression, name, tensor)) is not None:
-                    yield kept
+            yield from _kept_variable(raised, source, loops, name, value)
 
 
 def _kept_variable(
-    raised: RaisedError,
-    source: FunctionSource,
-    loops: list[tuple[int, int]],
-    expression: str,
-    name: str,
-    tensor: Tensor,
-) -> _Kept | None:
+    raised: RaisedError, source: FunctionSource, loops: list[tuple[int, int]], name: str, value: object
+) -> Iterator[_Kept]:
     lines = source.assignments(name)
     inside = [each for each in lines if any(first <= each.line <= last for first, last in loops)]
-    is_earlier = tensor.grad_fn in raised.earlier_nodes
-    if is_earlier and (stored := source.mutations(name)):
-        return _Kept(name, name, True, stored[-1], stores_elements=True)
-    if lines and not inside:
-        return _Kept(expression, expression, True, lines[-1], loops[-1][0]) if is_earlier else None
     innermost = [each for each in inside if loops[-1][0] <= each.line <= loops[-1][1]]
-    if not innermost or not _is_read_first(source, name, loops[-1], innermost[0].line):
-        return None
-    if not is_earlier and not _has_sibling(raised, tensor):
-        return None
-    return _Kept(expression, expression, False, innermost[-1])
+    is_carried = bool(innermost) and _is_read_first(source, name, loops[-1], innermost[0].line)
+    stored = source.mutations(name)
+    for expression, tensor in tensors_within(name, value, _DEPTH):
+        if tensor is None or tensor.grad_fn is None:
+            continue
+        is_earlier, detaching = tensor.grad_fn in raised.earlier_nodes, _detaching(name, value, expression)
+        if is_earlier and stored:
+            yield _Kept(name, name, detaching, True, stored[-1], stores_elements=True)
+        elif lines and not inside:
+            if is_earlier:
+                yield _Kept(expression, expression, detaching, True, lines[-1], loops[-1][0])
+        elif is_carried and (is_earlier or _has_sibling(raised, tensor)):
+            yield _Kept(expression, expression, detaching, False, innermost[-1])
+
+
+def _detaching(name: str, value: object, expression: str) -> str:
+    """Return the statement that detaches a tensor, or all elements of the tuple that contains it."""
+    if type(value) is tuple:  # an element of it cannot be assigned
+        return f"{name} = tuple(each.detach() for each in {name})"
+    return f"{expression} = {expression}.detach()"
 
 
 def _is_read_first(source: FunctionSource, name: str, loop: tuple[int, int], assigned: int) -> bool:
@@ -207,7 +230,8 @@ def _kept_attributes(
             continue
         lines = _assigning(raised, holder, name)
         if lines:
-            yield _Kept(f"{title}.{expression}", f"{own}.{expression}", is_earlier, lines[-1])
+            detaching = _detaching(f"{own}.{name}", value, f"{own}.{expression}")
+            yield _Kept(f"{title}.{expression}", f"{own}.{expression}", detaching, is_earlier, lines[-1])
 
 
 def _assigning(raised: RaisedError, holder: object, name: str) -> list[Source]:

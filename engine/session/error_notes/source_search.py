@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -13,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ....inspector.graph.source_lines import OWN_CODE, Source, is_library
+from ....inspector.graph.source_lines import Source, is_users
 
 _CHANGING = frozenset(
     [
@@ -33,7 +32,6 @@ _CHANGING = frozenset(
     ]
 )
 _MOST_FUNCTIONS = 200
-_PYTHONS = os.path.dirname(os.__file__) + os.sep
 _RANDOM = frozenset({"random", "np.random", "numpy.random"})
 
 
@@ -65,7 +63,8 @@ class FunctionSource:
     @property
     def at_start(self) -> Source:
         """The line on which the function begins."""
-        return Source(self.code.co_filename, self.code.co_firstlineno, self.code.co_name)
+        line = getattr(self.tree, "lineno", self.code.co_firstlineno)  # the latter is a decorator's
+        return Source(self.code.co_filename, line, self.code.co_name)
 
     def at(self, node: ast.AST) -> Source:
         return Source(self.code.co_filename, getattr(node, "lineno", self.code.co_firstlineno), self.code.co_name)
@@ -253,9 +252,3 @@ def methods_of(kind: type) -> Iterator[FunctionSource]:
         for each in vars(base).values():
             if isinstance(each, FunctionType) and is_users(each.__code__.co_filename):
                 yield FunctionSource(each)
-
-
-def is_users(file: str) -> bool:
-    """Return whether a file is neither torch's, nor Python's, nor tapescope's own."""
-    is_pythons = file.startswith(_PYTHONS) and "site-packages" not in file
-    return not is_library(file) and not file.startswith(OWN_CODE) and not is_pythons

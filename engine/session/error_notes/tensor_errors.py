@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from ....inspector.graph.frame_variables import variables_of
 from ....inspector.graph.phrases import joined
@@ -161,35 +165,43 @@ def inference_tensor(raised: RaisedError) -> str:
 
 def deep_copy(raised: RaisedError) -> str:
     """Return the note on copy.deepcopy of a tensor with a graph, with the attribute that holds it."""
-    copied = [
-        (variables_of(frame)["x"], frame)
-        for frame, _, _ in raised.frames
-        if frame.f_code.co_filename.endswith("copy.py") and "x" in variables_of(frame)
-    ]
-    tensor: Any = next((value for value, _ in reversed(copied) if isinstance(value, Tensor)), None)
-    name = None
-    if isinstance(tensor, Tensor):
-        name = raised.name_of(tensor) or raised.name_in_code(tensor)
-        if name is None:
-            module = next((value for value, _ in copied if isinstance(value, nn.Module)), None)
-            name = (
-                None
-                if module is None
-                else next(
-                    (
-                        f"{path or type(module).__name__}.{key}"
-                        for path, one in module.named_modules()
-                        for key, each in vars(one).items()
-                        if each is tensor
-                    ),
-                    None,
-                )
+    copied: list[Any] = []
+    for frame, _, _ in raised.frames:
+        value = variables_of(frame).get("x") if frame.f_code.co_filename == copy.__file__ else None
+        if value is not None and not (copied and copied[-1] is value):
+            copied.append(value)
+    tensor = copied[-1] if copied and isinstance(copied[-1], Tensor) else None
+    it = "a tensor" if tensor is None else raised.name_of(tensor) or _path_of(raised, copied)
+    cause = f"{it} has a graph, and copy.deepcopy{raised.at} copies leaves only"
+    module = next((each for each in reversed(copied) if isinstance(each, nn.Module)), None)
+    for hook in () if module is None else module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm | SpectralNorm) and vars(module).get(hook.name) is tensor:
+            norm = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
+            return (
+                f"{cause}: torch.nn.utils.{norm} computes it in each forward and stores the result in the module. Use "
+                f"torch.nn.utils.parametrizations.{norm}, which stores none"
             )
-    it = name or "a tensor"
-    return (
-        f"{it} has a graph, and copy.deepcopy{raised.at} copies leaves only. Store {it}.detach() in the module, or "
-        "set it to None before the copy"
-    )
+    return f"{cause}. Store {it}.detach() there, or set it to None before the copy"
+
+
+def _path_of(raised: RaisedError, copied: list[Any]) -> str:
+    """Return the expression of the last of these objects, each of which is contained in the one before it."""
+    variables = variables_of(raised.places[-1][0]).items() if raised.places else ()
+    path = next((name for name, value in variables if value is copied[0]), type(copied[0]).__name__)
+    is_attribute = False
+    for outer, inner in pairwise(copied):
+        if isinstance(outer, dict):
+            key = next((key for key, value in outer.items() if value is inner), "?")
+            path += "" if key in _OF_MODULES else f".{key}" if is_attribute else f"[{key!r}]"
+            is_attribute = key in _OF_MODULES
+        elif isinstance(outer, list | tuple):
+            path += f"[{next((number for number, value in enumerate(outer) if value is inner), '?')}]"
+        else:
+            is_attribute = True  # the inner object is the state of the outer one
+    return path
+
+
+_OF_MODULES = ("_modules", "_parameters", "_buffers")
 
 
 def resized_gradient(raised: RaisedError) -> str:

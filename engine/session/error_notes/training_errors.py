@@ -69,20 +69,28 @@ def no_inf_checks(raised: RaisedError) -> str:
     """Return the note on a scaled step none of whose parameters has a gradient."""
     optimizer = raised.optimizer
     held = [] if optimizer is None else _held(optimizer)
+    kind = type(optimizer).__name__
+    who = f"{len(held)} parameters of {kind} ({_names(raised, held)})" if held else "parameters"
+    said = f"none of the {who} has a gradient at scaler.step{raised.at}"
     elsewhere = [
         raised.parameter_names[id(each)]
         for model in raised.models
         for each in model.parameters()
         if each.grad is not None and all(each is not own for own in held)
     ]
-    who = f"{len(held)} parameters of {type(optimizer).__name__} ({_names(raised, held)})" if held else "parameters"
+    if held and not any(each.requires_grad for each in held):
+        return f"{said}, because none requires grad. Call requires_grad_() on those to train, or leave out this step"
+    if not elsewhere:
+        return (
+            f"{said}; call scaler.scale(loss).backward() before scaler.step(optimizer), and zero_grad() not in between"
+        )
     others = (
-        f"; {joined(elsewhere)} {'has' if len(elsewhere) == 1 else 'have'} one, but the optimizer does not hold "
-        f"{'it' if len(elsewhere) == 1 else 'them'}: create the optimizer from model.parameters()"
-        if elsewhere
-        else "; call scaler.scale(loss).backward() before scaler.step(optimizer), and zero_grad() not in between"
+        f"{said}; {joined(elsewhere)} {'has' if len(elsewhere) == 1 else 'have'} one, but the optimizer does not hold"
     )
-    return f"none of the {who} has a gradient at scaler.step{raised.at}{others}"
+    it = "it" if len(elsewhere) == 1 else "them"
+    if any(id(each) in raised.parameter_names for each in held):
+        return f"{others} {it}. Run the backward of the loss that {kind} minimizes before its step, or skip this step"
+    return f"{others} {it}: create the optimizer from model.parameters()"
 
 
 def scaler_order(raised: RaisedError) -> str:

@@ -32,7 +32,8 @@ _ROWS = {
     r"^You are attempting to call Tensor\.(requires_grad_|retain_grad)\(\)": "{code} is called inside a transform of "
     "torch.func{where}. Leave it out: torch.func.grad differentiates with respect to the first argument by itself",
     r"^backward\(\) called inside a functorch transform": "{code} runs a backward inside a transform of "
-    "torch.func{where}. Return the loss from the function and take torch.func.grad or vjp of it",
+    "torch.func{where}. Return the loss from the function and take torch.func.grad or vjp of it, vmap(grad(f)) for "
+    "gradients per sample; or call backward on the transform's result",
     r"must override the setup_context": "the custom Function of {code} cannot run under torch.func{where}. Split its "
     "forward: forward(*args) without ctx, and setup_context(ctx, inputs, output)",
     r"^You tried to vmap over": "the custom Function of {code} has no rule for vmap{where}. Set generate_vmap_rule = "

@@ -29,6 +29,7 @@ from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
 from ..pending_graphs import at
 from ..training_result import Training
+from .missing_gradients import leaves_reached, reasons_of_missing
 from .unregistered import Unregistered, unregistered
 
 _ELEMENTS = 2**16  # of a parameter that are compared; at least one row
@@ -110,6 +111,9 @@ class NeverStepped(LoopPart):
         self._next = 0  # the step in which parameters are listed again at the latest
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
+        self._called: set[int] = set()  # ids of the modules that have returned
+        self._reached: set[int] | None = None  # ids of the leaves in the latest graph that was read for missing ones
+        self._has_backward = False
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -134,6 +138,17 @@ class NeverStepped(LoopPart):
 
     def forward_ends(self, module: nn.Module, result: object) -> None:
         self._is_in_forward = False
+
+    def module_ends(self, module: nn.Module, result: object) -> None:
+        if self._step <= _SURE_OF_PARTS:
+            self._called.add(id(module))
+
+    def backward_begins(self, given: BackwardGiven) -> None:
+        self._has_backward = True
+        if self._step in (_SURE, _SURE_OF_PARTS):
+            held = (each for optimizer in self._optimizers for each in parameters_of(optimizer))
+            if any(each.requires_grad and id(each) not in self._got for each in held):
+                self._reached = (self._reached or set()) | leaves_reached(given[0])
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         taken = self._training.taken_norms
@@ -210,8 +225,9 @@ class NeverStepped(LoopPart):
         are_former = any(
             (known := self._names.get(key)) is not None and known[0]() is each for key, each in held.items()
         )
-        if held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held):
-            return []  # it updates copies
+        updates_copies = held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held)
+        if updates_copies and not any(self._is_consumed(each) for _, each in named):
+            return []  # else those whose gradients are left have no copy
         beside = [
             _Unheld(each.name, each.tensor, each)
             for each in unregistered(self._training.watched.modules())
@@ -302,7 +318,9 @@ class NeverStepped(LoopPart):
             for each in parameters_of(optimizer):
                 if id(each) not in own_ids and each.requires_grad and each.grad is None:
                     known = self._names.get(id(each))
-                    found.append((each, known[1] if known is not None and known[0]() is each else None))
+                    former = known[1] if known is not None and known[0]() is each else None
+                    if former is not None or id(each) not in self._got:  # else it is a parameter of the loop's own
+                        found.append((each, former))
         return found
 
     def _look_for_attributes(self) -> None:
@@ -331,7 +349,7 @@ class NeverStepped(LoopPart):
         idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
         if idle and len(idle) == len(held):
             if self._step == _SURE and (self._coming is None or not self._stale()):
-                self._tell_of_steps_without_gradients(optimizer)
+                self._tell_of_steps_without_gradients(optimizer, held)
             return
         parts = self._unused_parts() if idle else set()
         idle = [each for each in idle if (id(each) in parts) == (self._step == _SURE_OF_PARTS)]
@@ -345,8 +363,8 @@ class NeverStepped(LoopPart):
                 "without gradient",
                 self._step,
                 f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
-                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. What to do: "
-                "ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. {self._reasons(idle)}"
+                "What to do: ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
                 certain=False,
             )
@@ -365,21 +383,37 @@ class NeverStepped(LoopPart):
                     break
         return {key for without, got in by_name.values() if got for key in without}
 
+    def _is_consumed(self, parameter: Tensor) -> bool:
+        """Return whether the loop or a hook has taken the gradient of the last backward."""
+        hooks: Any = parameter._post_accumulate_grad_hooks
+        return parameter.grad is None and (id(parameter) in self._with_gradient or bool(hooks))
+
     def _is_taken(self, parameter: Tensor) -> bool:
         """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
         hooks: Any = parameter._post_accumulate_grad_hooks
         return bool(hooks) or version_of(parameter) != self._versions.get(id(parameter), version_of(parameter))
 
-    def _tell_of_steps_without_gradients(self, optimizer: Optimizer) -> None:
+    def _reasons(self, missing: Sequence[Tensor]) -> str:
+        """Return the reasons why parameters have no gradient, as sentences; "" if they are not known."""
+        names = [self._training.watched.name_of(each) for each in missing]
+        return reasons_of_missing(
+            list(self._training.watched.modules()),
+            [(name, each) for name, each in zip(names, missing, strict=True) if name is not None],
+            self._called,
+            self._reached,
+        )
+
+    def _tell_of_steps_without_gradients(self, optimizer: Optimizer, held: Sequence[Tensor]) -> None:
         self._training.add(
             Finding(
                 "without gradient",
                 self._step,
                 f"None of the parameters that {type(optimizer).__name__} holds had a gradient when it stepped in the "
-                f"first {counted(self._step + 1, 'step')}, so these steps changed nothing. What to do: look for a "
-                "backward() that is not called or is followed by zero_grad(), and for a .detach() or no_grad() before "
-                "the loss. "
-                "ts.find_unused(make_loss, model) says where the path to each parameter is cut.",
+                f"first {counted(self._step + 1, 'step')}, so these steps changed nothing. "
+                f"{self._reasons(held) if self._has_backward else 'No backward ran in these steps. '}"
+                "What to do: look for a backward() that is not called or is followed by zero_grad(), and for a "
+                ".detach() or no_grad() before the loss. ts.find_unused(make_loss, model) says where the path to each "
+                "parameter is cut.",
                 certain=False,
             )
         )

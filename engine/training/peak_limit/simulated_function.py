@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ....inspector.graph.source_lines import OWN_CODE, is_library
+from ....inspector.graph.source_lines import is_users
 from ....inspector.text.sizes_and_counts import size_text
 from ....inspector.torch_private.engine import current_node
 from ....inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
@@ -165,7 +165,7 @@ def _user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _Follower.run.__code__:  # its callers are not the function's
         file = frame.f_code.co_filename
-        if not is_library(file) and not file.startswith(OWN_CODE):
+        if is_users(file):
             return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -59,7 +59,7 @@ function sideBySide({ graph, place, schedule }: Replay, { end }: Pick<Times, "en
 }
 
 /** Return each task's duration in nanoseconds, from the session's own run or else from its record. */
-function durations({ schedules: [{ order, clock }], records }: DeckDocument): Map<number, number> {
+export function durations({ schedules: [{ order, clock }], records }: DeckDocument): Map<number, number> {
   const found = new Map<number, number>();
   for (const [task, { elapsed_ns }] of Object.entries(records)) if (elapsed_ns !== null) found.set(Number(task), elapsed_ns);
   clock?.duration.forEach((duration, place) => found.set(order[place], duration));

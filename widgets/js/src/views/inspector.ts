@@ -16,6 +16,7 @@ import { checkSection } from "./inspector_check.ts";
 import { groupSection } from "./groups.ts";
 import { gradientSections } from "./inspector_gradients.ts";
 import { savedSection } from "./inspector_saved.ts";
+import { makeSlowest } from "./inspector_slowest.ts";
 import { sourceSection } from "./inspector_source.ts";
 import { LongText } from "./text_elements.ts";
 import { paced } from "./throttled_view.ts";
@@ -48,6 +49,7 @@ export const makeInspector: MakeView = (stage, parent) => {
   const check = el("button", { class: "sm", "data-act": "check" }, "check");
   const acts = el("div", { class: "acts" }, breakpoint, runTo, check);
   const edits = makeEdits(store);
+  const slowest = makeSlowest(store);
   const created = makeCreationStrip(stage, () => stage.redraw(shown));
   const title = el("div", { class: "ttl" }, sign, name.element);
   const top = el("div", { class: "top" }, title, place.element, facts, acts, edits.element, created.element);
@@ -94,6 +96,7 @@ export const makeInspector: MakeView = (stage, parent) => {
       ...groupSection(store, task),
       ...gradientSections(store, task),
       ...savedSection(store, task),
+      ...slowest(),
     );
     if (focused) view.focus({ preventScroll: true });
     ask(task);

@@ -1,0 +1,1 @@
+"""A custom Function whose backward mixes dtypes after a forward under autocast."""

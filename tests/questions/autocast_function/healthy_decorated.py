@@ -1,0 +1,36 @@
+"""custom_fwd and custom_bwd run the backward under the forward's autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.amp import custom_bwd, custom_fwd
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    @custom_fwd(device_type="cpu")
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+def case() -> str:
+    layer, weight = nn.Linear(3, 3), torch.randn(3, 2, requires_grad=True)
+
+    def train() -> None:
+        with ts.training(layer):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = Product.apply(layer(torch.randn(2, 3)), weight)
+            y.float().sum().backward()
+
+    return note_of(train)

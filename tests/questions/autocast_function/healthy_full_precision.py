@@ -1,0 +1,33 @@
+"""The Function runs without autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+def case() -> str:
+    layer, weight = nn.Linear(3, 3), torch.randn(3, 2, requires_grad=True)
+
+    def train() -> None:
+        with ts.capture(layer):
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = layer(torch.randn(2, 3))
+            Product.apply(hidden.float(), weight).sum().backward()
+
+    return note_of(train)

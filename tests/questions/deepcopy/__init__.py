@@ -1,0 +1,1 @@
+"""A deep copy of a tensor with a graph."""

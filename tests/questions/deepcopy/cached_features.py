@@ -1,0 +1,34 @@
+"""A module keeps its latest features, and a moving average of the model copies it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+FINDS, SAYS = "deepcopy", ("Encoder.features", "detach()")
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.features = self.lin(x)
+        return self.features.relu()
+
+
+def case() -> str:
+    net = Encoder()
+
+    def train() -> None:
+        with ts.training(net):
+            net(torch.randn(3, 4)).sum().backward()
+            copy.deepcopy(net)  # named
+
+    return note_of(train)

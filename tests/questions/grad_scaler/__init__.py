@@ -1,0 +1,1 @@
+"""A GradScaler that meets no gradient."""

@@ -1,0 +1,23 @@
+"""The scaled loss is computed, and its backward is forgotten."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+FINDS, SAYS = "grad-scaler", ("weight", "scaler.scale(loss).backward()")
+
+
+def case() -> str:
+    net = nn.Linear(4, 1)
+    optimizer, scaler = torch.optim.SGD(net.parameters(), 0.1), torch.amp.GradScaler("cpu")
+
+    def train() -> None:
+        with ts.training(net, optimizer):
+            scaler.scale(net(torch.randn(3, 4)).square().mean())
+            scaler.step(optimizer)  # named
+
+    return note_of(train)

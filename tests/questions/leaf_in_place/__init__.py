@@ -1,0 +1,1 @@
+"""A leaf that requires grad is modified in place."""

@@ -1,0 +1,34 @@
+"""The encoder runs under no_grad, as for a frozen one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.asking import watched
+
+FINDS, SAYS = "without gradient", ("encoder.weight", "probably", "torch.no_grad()")
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():  # named
+            features = self.encoder(x)
+        return self.head(features)
+
+
+def case() -> ts.types.Training:
+    net = Tagger()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        net(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    return watched(net, optimizer, step)

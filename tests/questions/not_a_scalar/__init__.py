@@ -1,0 +1,1 @@
+"""A loss that is not one real number."""

@@ -1,0 +1,1 @@
+"""A second derivative through a Function that is marked once_differentiable."""

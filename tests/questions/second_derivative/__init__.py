@@ -1,0 +1,1 @@
+"""A second derivative that PyTorch does not have."""

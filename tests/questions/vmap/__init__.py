@@ -1,0 +1,1 @@
+"""Errors inside of transforms of torch.func."""

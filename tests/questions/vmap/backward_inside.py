@@ -1,0 +1,22 @@
+"""ts.backward runs inside of a function that torch.func.grad differentiates."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import tapescope as ts
+from tapescope.tests.questions.reading import note_of
+
+FINDS, SAYS = "transforms", ("ts.backward", "Return the loss", "torch.func.grad")
+
+
+def case() -> str:
+    net = nn.Linear(4, 2)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().sum()
+        ts.backward(loss)  # named
+        return loss
+
+    return note_of(lambda: torch.func.grad(loss_of)(torch.randn(4)))
