@@ -39,6 +39,8 @@ export function slowestOf(document: DeckDocument, graph: DeckGraph): Slowest | n
     }
     return [...found.values()].sort((one, other) => other.elapsed - one.elapsed);
   };
-  const moduleOf = (task: number) => (document.tasks.call[task] === NONE ? "" : graph.module(task) || document.title);
+  // The model itself has the title; a part of a sequence is named as in inspector/graph/graph.py.
+  const moduleOf = (task: number) =>
+    document.tasks.call[task] === NONE ? "" : (graph.module(task) || document.title).replace(/^\d+$/, "module $&");
   return { operations: summed((task) => graph.name(task)), modules: summed(moduleOf), total, tasks: order.length };
 }

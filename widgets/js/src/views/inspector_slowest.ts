@@ -28,9 +28,10 @@ export function makeSlowest(store: Store): () => HTMLElement[] {
 }
 
 function sectionOf({ operations, modules, total, tasks }: NonNullable<ReturnType<typeof slowestOf>>): HTMLElement {
-  const heading = el("h4", { title: LAUNCHES }, "Slowest", el("span", {}, `${nanoseconds(total)} in ${count(tasks, "task")}`));
-  const rows = [...operations.slice(0, MOST), ...modules.slice(0, MOST)].map((slow) => row(slow, total));
-  return el("div", { class: "sec", "data-part": "slowest" }, heading, ...rows);
+  const heading = el("h4", { title: LAUNCHES }, "Slowest operations", el("span", {}, `${nanoseconds(total)} in ${count(tasks, "task")}`));
+  const [first, second] = [operations, modules].map((each) => each.slice(0, MOST).map((slow) => row(slow, total)));
+  if (second.length) first.push(el("div", { class: "op" }, "modules"), ...second);
+  return el("div", { class: "sec", "data-part": "slowest" }, heading, ...first);
 }
 
 function row({ name, elapsed, tasks, slowest }: Slow, total: number): HTMLElement {
