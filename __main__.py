@@ -76,10 +76,9 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         return refuse("the command line needs rich to print tables; pip install rich")
     try:
-        # Checked before the command imports torch, so that a typo is answered at once.
-        for name in ("target", "make_model", "loss_of"):
-            target = getattr(options, name, "")
-            if ":" in target and not Path(target).is_file():
+        # Checked before the command imports torch, so that a typo is answered at once. `debug` takes a script, too.
+        for name in () if "arguments" in options else ("target", "make_model", "loss_of"):
+            if ":" in (target := getattr(options, name, "")):
                 script_and_function(target)
     except ValueError as error:
         return refuse(error)
