@@ -1,4 +1,4 @@
-"""Transcripts of the shell on docs pages: a page's scripts and commands, run as they stand, print what the page shows."""
+"""Transcripts of the shell on docs pages: a page's commands, run on its scripts, print what the page shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    *(path for path in sorted(DOCS.rglob("*.md")) if not path.relative_to(DOCS).parts[0][0] == "_"),
+    *(path for path in sorted(DOCS.rglob("*.md")) if path.relative_to(DOCS).parts[0][0] != "_"),
 ]
 PROMPT = "(tapescope) "
 
@@ -59,5 +59,4 @@ def test_a_transcript_is_what_the_command_prints(page: str, command: str, shown:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    typed = re.compile(rf"^({re.escape(PROMPT)}).*$", re.MULTILINE)
-    assert_shown(typed.sub(r"\1", shown), ran.stdout, f"{page}, {command}")
+    assert_shown(shown, ran.stdout, f"{page}, {command}")

@@ -589,7 +589,7 @@ def test_a_word_that_resembles_no_command_is_answered_with_all_of_them(capsys: p
         "compare",
         "debug --engine no",
         "graph no.py:f",
-        "replay a b c",
+        "replay a no.py:f no.py:g",
     ],
 )
 def test_help_and_mistakes_in_arguments_are_answered_without_torch(typed: str) -> None:
