@@ -17,8 +17,9 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from .commands.command_arguments import Parser, refuse, script_and_function
+from .commands.command_arguments import Parser, refuse
 from .commands.json_output import answered, answering, as_json, asks_for_json, exit_code_of
+from .commands.run_script import script_and_function
 
 COMMANDS = {
     "run": "run",
@@ -76,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         return refuse("the command line needs rich to print tables; pip install rich")
     try:
-        # Checked before the command imports torch, so that a typo is answered at once. `debug` takes a script, too.
+        # Check before the command imports torch, to answer a typo at once. `debug` also takes a script alone.
         for name in () if "arguments" in options else ("target", "make_model", "loss_of"):
             if ":" in (target := getattr(options, name, "")):
                 script_and_function(target)

@@ -136,24 +136,6 @@ class ProgressLine:
         self.clear()
 
 
-def script_and_function(target: str) -> tuple[Path, str]:
-    """Split `SCRIPT.py:FUNCTION`.
-
-    Raises:
-        ValueError: it has another form, or the script does not exist.
-    """
-    script, colon, function_name = target.rpartition(":")
-    if not colon or not script or not function_name.isidentifier():
-        raise ValueError(f"expected SCRIPT.py:FUNCTION, got {target!r}")
-    path = Path(script).resolve()
-    if not path.is_file():
-        near = f"; did you mean {script}.py:{function_name}?" if path.with_name(f"{path.name}.py").is_file() else ""
-        raise ValueError(f"script {script} does not exist{near}")
-    if path.suffix != ".py":
-        raise ValueError(f"a script's name must end in .py, got {script}")
-    return path, function_name
-
-
 def place_for(option: str, path: Path | None) -> None:
     """Create the folder of an output file. Do it before measuring, so that an error is reported at once."""
     if path is not None:

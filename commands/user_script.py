@@ -19,7 +19,7 @@ from ..inspector.capture.capture import capture
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_private.sequence_numbers import sequence_nr
 from ..inspector.validation import expect_callable
-from .command_arguments import script_and_function
+from .run_script import script_and_function
 
 
 @dataclass(frozen=True, slots=True)

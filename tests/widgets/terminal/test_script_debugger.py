@@ -240,7 +240,7 @@ def test_a_script_that_no_stop_has_stopped_says_so_and_what_the_script_took(debu
     script.write_text(NO_SUCH)
     found = debug("--watch", "nan", script)
     assert found.returncode == 0 and PROMPT not in found.stdout
-    says(found.stderr.splitlines()[-1], "2 backwards", "no breakpoint or watchpoint")
+    says(found.stderr.splitlines()[-1], "2 backwards", "watchpoint")
     assert debug("--break", "Exp", script, typed="c\nc\n").stderr.splitlines() == ["step 0", "step 1"]
     script.write_text(NO_SUCH.replace("if len(sys.argv) > 1:", "if False:"))
     passed = debug(script, "--watch", "nan", typed="c\nc\n")
