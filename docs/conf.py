@@ -16,7 +16,6 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from textwrap import dedent, indent
 
-import torch
 from sphinx.application import Sphinx
 
 import tapescope as ts
@@ -91,7 +90,7 @@ _BY_THEME = """```{image} \\2
 ```"""
 _FRAME = """<iframe src="{page}" title="{title}" class="deck" loading="lazy"></iframe>
 <p><a href="{page}">in a tab of its own</a></p>"""
-_DECK = _FRAME.format(page="decks/encoder.html", title="A deck: the backward of an nn.TransformerEncoder")
+_DECK = _FRAME.format(page="decks/linear50.html", title="A deck: the backward of one Linear used fifty times")
 _DECK = f"```{{raw}} html\n{_DECK}\n```"
 
 
@@ -162,7 +161,8 @@ def _copy_tours() -> None:
 def _save_decks(tour: Path, code: str) -> None:
     """Save a tour's decks in a process of its own, unless they are those of its code already."""
     DECKS.mkdir(parents=True, exist_ok=True)
-    stamp = DECKS / f"{tour.stem}.{code}"
+    stamp = HERE / "_generated" / f"{tour.stem}.{code}"
+    stamp.parent.mkdir(exist_ok=True)
     if not stamp.exists():
         command = [sys.executable, str(HERE / "live_decks.py"), tour.name, str(DECKS)]
         subprocess.run(command, cwd=NOTEBOOKS, check=True, stdout=subprocess.DEVNULL)
@@ -170,14 +170,11 @@ def _save_decks(tour: Path, code: str) -> None:
 
 
 def _write_deck() -> None:
-    """The deck that can be played in the docs: a page as `save_html` writes it, of a measured run."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    x = torch.randn(8, 32, 64)
-    run = ts.profile(lambda: model(x).square().mean(), model=model)
+    """The deck on the first page: a saved page of a measured run, as in README's picture."""
+    _, make_loss = ts.workload("linear50").build()
+    run = ts.profile(make_loss, policy="bfs", trace="full")
     DECKS.mkdir(parents=True, exist_ok=True)
-    run.save_html(DECKS / "encoder.html")
+    run.save_html(DECKS / "linear50.html")
 
 
 def _write_commands() -> None:

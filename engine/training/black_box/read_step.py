@@ -218,6 +218,9 @@ class RecordedStep:
             raise ValueError(f"{self.folder} cannot be used: {error}") from None
 
 
+_WANTED = "expected the folder of one step that ts.training(..., black_box=FOLDER) wrote"
+
+
 def _steps_in(folder: Path) -> str:
     steps = sorted(each.name for each in folder.glob("step_*"))
     return f"; {folder} has {', '.join(steps[:5])}" if steps else ""
@@ -234,13 +237,9 @@ def read_step(folder: object) -> RecordedStep:
     place = path_of(folder, "ts.replay()")
     if not place.is_dir():
         what = "is not a folder" if os.path.lexists(place) else "does not exist"
-        raise ValueError(
-            f"the folder of a step, {place}, {what}; expected one that a black box wrote{_steps_in(place.parent)}"
-        )
+        raise ValueError(f"the folder of a step, {place}, {what}; {_WANTED}{_steps_in(place.parent)}")
     if not os.path.lexists(place / FACTS):
-        raise ValueError(
-            f"{place} has no {FACTS}; expected the folder of one step that a black box wrote{_steps_in(place)}"
-        )
+        raise ValueError(f"{place} has no {FACTS}; {_WANTED}{_steps_in(place)}")
     return load_file(
         place / FACTS,
         _WHAT,
