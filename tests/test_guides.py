@@ -395,6 +395,7 @@ PAGES = {
     "guides/recompute": Page(
         LOOP_OF_BLOCKS + GPT2_CLASSES, {2: "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"}
     ),
+    "guides/run": Page(""),
     "guides/sharing": Page(),
     "guides/slow": Page(),
     "guides/stepping": Page(),

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from traceback import FrameSummary
+from types import SimpleNamespace
 
+import IPython
+import pytest
 import torch
+from IPython.core.compilerop import CachingCompiler
 from torch import Tensor, nn
 
 import tapescope as ts
