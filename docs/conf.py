@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import dedent, indent
 
 from sphinx.application import Sphinx
@@ -164,8 +165,9 @@ def _save_decks(tour: Path, code: str) -> None:
     stamp = HERE / "_generated" / f"{tour.stem}.{code}"
     stamp.parent.mkdir(exist_ok=True)
     if not stamp.exists():
-        command = [sys.executable, str(HERE / "live_decks.py"), tour.name, str(DECKS)]
-        subprocess.run(command, cwd=NOTEBOOKS, check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, str(HERE / "live_decks.py"), str(tour), str(DECKS)]
+        with TemporaryDirectory() as elsewhere:  # tours write files
+            subprocess.run(command, cwd=elsewhere, check=True, stdout=subprocess.DEVNULL)
         stamp.touch()
 
 

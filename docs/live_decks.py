@@ -36,7 +36,7 @@ def save_decks(tour: Path, folder: Path) -> None:
         if cell["cell_type"] != "code":
             continue
         with capture_output() as captured:
-            shell.run_cell("".join(cell["source"])).raise_error()
+            shell.run_cell("".join(cell["source"]), store_history=True).raise_error()
         shown = [output.data for output in captured.outputs if VIEW in output.data]
         widgets = [_instances[data[VIEW]["model_id"]] for data in shown]
         found = [each for each in widgets if hasattr(each, "moment")]
