@@ -191,8 +191,11 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, Mapping):
         made = model(**batch)
     elif isinstance(batch, tuple | list):
-        _expect_parts(model, batch)
-        made = model(*batch)
+        try:
+            made = model(*batch)
+        except TypeError:
+            _expect_parts(model, batch)
+            raise
     else:
         made = model(batch)
     loss = made if isinstance(made, Tensor) else _loss_in(made)
@@ -214,6 +217,8 @@ def _expect_parts(model: nn.Module, batch: Sequence[Any]) -> None:
     """
     try:
         inspect.signature(model.forward).bind(*batch)
+    except ValueError:  # implemented in C++, without a signature
+        return
     except TypeError as error:
         raise ValueError(
             f"{type(model).__name__}.forward() cannot be called with the {len(batch)} parts of a batch ({error}), so "
