@@ -21,6 +21,7 @@ def shows_deck(output: dict[str, Any]) -> bool:
 
 
 def save_decks(tour: Path, folder: Path) -> None:
+    """Run a tour and save its decks. The files that the tour writes are in the current folder."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import capture_output
     from ipywidgets.widgets.widget import _instances
