@@ -12,10 +12,14 @@ import argparse
 import platform
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 
 from .commands.command_arguments import Parser, refuse
 from .commands.json_output import answered, answering, as_json, asks_for_json, exit_code_of
+from .commands.run_script import script_and_function
 
 COMMANDS = {
     "run": "run",
@@ -34,6 +38,18 @@ COMMANDS = {
 }
 """The module of each command, in the order in which help lists them."""
 
+_FUNCTIONS = {
+    "profile": "compare",
+    "peak": "compare",
+    "plan_order": "compare",
+    "record_steps": "run --profile",
+    "training": "run",
+    "find_nan": "debug --watch nan",
+    "find_batches": "graph --groups",
+    "svg": "graph",
+}
+"""The commands for functions of `tapescope` whose names people type as commands."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. `arguments` are by default those of the process."""
@@ -42,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line(given[0] if given and given[0] in COMMANDS else None)
     with answering() as answer:
         try:
+            if given and given[0] not in COMMANDS and not given[0].startswith("-"):
+                parser.error(_unknown(given[0]))
             options = parser.parse_args(given)
         except SystemExit as end:
             if answer.error is not None and asks_for_json(given):
@@ -58,6 +76,13 @@ def _run(options: argparse.Namespace) -> int:
         from rich.console import Console
     except ModuleNotFoundError:
         return refuse("the command line needs rich to print tables; pip install rich")
+    try:
+        # Check before the command imports torch, to answer a typo at once. `debug` also takes a script alone.
+        for name in () if "arguments" in options else ("target", "make_model", "loss_of"):
+            if ":" in (target := getattr(options, name, "")):
+                script_and_function(target)
+    except ValueError as error:
+        return refuse(error)
     return int(options.command(options, Console(highlight=False)))
 
 
@@ -83,18 +108,33 @@ def command_line(only: str | None = None) -> Parser:
     return parser
 
 
+def _unknown(word: str) -> str:
+    """Return the message for a first argument that is not a command."""
+    script = word.rpartition(":")[0]
+    if word.endswith(".py") or Path(word).is_file():
+        near = f"did you mean `tapescope run {word}` or `tapescope debug {word}`?"
+    elif script.endswith(".py"):
+        near = f"did you mean `tapescope compare {word}` or `tapescope graph {word}`?"
+    elif word in _FUNCTIONS:
+        near = f"did you mean `tapescope {_FUNCTIONS[word]}`?"
+    elif found := get_close_matches(word, COMMANDS, 1):
+        near = f"did you mean `tapescope {found[0]}`?"
+    else:
+        near = f"expected one of {', '.join(COMMANDS)}"
+    return f"unknown command {word!r}; {near}"
+
+
 class _Version(argparse.Action):
-    """Prints versions. An action imports torch only if the option is used; argparse's own needs the text up front."""
+    """Prints versions, from the packages' metadata: importing torch takes over a second."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import torch
-
         from . import __version__
         from .inspector.torch_private.private_names import NEWEST_TESTED, is_untested
 
-        print(f"tapescope {__version__}, torch {torch.__version__}, Python {platform.python_version()}")
-        if is_untested(torch.__version__):
-            print(f"torch {torch.__version__} is newer than the newest version tested, {NEWEST_TESTED}")
+        torch = version("torch")
+        print(f"tapescope {__version__}, torch {torch}, Python {platform.python_version()}")
+        if is_untested(torch):
+            print(f"torch {torch} is newer than the newest version tested, {NEWEST_TESTED}")
         parser.exit()
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from ..engine.execution.backward_arguments import GraphRule
+from ..engine.execution.accumulation_rule import GraphRule
 from .command_arguments import Commands, ProgressLine, place_for, refuse, script_raised
 from .json_output import tell
 

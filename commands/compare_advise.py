@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from ..engine.execution.accumulation_rule import Accumulate, Release
-from ..engine.execution.backward_arguments import GraphRule
+from ..engine.execution.accumulation_rule import Accumulate, GraphRule, Release
 from .command_arguments import Commands, ProgressLine, policies_of, print_title, program, refuse, script_raised
 from .json_output import tell
 

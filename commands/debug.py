@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ..engine.execution.accumulation_rule import Accumulate, Accumulation, Release
-from ..engine.schedule.device_queues import QUEUES
 from .command_arguments import Commands, refuse
 from .json_output import printed, tell_error
 
@@ -55,7 +54,7 @@ def add_debug(commands: Commands) -> None:
     )
     debug.add_argument(
         "--queues",
-        choices=tuple(QUEUES),
+        choices=("one", "per-device"),
         help="one ready queue for all devices, or one per device (per-device, as in PyTorch; one for --engine native)",
     )
     debug.add_argument(
@@ -83,6 +82,7 @@ def add_debug(commands: Commands) -> None:
 
 def _debug(options: argparse.Namespace, console: Console) -> int:
     from ..engine.planning.policies import find_policy
+    from ..engine.schedule.device_queues import QUEUES
     from ..engine.session.batching.run_batches import check_batch
     from ..widgets.terminal.script_debugger import EveryBackward, ended_well
     from ..widgets.terminal.user_traceback import users_traceback
@@ -116,6 +116,13 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
                 backward_of(target)
             return 2 if debugger.matched_nothing else 0
         path = script_path(target)
+        own = {"--break", "--watch", "--policy", "--engine", "--batch", "--skip", "--keep-inputs"}
+        if passed := [each for each in options.arguments if each.partition("=")[0] in own]:
+            print(
+                f"tapescope: {passed[0]} stands after the script, so the script gets it; options of tapescope debug "
+                f"stand before {target}",
+                file=sys.stderr,
+            )
     except UserError as error:
         traceback = users_traceback(error.error)
         tell_error(f"{target} raised {type(error.error).__name__}", traceback)

@@ -80,7 +80,7 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
         return _within_limit(options, console)
     try:
         with made_by(options.target) as made:
-            parts = recipe_of(made)
+            parts = recipe_of(made, options.target.rpartition(":")[2])
             with _users_errors():
                 fit = fits(
                     **parts,  # type: ignore[arg-type]

@@ -228,7 +228,7 @@ def _fits(target: str, memory: str, batch_size: int | None) -> Answered:
     from .fits import fit_content
 
     with made_by(target) as made:
-        fit = fits(**recipe_of(made), memory=memory, batch_size=batch_size)  # type: ignore[arg-type]
+        fit = fits(**recipe_of(made, target.rpartition(":")[2]), memory=memory, batch_size=batch_size)  # type: ignore[arg-type]
         content = fit_content(fit)
     lines = list(content.pop("sentences"))
     return content | {"untrusted": lines + list(content.pop("estimates"))}

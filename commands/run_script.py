@@ -87,3 +87,21 @@ def _run_as_main(run: Callable[[], None]) -> None:
 
         sys.excepthook = hook
         raise
+
+
+def script_and_function(target: str) -> tuple[Path, str]:
+    """Split `SCRIPT.py:FUNCTION`.
+
+    Raises:
+        ValueError: it has another form, or the script does not exist.
+    """
+    script, colon, function_name = target.rpartition(":")
+    if not colon or not script or not function_name.isidentifier():
+        raise ValueError(f"expected SCRIPT.py:FUNCTION, got {target!r}")
+    path = Path(script).resolve()
+    if not path.is_file():
+        near = f"; did you mean {script}.py:{function_name}?" if path.with_name(f"{path.name}.py").is_file() else ""
+        raise ValueError(f"script {script} does not exist{near}")
+    if path.suffix != ".py":
+        raise ValueError(f"a script's name must end in .py, got {script}")
+    return path, function_name

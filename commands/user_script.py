@@ -19,6 +19,7 @@ from ..inspector.capture.capture import capture
 from ..inspector.graph.graph import Graph
 from ..inspector.torch_private.sequence_numbers import sequence_nr
 from ..inspector.validation import expect_callable
+from .run_script import script_and_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def draw_function(target: str) -> Drawn:
     Raises:
         ValueError: the script or function does not exist, or the function returns something else.
     """
-    _, function_name = _parts(target)
+    _, function_name = script_and_function(target)
     try:
         with _users_function(target) as function:
             try:
@@ -74,7 +75,7 @@ def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[]
         ValueError: as in `draw_function`.
         UserError: the script raised. The yielded function also raises it, if the user's function raises.
     """
-    _, function_name = _parts(target)
+    _, function_name = script_and_function(target)
 
     with _users_function(target) as function:
         checked = False
@@ -129,14 +130,14 @@ def functions_of(*targets: str) -> Iterator[list[Callable[..., Any]]]:
     """
     found: list[Callable[..., Any]] = []
     modules: dict[Path, ModuleType] = {}
-    paths = [_parts(target)[0] for target in targets]
+    paths = [script_and_function(target)[0] for target in targets]
     with ExitStack() as stack:
         for path, target in zip(paths, targets, strict=True):
             if path not in modules:
                 sys.path.insert(0, str(path.parent))  # so that the script can import modules next to it
                 stack.callback(sys.path.remove, str(path.parent))
                 modules[path] = _load(path)
-            found.append(_function(modules[path], _parts(target)[1]))
+            found.append(_function(modules[path], script_and_function(target)[1]))
         yield found
 
 
@@ -160,18 +161,6 @@ class UserError(Exception):
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-def _parts(target: str) -> tuple[Path, str]:
-    script, colon, function_name = target.rpartition(":")
-    if not colon or not script or not function_name.isidentifier():
-        raise ValueError(f"expected SCRIPT.py:FUNCTION, got {target!r}")
-    path = Path(script).resolve()
-    if not path.is_file():
-        raise ValueError(f"script {script} does not exist")
-    if path.suffix != ".py":
-        raise ValueError(f"a script's name must end in .py, got {script}")
-    return path, function_name
 
 
 @contextmanager

@@ -8,21 +8,27 @@ import inspect
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import dedent, indent
 
-import torch
 from sphinx.application import Sphinx
 
 import tapescope as ts
 from tapescope.__main__ import command_line
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # Sphinx does not
+
+from live_decks import shows_deck  # noqa: E402
+
 NOTEBOOKS = HERE.parent / "notebooks"
+DECKS = HERE / "_pages" / "decks"
 LIVE = {"application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json"}
 
 project = "tapescope"
@@ -83,10 +89,10 @@ _BY_THEME = """```{image} \\2
 :alt: \\3
 :class: only-dark
 ```"""
-_DECK = """```{raw} html
-<iframe src="decks/encoder.html" title="A deck: the backward of an nn.TransformerEncoder" class="deck"></iframe>
-<p><a href="decks/encoder.html">in a tab of its own</a></p>
-```"""
+_FRAME = """<iframe src="{page}" title="{title}" class="deck" loading="lazy"></iframe>
+<p><a href="{page}">in a tab of its own</a></p>"""
+_DECK = _FRAME.format(page="decks/linear50.html", title="A deck: the backward of one Linear used fifty times")
+_DECK = f"```{{raw}} html\n{_DECK}\n```"
 
 
 def _unlike_github(app: Sphinx, page: str, source: list[str]) -> None:
@@ -98,7 +104,8 @@ def _unlike_github(app: Sphinx, page: str, source: list[str]) -> None:
     text = re.sub(
         r"^\|.*", lambda row: re.sub(r"(?<=\d) (?=[×%]|[KMG]iB|ms\b)", "\u00a0", row[0]), text, flags=re.MULTILINE
     )
-    source[0] = _PICTURE.sub(_BY_THEME, text).replace("(../../notebooks/", "(../tutorials/")
+    text = text.replace("(../../notebooks/", "(../tutorials/").replace("(../notebooks/", "(tutorials/")
+    source[0] = _PICTURE.sub(_BY_THEME, text)
 
 
 def _leave_out_signature(
@@ -135,26 +142,41 @@ def _as_code(block: str) -> str:
 
 
 def _copy_tours() -> None:
-    """Sphinx reads what lies below its own folder. Of a deck and a figure the still is shown that they left."""
+    """Sphinx reads pages below its own folder. A deck plays as a saved page; a figure shows its still picture."""
     for path in sorted(NOTEBOOKS.glob("[01]*.ipynb")):
         tour = json.loads(path.read_text(encoding="utf-8"))
-        for cell in tour["cells"]:
+        if any(shows_deck(output) for cell in tour["cells"] for output in cell.get("outputs", ())):
+            _save_decks(path, tour["metadata"]["tapescope"]["code"])
+        for number, cell in enumerate(tour["cells"]):
+            decks = [output for output in cell.get("outputs", ()) if shows_deck(output)]
+            for place, output in enumerate(decks):
+                page = f"decks/{path.stem}_{number}_{place}.html"
+                if (DECKS.parent / page).exists():
+                    output["data"] = {"text/html": _FRAME.format(page=f"../{page}", title=f"A deck of {path.stem}")}
             for output in cell.get("outputs", ()):
                 for live in LIVE & output.get("data", {}).keys():
                     del output["data"][live]
         (HERE / "tutorials" / path.name).write_text(json.dumps(tour), encoding="utf-8")
 
 
+def _save_decks(tour: Path, code: str) -> None:
+    """Save a tour's decks in a process of its own, unless they are those of its code already."""
+    DECKS.mkdir(parents=True, exist_ok=True)
+    stamp = HERE / "_generated" / f"{tour.stem}.{code}"
+    stamp.parent.mkdir(exist_ok=True)
+    if not stamp.exists():
+        command = [sys.executable, str(HERE / "live_decks.py"), str(tour), str(DECKS)]
+        with TemporaryDirectory() as elsewhere:  # tours write files
+            subprocess.run(command, cwd=elsewhere, check=True, stdout=subprocess.DEVNULL)
+        stamp.touch()
+
+
 def _write_deck() -> None:
-    """The deck that can be played in the docs: a page as `save_html` writes it, of a measured run."""
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-    x = torch.randn(8, 32, 64)
-    run = ts.profile(lambda: model(x).square().mean(), model=model)
-    folder = HERE / "_pages" / "decks"
-    folder.mkdir(parents=True, exist_ok=True)
-    run.save_html(folder / "encoder.html")
+    """The deck on the first page: a saved page of a measured run, as in README's picture."""
+    _, make_loss = ts.workload("linear50").build()
+    run = ts.profile(make_loss, policy="bfs", trace="full")
+    DECKS.mkdir(parents=True, exist_ok=True)
+    run.save_html(DECKS / "linear50.html")
 
 
 def _write_commands() -> None:

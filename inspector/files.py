@@ -78,6 +78,21 @@ def write_file(path: str | Path, content: str | bytes) -> Path:
     return Path(path)
 
 
+def write_svg(path: str | Path, svg: str) -> Path:
+    """Write an SVG file.
+
+    Raises:
+        ValueError: The name ends as that of another kind of file, such as .pdf.
+    """
+    suffix = Path(path).suffix
+    if suffix.lower() not in ("", ".svg"):
+        raise ValueError(
+            f"save_svg() writes SVG, but {path} ends in {suffix}; expected a name that ends in .svg. "
+            "graph.to_graphviz().render(format=...) writes PDF and PNG files"
+        )
+    return write_file(path, svg)
+
+
 @contextmanager
 def open_untrusted(path: Path, what: str, *, follow_link: bool = True) -> Iterator[IO[bytes]]:
     """Open an untrusted file. Errors of the block about its contents become a ValueError.

@@ -10,12 +10,15 @@ import subprocess
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
 import tapescope as ts
+from tapescope.engine.memory.lifetimes import Category, Kind
 from tapescope.engine.studies.order_study import WORKLOADS_STUDIED
+from tapescope.widgets.deck.verbs import ROWS
 
 from .public_names import NAMESPACES, PUBLIC_NAMES
 
@@ -118,6 +121,62 @@ def test_the_guide_to_orders_has_every_policy() -> None:
     assert named == {*ts.orders.POLICIES}
 
 
+def links_of(page: Path) -> set[Path]:
+    """The pages to which a page links as GitHub shows it, without the contents that only Sphinx makes."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "code", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+\.md)[^)]*\)", text)
+    return {(page.parent / link).resolve() for link in links if "://" not in link}
+
+
+def test_each_page_is_within_two_links_of_the_readme() -> None:
+    reached = {ROOT / "README.md"}
+    for _ in range(2):
+        reached |= {target for page in reached for target in links_of(page)}
+    assert [page.relative_to(DOCS).as_posix() for page in PAGES if page.resolve() not in reached] == []
+
+
+def test_the_tables_of_the_readme_and_the_index_lead_to_every_guide() -> None:
+    guides = {path.resolve() for path in (DOCS / "guides").glob("*.md")}
+    assert guides <= links_of(DOCS / "index.md")
+    rows = [row for row in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
+    assert sum("](docs/guides/" in row for row in rows) >= 12
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "guides").glob("*.md")), ids=lambda path: path.stem)
+def test_a_guide_leads_on_to_related_pages(page: Path) -> None:
+    last = page.read_text(encoding="utf-8").rstrip().rpartition("\n\n")[2]
+    assert last.startswith("Related: ") and "](" in last
+
+
+def test_the_table_of_verbs_has_each_verb_in_its_place() -> None:
+    page = (REFERENCE / "verbs.md").read_text(encoding="utf-8").partition("## Questions about a program")[0]
+    rows = [[cell.strip() for cell in row.split("|")] for row in page.splitlines() if row.count("|") == 6]
+    for place, surfaces, column in (("%tapescope", {"magic"}, 4), ("prompt", {"prompt", "script"}, 5)):
+        named = {name for row in rows for name in re.findall(r"`(\w+)[^`]*`", row[column])}
+        known = {
+            (each.magic if place == "%tapescope" and each.magic else each.usage).partition(" ")[0]
+            for each in ROWS
+            if surfaces & {*each.on}
+        }
+        assert named - known <= {"export"} and known - named <= {"advise", "help", "stop"}, place
+
+
+def test_the_pages_on_reading_name_each_category_of_memory() -> None:
+    deck = (REFERENCE / "reading_the_deck.md").read_text(encoding="utf-8").partition("## Colours of memory")[2]
+    source = (ROOT / "widgets/js/src/model/document.ts").read_text(encoding="utf-8")
+    shown = re.findall(r'title: "[^"]+", name: "([^"]+)"', source)
+    assert len(shown) == len(Category) and [name for name in shown if name not in deck] == []
+    report = (REFERENCE / "reading_a_report.md").read_text(encoding="utf-8").partition("## Phases of a step")[0]
+    assert [kind for kind in get_args(Kind) if kind not in report] == []
+
+
+def test_the_glossary_has_25_words_in_their_order() -> None:
+    words = re.findall(
+        r"^\| (?!word)([A-Za-z ]+) \|", (REFERENCE / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(words) == 25 and words == sorted(words, key=str.lower)
+
+
 def test_each_page_is_in_the_contents() -> None:
     listed = {
         (page.parent / f"{entry}.md").resolve()
@@ -158,7 +217,7 @@ def test_all_pages_install_from_one_place() -> None:
     found = [
         place for text in texts for place in re.findall(r"pip install '([./\w]+)\[(?:notebook|figures|marimo)\]'", text)
     ]
-    assert len(found) == 5
+    assert len(found) == 6
     assert {place.removesuffix("/tapescope") for place in found} in ({"."}, {"tapescope"})
 
 

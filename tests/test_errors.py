@@ -88,6 +88,12 @@ MISTAKES: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "a name that nobody has": (lambda: ts.debug(make_loss()).stpe(), ("'stpe'",)),
     "stepping a run": (lambda: ts.backward(make_loss()).step(), ("step", "ts.debug(loss)")),  # type: ignore[attr-defined]
     "a row that is none": (lambda: ts.plan_order(make_loss())["hepa"], ("'hepa'", "liu")),
+    "a picture of another kind": (lambda: ts.graph(make_loss()).save_svg("a.pdf"), ("a.pdf", ".svg", "to_graphviz()")),
+    "a step that was not kept": (lambda: ts.replay("no/step_3", lambda: MODEL, lambda model, batch: None), ("step_3",)),  # type: ignore[arg-type,return-value]
+    "a batch in parts": (
+        lambda: ts.fits(MODEL, lambda: (torch.ones(2, 3), torch.ones(2)), torch.optim.SGD, "1GB"),  # type: ignore[arg-type]
+        ("forward()", 2, "loss_of"),
+    ),
     "a path that is none": (lambda: ts.graph(make_loss()).save_svg(3), ("int",)),  # type: ignore[arg-type]
     "a policy without a rule": (lambda: ts.Policy("mine", "my rule"), ("'mine'", "key=", "plan=")),
     "a policy whose keys are none": (lambda: ts.Policy("mine", "my rule", 3), ("'mine'", "key", "int")),  # type: ignore[arg-type]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import tapescope.widgets.deck.open_deck as of_decks
+
+if __package__:
+    from .shown_outputs import assert_shown
+else:  # run as a script, see below
+    from tapescope.tests.shown_outputs import assert_shown
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,18 +54,6 @@ from collections import OrderedDict
 
 chunks = OrderedDict((str(number), nn.Linear(8, 8)) for number in range(4))
 model = nn.Sequential(OrderedDict(chunk=nn.Sequential(chunks)))
-"""
-
-PARTS = """
-from collections import OrderedDict
-
-encoder, decoder = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-model = nn.Sequential(OrderedDict(encoder=encoder, decoder=decoder))
-x = torch.randn(4, 8)
-optimizer = torch.optim.Adam(model.parameters())
-make_loss = lambda: model(x).sum()
-with ts.capture(model):
-    loss = make_loss()
 """
 
 LOOP = """
@@ -175,6 +170,13 @@ w, x = np.ones((8, 8)), np.ones((4, 8))
 fun = lambda w, x: np.sum(np.tanh(np.dot(x, w)))
 """
 
+SECOND = """
+from autograd import grad
+
+v = np.ones((8, 8))
+loss = lambda w: fun(w, x)
+"""
+
 ENSEMBLE = """
 import torch
 import tapescope as ts
@@ -255,6 +257,17 @@ with ts.capture(model):
 """
 )
 
+LOOP_OF_BLOCKS = """
+import torch
+
+loader = [torch.randn(8, 128, 64) for _ in range(2)]
+loss_of = lambda model, batch: model(batch).square().mean()
+"""
+
+HIDDEN = """
+model.encoder.register_forward_hook(lambda module, inputs, output: globals().update(hidden=output))
+"""
+
 FITS = """
 import torch
 import tapescope as ts
@@ -263,6 +276,21 @@ from torch import nn
 make_model = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
 make_batch = lambda size=8: torch.randn(size, 8)
 loss_of = lambda model, batch: model(batch).square().mean()
+"""
+
+LOOP_OF_FITS = """
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loader = [make_batch() for _ in range(4)]
+
+
+def train(batch):
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+batch = loader[0]
 """
 
 EXPORTS = (
@@ -283,30 +311,6 @@ with ts.training(model, optimizer) as training:
     train()
 """
 )
-
-NAMED = """
-import torch
-import tapescope as ts
-from torch import nn
-
-
-class Tanh(nn.Module):
-    def forward(self, x):
-        return torch.tanh(x)
-
-
-class Named(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.attn, self.fc = Tanh(), Tanh(), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.attn(self.cell(self.fc(x)) + x)
-
-
-model, x = Named(), torch.randn(4, 8)
-make_loss = lambda: loss_of(model, x)  # of the loop below
-"""
 
 GPT2_CLASSES = "import transformers\n"
 
@@ -353,24 +357,21 @@ class Page:
 
 
 PAGES = {
-    "README": Page("from torch import nn\n", {3: PARTS}, shows_decks=True),
-    "install": Page("", shows_decks=True),
+    "README": Page("from torch import nn\n", shows_decks=True),
+    "explanation/accumulation": Page(blocks={1: HIPS, 2: SECOND}),
     "explanation/pr4746": Page(
         "import torch\n\nimport tapescope as ts\n",
         after=f"assert list(ran_first.values()) == {first_backwards()}\n",
         quick=True,
     ),
-    "guides/accelerate": Page(SMALL + GPT2 + ACCELERATE, after="assert len(steps) == 3"),
-    "guides/accumulation": Page(blocks={1: HIPS}),
     "guides/batching": Page(ENSEMBLE),
     "guides/black_box": Page(
         SMALL + LOOP + BAD_STEP, after="assert again.same and again.same_loss and again.find_nan().where"
     ),
-    "guides/colab": Page(left_out={0: "is of Colab, which no machine of ours is"}),
+    "guides/breakpoints": Page(ENCODER, {0: HIDDEN}),
+    "guides/compare_runs": Page(""),
     "guides/compile": Page(),
-    "guides/debugging": Page(
-        ENCODER, {2: "run_a, run_b = ts.profile(make_loss), ts.profile(make_loss, policy='bfs')\n"}
-    ),
+    "guides/custom_function": Page(""),
     "guides/deck": Page(ENCODER, shows_decks=True),
     "guides/distributed": Page(SMALL + LOOP + DDP, {1: "loss = model(x).sum()\n"}),
     "guides/exports": Page(SMALL + LOOP + EXPORTS),
@@ -381,17 +382,32 @@ PAGES = {
         raises={1: "mat1 and mat2 shapes cannot be multiplied"},
         quick=True,
     ),
-    "guides/huggingface": Page(SMALL + GPT2 + TRAINER),
-    "guides/lightning": Page(SMALL + LIGHTNING),
-    "guides/marimo": Page(shows_decks=True),
-    "guides/memory": Page(),
-    "guides/memory_tests": Page(),
-    "guides/recompute": Page(NAMED + LOOP + GPT2_CLASSES),
-    "guides/orders": Page(SMALL + FIT, {2: "loss = make_loss()\n", 3: CHUNKS}),
+    "guides/memory": Page(""),
+    "guides/nan": Page(""),
+    "guides/no_gradient": Page(""),
+    "guides/notebooks": Page(shows_decks=True, left_out={2: "belongs to Colab, on which these tests do not run"}),
+    "guides/order_dependence": Page("import torch\n\nimport tapescope as ts\n"),
+    "guides/orders": Page(SMALL + FIT, {3: "loss = make_loss()\n", 4: CHUNKS}),
+    "guides/out_of_memory": Page(FITS + LOOP_OF_FITS),
+    "guides/pytest": Page(
+        after="test_no_nan()\ntest_each_parameter_has_a_gradient()\ntest_results_do_not_depend_on_the_order_of_tasks()\n"
+    ),
+    "guides/recompute": Page(
+        LOOP_OF_BLOCKS + GPT2_CLASSES, {2: "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"}
+    ),
+    "guides/run": Page(""),
+    "guides/sharing": Page(),
+    "guides/slow": Page(),
     "guides/stepping": Page(),
     "guides/steps": Page(SMALL + LOOP + "one_step = lambda: train(next(iter(loader)))\n"),
-    "guides/traces": Page(DEEP, quick=True),
+    "guides/terminal": Page(""),
+    "guides/trainers": Page(
+        SMALL + GPT2 + TRAINER,
+        {5: SMALL + LIGHTNING, 8: SMALL + GPT2 + ACCELERATE},
+        after="assert len(steps) == 3",
+    ),
     "guides/training": Page(SMALL + LOOP + BAD_STEP + WRITER),
+    "reference/reading_a_report": Page(""),
 }
 
 
@@ -399,20 +415,32 @@ MISTAKES = {"reference/errors", "guides/what_went_wrong"}
 """Each block of it raises, and `test_errors_page.py` says what."""
 
 
+def blocks_and_outputs_of(page: str) -> list[tuple[str, str]]:
+    """The blocks of Python of a page, each with the output that stands directly below it, or with ""."""
+    path = ROOT / "README.md" if page == "README" else DOCS / f"{page}.md"
+    shown = r"^```python\n(.*?)^```\n(?:```(?:text)?\n(.*?)^```)?"
+    return re.findall(shown, path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
 def blocks_of(page: str) -> list[str]:
     """The blocks of Python of a page."""
-    path = ROOT / "README.md" if page == "README" else DOCS / f"{page}.md"
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for block, _ in blocks_and_outputs_of(page)]
 
 
 def run(page: str) -> None:
-    """Runs a page's blocks in one namespace, in this folder. What stands alone on a line is shown, as in a notebook."""
+    """Run a page's blocks in one namespace, in this folder, and compare what they print with what the page shows.
+
+    An expression alone on a line is shown, as in a notebook. A block whose first line is `# NAME.py` is a file of that
+    name.
+    """
     told = PAGES[page]
     names: dict[str, object] = {"__name__": "__main__", "shown": _shown}
     _run_file("model.py", told.before, names)
-    for number, block in enumerate(blocks_of(page)):
+    for number, (block, output) in enumerate(blocks_and_outputs_of(page)):
         if number in told.left_out:
             continue
+        named = re.match(r"# (\w+\.py)\n", block)
+        file = named[1] if named else f"block_{number}.py"
         _run_file(f"before_{number}.py", told.blocks.get(number, ""), names)
         if "%" in {line[:1] for line in block.splitlines()}:
             shell = InteractiveShell.instance()
@@ -421,9 +449,12 @@ def run(page: str) -> None:
             names.update(shell.user_ns)
         elif number in told.raises:
             with pytest.raises(RuntimeError, match=told.raises[number]):
-                _run_file(f"block_{number}.py", block, names)
+                _run_file(file, block, names)
         else:
-            _run_file(f"block_{number}.py", block, names)
+            with redirect_stdout(io.StringIO()) as printed:
+                _run_file(file, block, names)
+            if output:
+                assert_shown(output, printed.getvalue(), f"{page}, block {number}")
     _run_file("after.py", told.after, names)
 
 

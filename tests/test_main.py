@@ -20,7 +20,7 @@ import torch
 
 import tapescope as ts
 import tapescope.commands.demo
-from tapescope.__main__ import command_line, main
+from tapescope.__main__ import COMMANDS, command_line, main
 from tapescope.engine.memory.categories import Category
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, says
@@ -550,10 +550,63 @@ def test_a_function_that_can_not_be_measured_is_refused_in_a_sentence(
     snapshot("advise", sentence)
 
 
-def test_a_misspelt_command_or_choice_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    for typed, nearest in ((["comprae"], ["compare"]), (["list"], []), (["bench", "ordres"], ["orders"])):
-        before_all_choices, _, _ = assert_refused(typed, capsys).partition("(choose from")
-        assert re.findall(r"'(\w+)'", before_all_choices) == [typed[-1], *nearest]
+def test_a_misspelt_choice_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    before_all_choices, _, _ = assert_refused(["bench", "ordres"], capsys).partition("(choose from")
+    assert re.findall(r"'(\w+)'", before_all_choices) == ["ordres", "orders"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("comprae", ["tapescope compare"]),
+        ("train.py", ["tapescope run train.py", "tapescope debug train.py"]),
+        ("train.py:make_loss", ["tapescope compare train.py:make_loss", "tapescope graph train.py:make_loss"]),
+        ("profile", ["tapescope compare"]),
+        ("find_nan", ["tapescope debug --watch nan"]),
+    ],
+)
+def test_an_unknown_command_is_answered_with_commands_that_exist(
+    typed: str, meant: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.findall("`(.+?)`", assert_refused([typed], capsys)) == meant
+    known = command_line()
+    for line in meant:
+        words = shlex.split(line)[1:]
+        known.parse_args([*words, *(["train.py"] if len(words) == 1 or words[-1] == "nan" else [])])
+
+
+def test_a_word_that_resembles_no_command_is_answered_with_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    says(assert_refused(["list"], capsys), "'list'", *COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--help",
+        "--version",
+        "train.py",
+        "bench ordres",
+        "compare",
+        "debug --engine no",
+        "graph no.py:f",
+        "replay a no.py:f no.py:g",
+    ],
+)
+def test_help_and_mistakes_in_arguments_are_answered_without_torch(typed: str) -> None:
+    code = (
+        "import sys\nfrom tapescope.__main__ import main\n"
+        f"try: main({typed.split()!r})\nexcept SystemExit: pass\n"
+        "sys.exit(any(name == 'torch' for name in sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout + ran.stderr
+
+
+def test_a_script_without_its_ending_is_answered_with_the_ending(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{script.with_suffix('')}.py:loss" in assert_refused(["graph", f"{script.with_suffix('')}:loss"], capsys)
 
 
 def test_what_has_no_graph_and_what_is_no_loss_is_told_why_and_what_to_return(

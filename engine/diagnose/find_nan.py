@@ -147,7 +147,7 @@ class NanReport:
         return text_of("findings as HTML", [[]], self.sentences)
 
 
-def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module | None = None) -> NanReport:
+def find_nan(make_loss: MakeLoss, model: nn.Module | None = None, *, engine: Engine = "direct") -> NanReport:
     """Find the first NaN or infinite value of a forward and its backward, and the operation that caused it.
 
     Every operation of the forward is checked, including those in nested backwards and in torch.func's transforms. If
@@ -164,9 +164,9 @@ def find_nan(make_loss: MakeLoss, *, engine: Engine = "direct", model: nn.Module
     Args:
         make_loss: a function that runs the forward and returns the loss, one element, or a tape (`ts.hips.tape`). For a
             tape, the report names the first primitive of its forward that returned a bad value.
-        engine: "direct"; graphs that it does not support run with "native".
         model: the module that names modules and parameters, for a forward that calls only parts of it. Pass several
             models as one `nn.ModuleDict({"G": generator, "D": critic})`. None: names start at each outermost module.
+        engine: "direct"; graphs that it does not support run with "native".
 
     Known limitations: compiled regions run uncompiled, so values that only their kernels produce are not found. Values
     converted to Python numbers are not traced. Custom operators are not run again; their outputs are assumed to depend

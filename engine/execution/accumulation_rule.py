@@ -8,6 +8,9 @@ from typing import Literal, get_args
 Accumulate = Literal["inplace", "out_of_place", "list"]
 Release = Literal["eager", "never"]
 
+GraphRule = Literal["freed", "kept"]
+"""When nodes free their saved tensors: as they run, or not at all (`retain_graph=True`)."""
+
 _NAMES = {"inplace": "", "out_of_place": "out of place", "list": "list"}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -18,9 +18,6 @@ from ...inspector.torch_private.engine import first_gradients, torch_backward
 from ...inspector.torch_private.thread_state import without_torch_function
 from ...inspector.validation import expect, expect_outputs, expect_truth
 from .unsupported import refuse_transforms
-
-GraphRule = Literal["freed", "kept"]
-"""When nodes free their saved tensors: as they run, or not at all (`retain_graph=True`)."""
 
 
 def expect_flags(retain_graph: object, create_graph: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import verbs_end_where_called
 from ...inspector.capture.forward_program import ForwardProgram
-from ...inspector.files import write_file
+from ...inspector.files import write_svg
 from ...inspector.graph.graph import Fold, Graph
 from ...inspector.renderers import GraphTheme, drawn, saved_page, text_of
 from ...inspector.text.report import cells_table
@@ -247,7 +247,7 @@ class PlannedRecompute(RecomputePlan):
 
     def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
         """Write `to_svg()` to a file and return its path."""
-        return write_file(path, self.to_svg(fold=fold, theme=theme))
+        return write_svg(path, self.to_svg(fold=fold, theme=theme))
 
     def figure(self, theme: GraphTheme = "auto") -> go.Figure:
         """Return a plotly figure of the predicted memory over the tasks, without and with the plan."""

@@ -21,7 +21,7 @@ from .ready_queue import ReadyTask
 
 _LINE = re.compile(r"(?P<file>.+):(?P<line>\d+)")
 _SHOWN = 3  # names in an error
-_MEANINGS = "task", "line", "kind", "module", "grad"
+_MEANINGS = "line", "kind", "module", "grad", "task"
 
 Where = str | int | Task | ReadyTask | Tensor
 """A place in a backward, see `tasks_at`."""
@@ -33,8 +33,9 @@ def tasks_at(graph: Graph, where: Where) -> frozenset[int]:
     It may be a task or its number; a tensor of the forward, for the task that receives its gradient; the name of a node
     ("Addmm", "AddmmBackward0"); a module's path, for its calls and the calls in them; a parameter's name, for the task
     that accumulates its gradient; or a line ("model.py:120") of the forward, or of a custom Function's backward. Names
-    may be patterns ("encoder.layer.*", "*Norm*"). An ambiguous name is interpreted as the first of: task, line, kind,
-    module, parameter. A prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
+    may be patterns ("encoder.layer.*", "*Norm*"). An ambiguous name is interpreted as the first of: line, kind, module,
+    parameter, task. The str "2" is therefore the module "2" of an nn.Sequential, and a task only if there is no such
+    module; the int 2 is always a task. A prefix ("task:", "line:", "kind:", "module:", "grad:") selects one.
 
     Raises:
         ValueError: If nothing has that name; the message suggests the nearest names.

@@ -29,8 +29,7 @@ from ..api.make_loss import MakeLoss, own_gradients, real_loss_of
 from ..api.profile import profile
 from ..api.restore_state import AsFound
 from ..api.time_backwards import Spread, time_backward, turns
-from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
-from ..execution.backward_arguments import GraphRule
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, GraphRule, Release
 from ..execution.unsupported import refuse_tasks
 from ..memory.function_levels import StepLevels, allocated_levels, levels_of
 from ..planning.policies import POLICIES

@@ -19,8 +19,7 @@ from ...inspector.validation import expect, expect_callable, expect_choice, expe
 from ..api.backward import backward
 from ..api.make_loss import MakeLoss, expect_make_loss, loss_or_tape, real_loss_of
 from ..api.restore_state import AsFound
-from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
-from ..execution.backward_arguments import GraphRule
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, GraphRule, Release
 from ..memory.device_choice import devices_of
 from ..memory.timeline import Timeline
 from ..planning.policies import find_policy

@@ -40,7 +40,7 @@ from .step_phases import StepPhases, Window, with_forwards
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9
 _IN_A_ROW = 3
-_NOT_FOLLOWED = "only the {} of the recorded steps is traced task by task"
+_NOT_FOLLOWED = "only step {} of the recording is traced task by task"
 
 
 class LoopRecording:
@@ -171,7 +171,7 @@ class LoopRecording:
             if not (seen.optimizers or seen.skipped or watch.by_hand) and watch.wanted is not None:
                 continue  # an event after the last step
             timelines = {device: window.timeline(seen.first, end) for device, window in windows.items()}
-            why = "" if number == self._followed else _NOT_FOLLOWED.format(nth(self._followed + 1))
+            why = "" if number == self._followed else _NOT_FOLLOWED.format(self._followed)
             backwards = StepBackwards(windows, timelines, seen.first, end, self._follower, why)
             step = TrainingStep(number, timelines, tuple(seen.optimizers), tuple(seen.skipped), _backwards=backwards)
             if before is not None:
@@ -340,7 +340,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         highest = max(self._steps, key=lambda step: step.peak_bytes)
         return (
             f"<record_steps: {len(self)} steps, the highest peak {size_text(highest.peak_bytes)}, "
-            f"in the {nth(highest.number + 1)}>"
+            f"in step {highest.number}>"
         )
 
     def __str__(self) -> str:
@@ -358,7 +358,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
             peak = step.timeline.peak_phase.name
             rows.append(
                 [
-                    nth(step.number + 1),
+                    str(step.number),
                     size_text(step.peak_bytes),
                     peak,
                     state,
@@ -375,7 +375,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
                 "Nothing was recorded: no optimizer.step() was seen. Without a torch optimizer, call step() on this "
                 "recording at the end of each step."
             ]
-        found = [f"The {nth(step.number + 1)}: {said}" for step in self._steps for said in step._apart()]
+        found = [f"Step {step.number}: {said}" for step in self._steps for said in step._apart()]
         return [*found, OLDER_THAN_RECORDING] if self._steps else found
 
 

@@ -15,7 +15,7 @@ from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.phrases import joined
 from ...inspector.renderers import GraphTheme, drawn, saved
 from ...inspector.text.report import ShownAsTable
-from ...inspector.text.sizes_and_counts import nth, share_text, size_text
+from ...inspector.text.sizes_and_counts import share_text, size_text
 from ..memory.baseline import OLDER_THAN_RECORDING
 from ..memory.categories import GRADIENTS, STATE
 from ..memory.device_choice import chosen_device
@@ -166,7 +166,7 @@ class TrainingStep(ShownAsTable):
     def __repr__(self) -> str:
         peak = f"peak {size_text(self.peak_bytes)} in {place_of(self.timeline.peak_phase.name)}"
         events = f"{len(self.timeline.events):,} events, {self.timeline.elapsed_ns / 1e6:.1f} ms"
-        return f"<TrainingStep, the {nth(self.number + 1)} of those recorded: {peak}, {events}>"
+        return f"<TrainingStep {self.number}: {peak}, {events}>"
 
     words = ("",)
     html = "phases as HTML"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -153,8 +153,8 @@ def _place_of(function: Any) -> str:
     return f"`{name}`" if code is None else f"`{name}`, {Source(code.co_filename, code.co_firstlineno, '').short}"
 
 
-def recipe_of(made: object) -> dict[str, object]:
-    """Return the result of a script's `setup()` as arguments of `ts.fits`. It is a tuple of three or four, or a dict.
+def recipe_of(made: object, function: str) -> dict[str, object]:
+    """Return the result of a script's function as arguments of `ts.fits`. It is a tuple of three or four, or a dict.
 
     Raises:
         ValueError: it is neither.
@@ -163,10 +163,10 @@ def recipe_of(made: object) -> dict[str, object]:
     if isinstance(made, Mapping):
         if set(names[:3]) <= set(made) <= set(names):
             return {name: made[name] for name in names if name in made}
-        raise ValueError(f"setup() returned a dict with {', '.join(map(repr, made))}; expected {', '.join(names)}")
+        raise ValueError(f"{function}() returned a dict with {', '.join(map(repr, made))}; expected {', '.join(names)}")
     if isinstance(made, tuple | list) and len(made) in (3, 4):
         return dict(zip(names, made, strict=False))
-    raise ValueError(f"setup() returned {a_kind(made)}; expected ({', '.join(names)}) or a dict of these")
+    raise ValueError(f"{function}() returned {a_kind(made)}; expected ({', '.join(names)}) or a dict of these")
 
 
 def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
@@ -191,7 +191,11 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, Mapping):
         made = model(**batch)
     elif isinstance(batch, tuple | list):
-        made = model(*batch)
+        try:
+            made = model(*batch)
+        except TypeError:
+            _expect_parts(model, batch)
+            raise
     else:
         made = model(batch)
     loss = made if isinstance(made, Tensor) else _loss_in(made)
@@ -204,6 +208,22 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
             "loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     return loss
+
+
+def _expect_parts(model: nn.Module, batch: Sequence[Any]) -> None:
+    """Raise ValueError if a model cannot be called with a batch's parts, such as input and target.
+
+    Python's own error would count `self`, and not mention `loss_of`.
+    """
+    try:
+        inspect.signature(model.forward).bind(*batch)
+    except ValueError:  # implemented in C++, without a signature
+        return
+    except TypeError as error:
+        raise ValueError(
+            f"{type(model).__name__}.forward() cannot be called with the {len(batch)} parts of a batch ({error}), so "
+            "pass loss_of, for example loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
+        ) from None
 
 
 def _loss_in(made: object) -> object:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ...errors import ending_where_called
-from ..files import write_file
+from ..files import write_svg
 from ..renderers import GraphTheme, drawn, text_of
 from ..text.sizes_and_counts import counted, dtype_name, nth, shape_text
 from ..torch_private.nodes import leaf_of
@@ -390,9 +390,10 @@ class Graph:
         follows the viewer's settings.
 
         Raises:
-            ValueError: `fold` or `theme` is unknown, or more than 200,000 tasks would be drawn one by one.
+            ValueError: `fold` or `theme` is unknown, more than 200,000 tasks would be drawn one by one, or the file's
+                name ends in .pdf, .png or another suffix than .svg.
         """
-        return write_file(path, self.to_svg(fold=fold, theme=theme))
+        return write_svg(path, self.to_svg(fold=fold, theme=theme))
 
     @ending_where_called
     def to_graphviz(self) -> graphviz.Digraph:

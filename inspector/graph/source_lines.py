@@ -69,14 +69,25 @@ class Source:
 
     @property
     def short(self) -> str:
-        """The file's name and the line: `model.py:120`; `cell:3` in a notebook."""
+        """The file's name and the line: `model.py:120`; in a notebook the cell's, `In[2]:3`.
+
+        A cell of another process, as in a saved run, has no number: `cell:3`.
+        """
         in_notebook = "ipykernel_" in self.file or self.file.startswith("<ipython-input")
-        return f"{'cell' if in_notebook else Path(self.file).name}:{self.line}"
+        return f"{_cell_name(self.file) if in_notebook else Path(self.file).name}:{self.line}"
 
     def code(self, before: int = 0, after: int = 0) -> tuple[str, ...]:
         """Return the line's text with its neighbours; empty if the file cannot be read. Notebook cells can be read."""
         lines = linecache.getlines(self.file)
         return tuple(line.rstrip("\n") for line in lines[max(self.line - 1 - before, 0) : self.line + after])
+
+
+def _cell_name(file: str) -> str:
+    """Return the name of a notebook's cell as IPython writes it in tracebacks, `In[2]`; "cell" if it is unknown."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    known = None if shell is None else shell.compile.format_code_name(file)
+    return "cell" if known is None else str(known[1])
 
 
 def innermost_user_line(frames: Iterable[Frame]) -> Source | None:

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from measure import Effort, Row
 
-from tapescope.engine.execution.backward_arguments import GraphRule
+from tapescope.engine.execution.accumulation_rule import GraphRule
 from tapescope.engine.studies.accumulation_study import (
     BY_HAND,
     IN_PLACE,

@@ -25,6 +25,7 @@ from ...engine.session.batching.run_batches import AnyBatch
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.native_engine import Plan, run_native
 from ...inspector.capture.capture import capture
+from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.distributed import world
 from ...inspector.torch_private.engine import redirect_backward
 from ...inspector.torch_private.sequence_numbers import pins_open
@@ -52,6 +53,7 @@ class InScript(Debuggee):
         super().__init__(Names(None))
         self.heading = ""
         self.runs_on = False
+        self.was_shown = False
 
     def greet(self) -> None:
         self._head()
@@ -66,6 +68,7 @@ class InScript(Debuggee):
         super().show_stop(stop)
 
     def _head(self) -> None:
+        self.was_shown = True
         if self.heading:
             say(f"{self.heading}:")
             self.heading = ""
@@ -218,6 +221,9 @@ class EveryBackward:
                 messages = [f"{called}, so --skip {self._skip} left none to debug"]
             else:
                 messages = [*self.prompt.at.stops.unmatched_messages()]
+                if self.prompt.at.stops.has_matched and not self.prompt.at.was_shown:
+                    ran = counted(self._count - self._skip, "backward")
+                    messages.append(f"{ran} ran to the end, and no breakpoint or watchpoint stopped one")
             for line in messages:
                 print(f"tapescope: {line}", file=sys.stderr)
 

@@ -155,7 +155,12 @@ class PromptStops:
     @property
     def matched_nothing(self) -> bool:
         """True if there are stops, and none of them has matched in any session."""
-        return bool(self._stops) and all(each.why_not is not None for each in self._stops.values())
+        return bool(self._stops) and not self.has_matched
+
+    @property
+    def has_matched(self) -> bool:
+        """True if one of the stops has matched in a session, whether or not it has stopped a run."""
+        return any(each.why_not is None for each in self._stops.values())
 
     def unmatched_messages(self) -> Iterator[str]:
         """Yield a message for each stop that matched nothing in any session."""

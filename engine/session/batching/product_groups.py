@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ....inspector.drawing.annotations import Outline, letters
-from ....inspector.files import write_file
+from ....inspector.files import write_svg
 from ....inspector.graph.graph import Fold, Graph, Task
 from ....inspector.graph.matrix_products import Product, Side
 from ....inspector.graph.phrases import folded, joined, module_title, pattern, was_captured
@@ -279,7 +279,7 @@ class Groups(ShownAsFindings):
         theme: GraphTheme = "auto",
     ) -> Path:
         """Write `to_svg()` to a file."""
-        return write_file(path, self.to_svg(direction, fold=fold, theme=theme))
+        return write_svg(path, self.to_svg(direction, fold=fold, theme=theme))
 
     @property
     def sentences(self) -> tuple[str, ...]:

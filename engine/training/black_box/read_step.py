@@ -112,6 +112,14 @@ class RecordedStep:
             raise ValueError(f"{self.folder} cannot be used: {error}") from None
 
 
+_WANTED = "expected the folder of one step that ts.training(..., black_box=FOLDER) wrote"
+
+
+def _steps_in(folder: Path) -> str:
+    steps = sorted(each.name for each in folder.glob("step_*"))
+    return f"; {folder} has {', '.join(steps[:5])}" if steps else ""
+
+
 def read_step(folder: object) -> RecordedStep:
     """Read the facts in a step's folder. The tensors are not loaded.
 
@@ -122,11 +130,10 @@ def read_step(folder: object) -> RecordedStep:
     """
     place = path_of(folder, "ts.replay()")
     if not place.is_dir():
-        raise ValueError(f"{place} is not a folder; expected one written by a black box, such as black_box/step_37")
+        what = "is not a folder" if os.path.lexists(place) else "does not exist"
+        raise ValueError(f"the folder of a step, {place}, {what}; {_WANTED}{_steps_in(place.parent)}")
     if not os.path.lexists(place / FACTS):
-        steps = sorted(each.name for each in place.glob("step_*"))
-        hint = f"; it has {', '.join(steps[:5])}" if steps else ""
-        raise ValueError(f"{place} has no {FACTS}; expected the folder of one step, written by a black box{hint}")
+        raise ValueError(f"{place} has no {FACTS}; {_WANTED}{_steps_in(place)}")
     return load_file(
         place / FACTS,
         _WHAT,

@@ -96,8 +96,9 @@ def transformer(weigh: Callable[[Tensor], Tensor] | None) -> tuple[Transformer, 
 
 @both
 def test_a_log_of_zero_deep_in_a_transformer_is_found_with_its_line(engine: Engine) -> None:
-    _, make_loss = transformer(sparse_log)
+    model, make_loss = transformer(sparse_log)
     report = ts.find_nan(make_loss, engine=engine)
+    assert ts.find_nan(make_loss, model).sentences == report.sentences  # the model is second, as in find_unused
     assert report and report.where == "forward" and math.isnan(report.loss)
     assert (report.operation, report.module) == ("log", "layers.3.attention")
     assert report.source is not None and report.source.short == line_of(sparse_log, "torch.log")

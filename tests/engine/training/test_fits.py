@@ -589,7 +589,7 @@ def test_the_command_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["fits", f"{script}:setup", "--memory", "10kB", "--batch-size", "32"]) == 1
     says(capsys.readouterr().out, 32, "10.0 kB")
     assert main(["fits", f"{script}:wrong", "--memory", "1MB"]) == 2
-    says(capsys.readouterr().err, "setup()", "int")
+    says(capsys.readouterr().err, "wrong()", "int")
 
 
 def test_an_optimizer_that_is_made_of_the_model_is_told_that_it_gets_the_parameters(snapshot: Snapshots) -> None:

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from traceback import FrameSummary
+from types import SimpleNamespace
 
+import IPython
+import pytest
 import torch
+from IPython.core.compilerop import CachingCompiler
 from torch import Tensor, nn
 
 import tapescope as ts
@@ -27,9 +31,15 @@ def test_code_comes_with_its_neighbours_and_is_empty_where_there_is_no_file(tmp_
     assert Source("<string>", 1, "f").code() == ()
 
 
-def test_a_line_is_named_by_file_or_as_a_cell() -> None:
+def test_a_line_is_named_by_file_or_as_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Source("/home/user/model.py", 120, "forward").short == "model.py:120"
     assert Source("ipykernel_12/345.py", 3, "<module>").short == "cell:3"
+    compiler = CachingCompiler()
+    cell = Source(compiler.cache("x = 1", 2), 3, "<module>")
+    assert cell.short == "cell:3"
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(compile=compiler))
+    assert cell.short == "In[2]:3"
+    assert Source("ipykernel_12/345.py", 3, "<module>").short == "cell:3"  # of another process
 
 
 def test_what_a_recompute_context_passes_on_is_still_the_users_line() -> None:

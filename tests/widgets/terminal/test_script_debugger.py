@@ -235,6 +235,19 @@ def test_a_breakpoint_that_matches_nothing_is_told_at_once_and_ends_with_code_2(
     assert debug("--break", "Exq", "--break", "Exp", script, typed="q\n").returncode == 0
 
 
+def test_a_script_that_no_stop_has_stopped_says_so_and_what_the_script_took(debug: Debug, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(NO_SUCH)
+    found = debug("--watch", "nan", script)
+    assert found.returncode == 0 and PROMPT not in found.stdout
+    says(found.stderr.splitlines()[-1], "2 backwards", "watchpoint")
+    assert debug("--break", "Exp", script, typed="c\nc\n").stderr.splitlines() == ["step 0", "step 1"]
+    script.write_text(NO_SUCH.replace("if len(sys.argv) > 1:", "if False:"))
+    passed = debug(script, "--watch", "nan", typed="c\nc\n")
+    says(passed.stderr.splitlines()[0], "--watch", "script.py")
+    assert passed.returncode == 0
+
+
 def test_while_it_only_watches_no_statistics_are_recorded_and_natively_nothing(
     debug: Debug, tmp_path: Path, snapshot: Snapshots
 ) -> None:

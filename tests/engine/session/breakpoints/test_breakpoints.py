@@ -411,3 +411,13 @@ def test_whatever_stops_a_run_the_gradients_are_pytorchs(engine: Engine, seed: i
                 draw.choice([session.run, session.step_over, session.step_out, session.step])()
 
     assert_equal(gradients_of(leaves, stop_and_go), expected, bitwise=True)
+
+
+def test_a_number_as_a_text_is_a_module_where_there_is_one(engine: Engine) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    with ts.capture(model):
+        loss = model(torch.ones(1, 2)).sum()
+    with session_of(engine, loss) as session:
+        assert session.break_at("2").tasks == session.break_at("module:2").tasks != {2}
+        assert session.break_at(2).tasks == session.break_at("task:2").tasks == {2}
+        assert session.break_at("3").tasks == {3}  # no module has this name
