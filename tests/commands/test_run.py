@@ -162,6 +162,27 @@ def test_a_step_is_recorded_as_a_deck_and_steps_are_selected(tmp_path: Path) -> 
     says(late.own, "step 40 was not recorded", "made 12 steps")
 
 
+def test_findings_and_their_exit_code_stay_if_the_page_cannot_be_written(tmp_path: Path) -> None:
+    late = f"{LEAKING}\nimport os\nos.mkdir('page.html')"
+    found = run(tmp_path, late, "--fail-on", "leaks", "--out", "page.html")
+    assert found.status == 70
+    says(found.own, "1 finding", "losses[0]", "page.html")
+
+
+def test_torch_is_watched_if_a_finder_of_its_own_finds_it(tmp_path: Path) -> None:
+    finder = (
+        "import sys\nfrom importlib.machinery import PathFinder\n"
+        "class Editable:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        return PathFinder.find_spec(name, [SITE]) if path is None else None\n"
+        "import importlib.util\n"
+        "SITE = importlib.util.find_spec('torch').submodule_search_locations[0].removesuffix('/torch')\n"
+        "sys.path[:] = [each for each in sys.path if each != SITE]\n"
+        "sys.meta_path.append(Editable())\n"
+    )
+    says(run(tmp_path, f"{finder}{LEAKING}", "--no-page").own, "12 steps")
+
+
 @pytest.mark.parametrize(
     ("text", "facts"),
     [
