@@ -40,7 +40,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms ma
 	@mkdir -p $(VENV)/typecheck
 	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapescope
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
-		--cache-dir "$(ROOT)/.mypy_cache" -p tapescope.inspector -p tapescope.engine -p tapescope.widgets -p tapescope.commands \
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapescope.inspector -p tapescope.engine -p tapescope.widgets -p tapescope.commands -p tapescope.integrations \
 		-m tapescope.__main__
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/lint-imports" --config "$(ROOT)/pyproject.toml" --cache-dir "$(ROOT)/.import_linter_cache"
 	$(BIN)/python tests/structure

@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("inspector", "engine", "widgets", "commands", "public")
+PACKAGES = ("inspector", "engine", "widgets", "commands", "integrations", "public")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 # torch, what torch requires, and tapescope; everything else that is not Python's own is refused.

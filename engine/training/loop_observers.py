@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -155,8 +156,11 @@ class TrainingWatch(LoopFollower):
         """Call `failed` once for an exception, which may leave a backward first and then the `with` block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
-            explain_error(error, modules=[module for _, module in self._training.watched.modules()])
+            self._explain(error)
             self._tell("failed", error)
+
+    def _explain(self, error: BaseException) -> None:
+        explain_error(error, modules=[module for _, module in self._training.watched.modules()])
 
     def _tell(self, what: str, *told: object) -> None:
         with unobserved(), left_out_of_recording():
@@ -230,6 +234,9 @@ class TrainingWatch(LoopFollower):
             self._tell("forward_begins", module, beneath_all_transforms(given))
 
     def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
+        # torch also calls the hooks of a module that raised, while it handles the exception.
+        if is_forward and result is None and (error := sys.exception()) is not None:
+            self._explain(error)
         result = beneath_all_transforms(result)
         for part in self._told_of_modules:
             if not self._tell_one(part, "module_ends", module, result):

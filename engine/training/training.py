@@ -156,8 +156,8 @@ def training(
         found_inf: skip the parameter update of a non-finite step, on the device, as GradScaler does. Fused optimizers
             only; requires `black_box=`. This changes what the loop computes.
         writer: a logger that gets norms, losses, learning rates and findings once a step, one step late: an object with
-            `add_scalar(tag, value, step)`, such as TensorBoard's SummaryWriter, or with `log(values, commit=)`, such as
-            the result of `wandb.init()`.
+            `add_scalar(tag, value, step)`, such as TensorBoard's SummaryWriter, with `log_metrics(values, step=)`, such
+            as Lightning's loggers, or with `log(values, commit=)`, such as the result of `wandb.init()`.
         depth: the number of parts of a module's path in the logger's tags, such as 1 for "encoder" and "head"; 0: only
             the whole loop is written. With more than 100 modules it is reduced.
 

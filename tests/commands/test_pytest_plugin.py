@@ -169,7 +169,8 @@ def test_tests_that_the_plugin_cannot_check_fail(project: Path) -> None:
     (project / "test_memory.py").write_text(
         "import pytest, unittest\n\n"
         "@pytest.mark.peak_memory('1 GiB')\nasync def test_later():\n    assert False\n\n"
-        "class Steps(unittest.TestCase):\n    @pytest.mark.peak_memory('1 GiB')\n    def test_step(self):\n        pass\n"
+        "class Steps(unittest.TestCase):\n    @pytest.mark.peak_memory('1 GiB')\n"
+        "    def test_step(self):\n        pass\n"
     )
     status, printed = run(project)
     assert status == 1
