@@ -18,8 +18,8 @@ class LoopCallback:
     """Watches the training of a framework with `ts.training`.
 
     Findings are reported as warnings, and norms and findings go to the framework's loggers. The training is bit for bit
-    the same, and nothing is added to its checkpoints. If it raises, the exception gets the notes of `ts.training`, those
-    on memory included.
+    the same, and nothing is added to its checkpoints. If it raises, the exception gets the notes of `ts.training`, also
+    those on memory.
 
     Args:
         page: a file for the page with losses, norms and findings, which is written when the training ends; None: no
@@ -61,8 +61,10 @@ class LoopCallback:
 
 
 def others_beside(callback: object, *kinds: type) -> list[Any]:
-    """Return the framework's other callbacks of some kinds. A framework does not pass its list to a callback, so the lists
-    that hold the callback are searched for."""
+    """Return the framework's other callbacks of some kinds.
+
+    A framework does not pass its list to a callback, so the lists that hold the callback are searched for.
+    """
     lists = [each for each in gc.get_referrers(callback) if type(each) is list]
     return list(
         {id(one): one for each in lists for one in each if isinstance(one, kinds) and one is not callback}.values()
