@@ -206,7 +206,7 @@ class _Watched(MetaPathFinder):
         watch = self._watch
         if watch is None:
             sentences = [f"{self._name} did not import torch, so no step was watched"]
-            content: dict[str, Any] = {"steps": 0, "findings": [], "notes": [], "peak_bytes": None}
+            content: dict[str, Any] = {"steps": 0, "findings": [], "notes": [], "step_time": None, "peak_bytes": None}
         else:
             watch.stop(error)
             sentences, content = watch.sentences(error), watch.content()

@@ -130,6 +130,8 @@ class ScriptWatch:
             last = "" if each.last_step in (None, each.step) else f" to {each.last_step}"
             likely = "" if each.certain else ", likely"
             lines.append(f"step {each.step}{last}, {each.kind}{likely}: {each.sentence}")
+        if self.training.step_time is not None:
+            lines.append(str(self.training.step_time))
         lines += self.training.notes
         if self.profiled is not None:
             lines.append(f"memory of step {self._profile}: {self.profiled.peak()}")
@@ -165,5 +167,6 @@ class ScriptWatch:
             "steps": self.training.steps,
             "findings": self.findings,
             "notes": self.training.notes,
+            "step_time": self.training.step_time,
             "peak_bytes": None if self.profiled is None else self.profiled.peak_bytes,
         }

@@ -30,6 +30,7 @@ FindingKind = Literal[
     "unread",
     "second backward",
     "stale cast",
+    "data wait",
     "black box",
 ]
 

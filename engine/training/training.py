@@ -27,6 +27,7 @@ from .loop_observers import LoopPart, TrainingWatch
 from .memory_samples import HeldMemory
 from .norm_watch import NormWatch
 from .optimizer_checks import SkippedSteps, StaleCasts
+from .step_times import StepTimes
 from .training_result import Training
 
 
@@ -83,6 +84,7 @@ PARTS: list[Callable[[], LoopPart]] = [
     ZeroGradients,
     Clipping,
     StaleCasts,
+    StepTimes,
     BlackBox,
 ]
 """The observers, in the order in which they are called. The black box is last: it writes what the others find."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 
@@ -25,6 +26,9 @@ from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
 from .norms import Norms, StepTable, TakenNorms, TensorSquares
 from .step import TrainingStep
+
+if TYPE_CHECKING:
+    from .step_times import StepTime
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
 
@@ -64,7 +68,17 @@ _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five per sample
 _NOT_FOR_USERS = frozenset(
     (
-        *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
+        *(
+            "add",
+            "autocast",
+            "black_box_on",
+            "cells",
+            "clock",
+            "earlier_storages",
+            "earlier_bytes",
+            "found_inf",
+            "is_written",
+        ),
         *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
@@ -112,6 +126,8 @@ class Training(ShownAsFindings):
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
         taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
+        step_time: the mean time of a step by phase; None before the second step has ended.
+        clock: the nanoseconds that have passed outside of the observers.
     """
 
     def __init__(
@@ -142,6 +158,8 @@ class Training(ShownAsFindings):
         self.taken_norms: TakenNorms | None = None
         self.taken_updates: list[TensorSquares] = []
         self.autocast: Autocast = {}
+        self.step_time: StepTime | None = None
+        self.clock: Callable[[], int] = perf_counter_ns
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0
