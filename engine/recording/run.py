@@ -255,6 +255,20 @@ class Run:
             )
         return self.trace.slowest(count)
 
+    def report(self, name: str) -> Any:
+        """Return a report of another package: `run.report("costs").render(Path("costs.txt"))`.
+
+        Args:
+            name: the name of an entry point in the group `tapescope.reports`, see `ts.types.Report`.
+
+        Raises:
+            ValueError: no package has this report, or it cannot be imported.
+            TypeError: the object of the entry point is not a report. Also raises errors of the report.
+        """
+        from .reports import report_of
+
+        return report_of(self, name)
+
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
         """Save the run as a trace for ui.perfetto.dev and chrome://tracing.
 

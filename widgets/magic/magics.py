@@ -23,7 +23,7 @@ from IPython.display import display
 from torch import Tensor, nn
 
 from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
-from ...engine.planning.policies import POLICIES
+from ...engine.planning.policies import policy_names
 from ...engine.schedule.device_queues import QUEUES
 from ...inspector.capture.capture import capture
 from ...inspector.graph.freed_nodes import is_freed
@@ -311,7 +311,7 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
     if words[1:2] == ["compare"]:
         return complete_verb(shell, "compare", last, event.line)
     if option == "--policy":
-        return list(POLICIES)
+        return policy_names()
     if option == "--engine":
         return list(ENGINES)
     if option == "--accumulate":
