@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -15,60 +14,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from ...inspector.text.sizes_and_counts import share_text
 from ...inspector.torch_private.call_watchers import watching_batches
-from .findings import Finding
+from .findings import PHASES, Finding, StepTime, seconds_text
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 
 if TYPE_CHECKING:
     from .training_result import Training
 
-PHASES = "data", "forward", "backward", "optimizer", "rest"
-"""The phases of a step. "data" is the time in which the loop waits for a DataLoader; "rest" is the time outside of the
-other phases, such as logging, evaluation and schedulers."""
-
 _DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _REST = range(len(PHASES))
 _LONG_WAIT_NS = 5e9  # of all steps, from which waiting for data is a finding: start-up and short runs are not
 _LARGE_SHARE = 0.2
 _MOST_PENDING = 8  # steps whose times a device may still have to reach
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """The mean time of a step, without the first step, and without the time of tapescope's own measurements.
-
-    Attributes:
-        seconds: the seconds of each phase, see `PHASES`.
-        steps: the number of steps.
-        samples_per_second: the samples that DataLoaders returned, by the first dimension of a batch's first tensor;
-            None without a DataLoader.
-        device: the device on whose clock the phases were measured.
-    """
-
-    seconds: dict[str, float]
-    steps: int
-    samples_per_second: float | None
-    device: str
-
-    @property
-    def total(self) -> float:
-        """The seconds of a step."""
-        return sum(self.seconds.values())
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{self.share(phase)} {phase}" for phase in PHASES)
-        rate = "" if self.samples_per_second is None else f"; {self.samples_per_second:,.3g} samples/s"
-        return f"a step takes {seconds_text(self.total)} on average: {parts}{rate}"
-
-    def share(self, phase: str) -> str:
-        """Return a phase's share of a step as text."""
-        return share_text(round(1e9 * self.seconds[phase]), max(1, round(1e9 * self.total)))
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time as `12.3 ms` or `1.23 s`."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 class StepTimes(LoopPart):

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ...inspector.files import json_object, load_file
-from .findings import Finding, FindingKind, numbered
+from .findings import PHASES, Finding, FindingKind, StepTime, numbered
 from .memory_samples import BASELINE, HELD
-from .step_times import PHASES, StepTime
 from .training_result import Training
 
 FORMAT = "tapescope.training"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -21,14 +21,11 @@ from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect_callable
 from ..api.environment import Autocast
 from ..memory.census import Place
-from .findings import Finding, TrainingTable, training_frame
+from .findings import Finding, StepTime, TrainingTable, training_frame
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
 from .norms import Norms, StepTable, TakenNorms, TensorSquares
 from .step import TrainingStep
-
-if TYPE_CHECKING:
-    from .step_times import StepTime
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
 

@@ -41,7 +41,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         if self.calls == self.raises_at:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+            torch.empty(2**60)  # more than any machine has
         self.calls += 1
         loss = (self.net(x) - y).square().mean()
         if self.leaks:
@@ -257,7 +257,7 @@ def test_an_error_in_a_forward_gets_the_report_on_memory_and_leaves_no_hook(
     framework: str, tmp_path: Path, left_behind: Callable[[], list[str]]
 ) -> None:
     callback = callback_of(framework)
-    with pytest.raises(RuntimeError, match="can't allocate") as raised:
+    with pytest.raises(RuntimeError) as raised:
         trained(framework, tmp_path, callback, raises_at=2)
     says("\n".join(raised.value.__notes__), "CPU", "parameters", "ts.fits")
     assert callback.training is not None and callback.training.steps == 2
