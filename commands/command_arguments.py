@@ -110,19 +110,19 @@ class ProgressLine:
     """
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+        self.is_on_terminal = sys.stderr.isatty()
         self._quiet = ExitStack()
 
     def show(self, text: str) -> None:
         """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
-        if self._terminal:
+        if self.is_on_terminal:
             # \x1b[K clears the rest of the line.
             # A longer text would take two lines, of which only the second could be overwritten.
             shown = text[: get_terminal_size().columns - 1]
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        if self._terminal:
+        if self.is_on_terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> ProgressLine:

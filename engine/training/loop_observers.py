@@ -122,7 +122,6 @@ class TrainingWatch(LoopFollower):
         self._last_failure = 0  # the id of an exception, until the next backward
         self._told_since: int | None = None  # when the call of observers under way began
         self._observers_ns = 0
-        training.clock = self._loop_ns
 
     def start(self, stack: ExitStack) -> None:
         """Begin, and install the hooks; closing the stack removes them."""
@@ -166,7 +165,7 @@ class TrainingWatch(LoopFollower):
     def _explain(self, error: BaseException) -> None:
         explain_error(error, modules=[module for _, module in self._training.watched.modules()])
 
-    def _loop_ns(self) -> int:
+    def loop_ns(self) -> int:
         """Return the nanoseconds that have passed outside of the observers."""
         return (perf_counter_ns() if self._told_since is None else self._told_since) - self._observers_ns
 

@@ -196,5 +196,7 @@ def training(
     made.is_written, made.found_inf = writer is not None, bool(found_inf)
     for each in models:
         made.watched.add(each)
-    made.watch_by(TrainingWatch(made, parts, models, optimizers))
+    watch = TrainingWatch(made, parts, models, optimizers)
+    made.clock = watch.loop_ns
+    made.watch_by(watch)
     return made
