@@ -103,6 +103,12 @@ def _file_message(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal. A script may have replaced it by an object with fewer methods, or None."""
+    isatty = getattr(stream, "isatty", None)
+    return callable(isatty) and bool(isatty())
+
+
 class ProgressLine:
     """A progress line on stderr, if that is a terminal.
 
@@ -110,7 +116,7 @@ class ProgressLine:
     """
 
     def __init__(self) -> None:
-        self.is_on_terminal = sys.stderr.isatty()
+        self.is_on_terminal = is_terminal(sys.stderr)
         self._quiet = ExitStack()
 
     def show(self, text: str) -> None:

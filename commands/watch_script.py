@@ -21,7 +21,7 @@ from ..engine.training.training import training
 from ..engine.training.training_result import Training
 from ..inspector.text.sizes_and_counts import counted
 from ..inspector.torch_private.engine import surround_backward
-from .command_arguments import ProgressLine
+from .command_arguments import ProgressLine, is_terminal
 
 _PROGRESS_S = 0.2  # between two updates of the progress line
 
@@ -37,6 +37,7 @@ class _ScriptProgress(LoopPart):
         self._name = name
         self._watched = training
         self._line = ProgressLine()
+        self.is_on_terminal = self._line.is_on_terminal
         self._next_s = 0.0
         self._is_shown = False
         self._is_writing = False  # the line, by this object
@@ -45,7 +46,7 @@ class _ScriptProgress(LoopPart):
 
     def begins(self, training: Training) -> None:
         for stream in (sys.stdout, sys.stderr):
-            if self._line.is_on_terminal and stream.isatty() and "write" not in vars(stream):
+            if self.is_on_terminal and is_terminal(stream) and "write" not in getattr(stream, "__dict__", "write"):
                 self._restore.callback(delattr, stream, "write")
                 stream.write = partial(self._write, stream.write)  # type: ignore[method-assign]
 
@@ -130,7 +131,8 @@ class ScriptWatch:
         self._profile = profile
         self.training = training(every=every, black_box=black_box)
         self.profiled: TrainingStep | None = None
-        self._clock = _StepClock(self.training, _ScriptProgress(name, self.training))
+        self._progress = _ScriptProgress(name, self.training)
+        self._clock = _StepClock(self.training, self._progress)
         self._recorded: record_steps | None = None
         self._recording = ExitStack()
         self._exits = ExitStack()
@@ -141,7 +143,7 @@ class ScriptWatch:
         """Start watching."""
         self._exits.callback(surround_backward(self._count))
         self.training.start()
-        if self._end is not None or self._profile is not None or sys.stderr.isatty():
+        if self._end is not None or self._profile is not None or self._progress.is_on_terminal:
             self._clock.start(self._exits)
         if self._end is not None:
             self._clock.at(self._end, self.training.stop)

@@ -57,7 +57,10 @@ class LoopCallback:
             None if error is None else type(error), error, None if error is None else error.__traceback__
         )
         if self._page is not None:
-            self.training.save_html(self._page)
+            try:
+                self.training.save_html(self._page)
+            except OSError as failed:  # the training itself has succeeded
+                self.training.note(f"the page was not written: {failed}")
 
 
 def others_beside(callback: object, *kinds: type) -> list[Any]:

@@ -40,13 +40,14 @@ class StepTimes(LoopPart):
         self._row = [0.0] * len(PHASES)  # of the current step, in nanoseconds
         self._sums = [0.0] * len(PHASES)  # of all steps but the first
         self._steps = 0
-        self._samples = 0
+        self._samples = 0  # of the counted steps
+        self._fetched_samples = 0  # of the current step
         self._is_first = True
         self._in_optimizer = False
         self._workers = 0
         self._device: torch.device | None = None  # an accelerator
         self._marks: list[tuple[int, torch.Event]] = []  # the beginnings of phases on the device
-        self._pending: deque[list[tuple[int, torch.Event]]] = deque()
+        self._pending: deque[tuple[list[tuple[int, torch.Event]], int]] = deque()  # marks and samples of a step
         self._stack = ExitStack()
         self._thread = get_ident()
 
@@ -81,9 +82,9 @@ class StepTimes(LoopPart):
             self._enter(before)
 
     def _fetched(self, batch: object) -> None:
-        if get_ident() == self._thread and not self._is_first:
+        if get_ident() == self._thread:
             sizes = (each.shape[0] for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim())
-            self._samples += next(sizes, 0)
+            self._fetched_samples += next(sizes, 0)
 
     def forward_begins(self, module: nn.Module, given: tuple[object, ...]) -> None:
         if self._device is None and self._is_first and torch.accelerator.is_available():
@@ -113,8 +114,8 @@ class StepTimes(LoopPart):
         if self._device is not None:
             self._read_device()
         elif not self._is_first:
-            self._count(self._row)
-        self._row = [0.0] * len(PHASES)
+            self._count(self._row, self._fetched_samples)
+        self._row, self._fetched_samples = [0.0] * len(PHASES), 0
         self._is_first = False
         if number & (number - 1) == 0:
             self._find_waiting()
@@ -122,15 +123,17 @@ class StepTimes(LoopPart):
     def _read_device(self) -> None:
         """Keep the events of this step, and count the steps whose events the device has reached."""
         if not self._is_first and len(self._marks) > 1 and len(self._pending) < _MOST_PENDING:
-            self._pending.append(self._marks)
+            self._pending.append((self._marks, self._fetched_samples))
         self._marks = self._marks[-1:]
-        while self._pending and self._pending[0][-1][1].query():
-            marks, row = self._pending.popleft(), [0.0] * len(PHASES)
-            for (phase, begin), (_, end) in pairwise(marks):
-                row[phase] += 1e6 * begin.elapsed_time(end)
-            self._count(row)
+        while self._pending and self._pending[0][0][-1][1].query():
+            (marks, samples), row = self._pending.popleft(), [0.0] * len(PHASES)
+            with suppress(RuntimeError):  # events have no times if a CUDA graph was being captured
+                for (phase, begin), (_, end) in pairwise(marks):
+                    row[phase] += 1e6 * begin.elapsed_time(end)
+                self._count(row, samples)
 
-    def _count(self, row: list[float]) -> None:
+    def _count(self, row: list[float], samples: int) -> None:
+        self._samples += samples
         self._sums = [total + each for total, each in zip(self._sums, row, strict=True)]
         self._steps += 1
         seconds = {name: total / self._steps / 1e9 for name, total in zip(PHASES, self._sums, strict=True)}
