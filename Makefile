@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ROOT := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream hips gpu versions docs
+.PHONY: help demo check test full lint lab tours bench bench-quick conformance matrix models upstream hips gpu versions docs dist
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms ma
 	@mkdir -p $(VENV)/typecheck
 	@ln -sfn "$(ROOT)" $(VENV)/typecheck/tapescope
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/mypy" --config-file "$(ROOT)/pyproject.toml" \
-		--cache-dir "$(ROOT)/.mypy_cache" -p tapescope.inspector -p tapescope.engine -p tapescope.widgets -p tapescope.commands \
+		--cache-dir "$(ROOT)/.mypy_cache" -p tapescope.inspector -p tapescope.engine -p tapescope.widgets -p tapescope.commands -p tapescope.integrations \
 		-m tapescope.__main__
 	cd $(VENV)/typecheck && "$(ROOT)/$(BIN)/lint-imports" --config "$(ROOT)/pyproject.toml" --cache-dir "$(ROOT)/.import_linter_cache"
 	$(BIN)/python tests/structure
@@ -55,6 +55,12 @@ tours: $(VENV)/notebook.stamp ## run the notebooks, and store what they show
 docs: export OMP_NUM_THREADS = 1
 docs: $(VENV)/docs.stamp ## build the documentation: docs/_build/html/index.html
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+dist: $(VENV)/dev.stamp ## build the sdist and the wheel in dist/, check both, and use the wheel in an empty environment
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/try_wheel.py dist/*.whl
 
 bench: $(VENV)/dev.stamp ## measure, and print a table; ONLY=planning: one part of it
 	$(BIN)/python tests/benchmarks $(if $(ONLY),--only $(ONLY))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .engine.recording.run import Run as Run
     from .engine.recording.run_file import load as load
     from .engine.recording.statistics import statistics as statistics
+    from .engine.recording.trace_ready import trace_ready as trace_ready
     from .engine.schedule.policy import Policy as Policy
     from .engine.schedule.ready_queue import PolicyError as PolicyError
     from .engine.session.batching.find_batches import find_batches as find_batches
@@ -100,6 +101,7 @@ _MODULE_OF = {
     "simulate": "engine.planning.simulate",
     "size_text": "inspector.text.sizes_and_counts",
     "statistics": "engine.recording.statistics",
+    "trace_ready": "engine.recording.trace_ready",
     "training": "engine.training.training",
     "wait_for_ranks": "engine.session.rank_agreement",
     "with_picture": "widgets.pages.notebook_figure",

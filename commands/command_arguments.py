@@ -103,6 +103,12 @@ def _file_message(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal. A script may have replaced it by an object with fewer methods, or None."""
+    isatty = getattr(stream, "isatty", None)
+    return callable(isatty) and bool(isatty())
+
+
 class ProgressLine:
     """A progress line on stderr, if that is a terminal.
 
@@ -110,19 +116,19 @@ class ProgressLine:
     """
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+        self.is_on_terminal = is_terminal(sys.stderr)
         self._quiet = ExitStack()
 
     def show(self, text: str) -> None:
         """Show progress such as `linear50 (5 of 6): bfs, round 3 of 12`."""
-        if self._terminal:
+        if self.is_on_terminal:
             # \x1b[K clears the rest of the line.
             # A longer text would take two lines, of which only the second could be overwritten.
             shown = text[: get_terminal_size().columns - 1]
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        if self._terminal:
+        if self.is_on_terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> ProgressLine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from .command_arguments import Commands, refuse, script_raised
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..engine.training.fits import Fit
 
 
-_OURS = TypeError, ValueError, NotImplementedError  # what tapescope raises about the arguments
+_OURS = TypeError, ValueError, NotImplementedError  # raised by tapescope about the arguments
 
 EXAMPLES = """\
 examples:
@@ -61,13 +62,15 @@ def add_fits(commands: Commands) -> None:
 @contextmanager
 def _users_errors() -> Iterator[None]:
     """Raise errors of the user's functions as `UserError`. Those that tapescope raises about arguments pass."""
+    from ..inspector.graph.source_lines import OWN_CODE, is_library
     from .user_script import UserError
 
     try:
         yield
-    except _OURS:
-        raise
     except Exception as error:
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+        if isinstance(error, _OURS) and all(is_library(each) or each.startswith(OWN_CODE) for each in files):
+            raise
         raise UserError(error) from error
 
 

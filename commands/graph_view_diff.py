@@ -116,6 +116,9 @@ def add_view(commands: Commands) -> None:
         metavar="FILE",
         help="the page (next to the trace, ending in .html), or a .perfetto.json file for ui.perfetto.dev",
     )
+    view.add_argument(
+        "--report", metavar="NAME", help="write this report of an installed package to --out (tapescope.reports)"
+    )
     view.add_argument("--no-open", action="store_true", help="write the page without opening it")
     view.set_defaults(command=_view)
 
@@ -238,18 +241,25 @@ def _view(options: argparse.Namespace, console: Console) -> int:
     path: Path = options.trace
     out: Path = options.out or path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.json')}.html")
     try:
+        if options.report is not None and options.out is None:
+            raise ValueError("--report needs --out FILE, the file to write")
         run = load(path)
         # Do not overwrite a file that the user has not named.
         if options.out is None and out.exists() and not is_page_of(out, path.name):
             raise ValueError(f"{out} exists and is not a page of {path.name}; choose another file with --out FILE")
         out.parent.mkdir(parents=True, exist_ok=True)
+        if options.report is not None:
+            run.report(options.report).render(out)
+            tell(lambda: {"page": out})
+            console.print(f"Report {options.report}: {out}", soft_wrap=True, markup=False)
+            return 0
         if out.name.endswith(ENDINGS):
             saved = run.save_perfetto(out)
             tell(lambda: {"page": saved})
             console.print(f"Trace for ui.perfetto.dev: {saved}", soft_wrap=True, markup=False)
             return 0
         page = save_run(run, out, source=path.name)
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         return refuse(error)
     tell(lambda: {"page": page})
     console.print(f"Page that plays the run: {page}", soft_wrap=True, markup=False)

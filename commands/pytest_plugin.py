@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import TestCase
 
 import pytest
 
@@ -75,6 +76,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         content = {"format": _FORMAT, "version": 1, "tests": config.stash[_STORED]}
         path = Path(config.getoption("--tapescope-baseline"))
         path.write_text(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail marked tests that run past this plugin, whose peak nobody would check."""
+    if item.get_closest_marker("peak_memory") is None:
+        return
+    if isinstance(getattr(item, "cls", None), type) and issubclass(item.cls, TestCase):  # type: ignore[attr-defined]
+        pytest.fail("peak_memory cannot check methods of a unittest.TestCase; write a test function", pytrace=False)
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        pytest.fail("peak_memory cannot check a coroutine; write a test function without async", pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,11 @@ class _Watched(MetaPathFinder):
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Find torch as Python does, with a loader that starts watching when it has run torch's code."""
-        spec = PathFinder.find_spec(name, path, target) if name == "torch" and self._watch is None else None
+        if name != "torch" or self._watch is not None:
+            return None
+        # An editable install of torch has a finder of its own.
+        others = [each for each in sys.meta_path if each is not self]
+        spec = next((found for each in others if (found := each.find_spec(name, path, target))), None)
         if spec is None or spec.loader is None:
             return None
         # A loader of this spec alone: finding torch, as importlib.util.find_spec does, need not import it.
@@ -200,20 +204,23 @@ class _Watched(MetaPathFinder):
 
     def _report(self, error: BaseException | None) -> bool:
         watch = self._watch
-        pages: tuple[Path | None, Path | None] = (None, None)
         if watch is None:
             sentences = [f"{self._name} did not import torch, so no step was watched"]
-            content: dict[str, Any] = {"steps": 0, "findings": [], "notes": [], "peak_bytes": None}
+            content: dict[str, Any] = {"steps": 0, "findings": [], "notes": [], "step_time": None, "peak_bytes": None}
         else:
             watch.stop(error)
             sentences, content = watch.sentences(error), watch.content()
-            pages = self._write_pages(watch)
-        for each in [*sentences, *(f"written to {page}" for page in pages if page is not None)]:
+        for each in sentences:
             print(f"tapescope: {each}", file=sys.stderr)
+        pages = (None, None) if watch is None else self._write_pages(watch)
+        for page in pages:
+            if page is not None:
+                print(f"tapescope: written to {page}", file=sys.stderr)
         tell(lambda: content | {"sentences": sentences, "page": pages[0], "profile_page": pages[1]})
         return watch is not None and any(each.kind in self._options.fail_on for each in watch.findings)
 
     def _write_pages(self, watch: ScriptWatch) -> tuple[Path | None, Path | None]:
+        """Write the pages. A page that cannot be written must not hide the findings or their exit code."""
         page = profile_page = None
         if self._page is None:
             return page, profile_page
@@ -224,7 +231,7 @@ class _Watched(MetaPathFinder):
                 page = watch.training.save_html(self._page, f"Training loop of {self._name}")
             if watch.profiled is not None:
                 profile_page = watch.profiled.save_html(self._page.with_stem(f"{self._page.stem}-memory"))
-        except (OSError, ValueError) as error:
+        except Exception as error:
             refuse(error)
         finally:
             progress.clear()

@@ -2,22 +2,86 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from threading import get_ident
+from time import monotonic
 from typing import Any
 
 from torch import Tensor
 
-from ..engine.training.findings import Finding
+from ..engine.training.findings import Finding, seconds_text
 from ..engine.training.follow_loop import BackwardGiven, RunBackward
-from ..engine.training.loop_observers import TrainingWatch
+from ..engine.training.loop_observers import LoopPart, TrainingWatch
 from ..engine.training.record_steps import record_steps
 from ..engine.training.step import TrainingStep
 from ..engine.training.training import training
 from ..engine.training.training_result import Training
 from ..inspector.text.sizes_and_counts import counted
 from ..inspector.torch_private.engine import surround_backward
+from .command_arguments import ProgressLine, is_terminal
+
+_PROGRESS_S = 0.2  # between two updates of the progress line
+
+
+class _ScriptProgress(LoopPart):
+    """Shows the steps of a script in a line on stderr, if that is a terminal.
+
+    What the script prints removes the line first, and none is shown while the script's own line is unfinished, such as
+    a progress bar.
+    """
+
+    def __init__(self, name: str, training: Training) -> None:
+        self._name = name
+        self._watched = training
+        self._line = ProgressLine()
+        self.is_on_terminal = self._line.is_on_terminal
+        self._next_s = 0.0
+        self._is_shown = False
+        self._is_writing = False  # the line, by this object
+        self._is_unfinished = False
+        self._restore = ExitStack()
+
+    def begins(self, training: Training) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if self.is_on_terminal and is_terminal(stream) and "write" not in getattr(stream, "__dict__", "write"):
+                self._restore.callback(delattr, stream, "write")
+                stream.write = partial(self._write, stream.write)  # type: ignore[method-assign]
+
+    def _write(self, write: Callable[[str], int], text: str) -> int:
+        if text and not self._is_writing:
+            self._clear()
+            self._is_unfinished = not text.endswith("\n")
+        return write(text)
+
+    def _clear(self) -> None:
+        if self._is_shown:
+            self._is_shown = False
+            self._is_writing = True
+            try:
+                self._line.clear()
+            finally:
+                self._is_writing = False
+
+    def step_ends(self, number: int) -> None:
+        now = monotonic()
+        if now < self._next_s or self._is_unfinished:
+            return
+        self._next_s = now + _PROGRESS_S
+        found = counted(len(self._watched.findings), "finding")
+        time = self._watched.step_time
+        each = "" if time is None else f", {seconds_text(time.total)} a step"
+        self._is_writing = self._is_shown = True
+        try:
+            self._line.show(f"tapescope: step {number} of {self._name}, {found}{each}")
+        finally:
+            self._is_writing = False
+
+    def ends(self) -> None:
+        self._clear()
+        self._restore.close()
 
 
 class _StepClock(TrainingWatch):
@@ -26,8 +90,8 @@ class _StepClock(TrainingWatch):
     At other events torch iterates over its hooks, and functions that add hooks would break this.
     """
 
-    def __init__(self, training: Training) -> None:
-        super().__init__(training, [])
+    def __init__(self, training: Training, progress: LoopPart) -> None:
+        super().__init__(training, [progress])
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     def at(self, step: int, action: Callable[[], None]) -> None:
@@ -67,7 +131,8 @@ class ScriptWatch:
         self._profile = profile
         self.training = training(every=every, black_box=black_box)
         self.profiled: TrainingStep | None = None
-        self._clock = _StepClock(self.training)
+        self._progress = _ScriptProgress(name, self.training)
+        self._clock = _StepClock(self.training, self._progress)
         self._recorded: record_steps | None = None
         self._recording = ExitStack()
         self._exits = ExitStack()
@@ -78,7 +143,7 @@ class ScriptWatch:
         """Start watching."""
         self._exits.callback(surround_backward(self._count))
         self.training.start()
-        if self._end is not None or self._profile is not None:
+        if self._end is not None or self._profile is not None or self._progress.is_on_terminal:
             self._clock.start(self._exits)
         if self._end is not None:
             self._clock.at(self._end, self.training.stop)
@@ -130,6 +195,8 @@ class ScriptWatch:
             last = "" if each.last_step in (None, each.step) else f" to {each.last_step}"
             likely = "" if each.certain else ", likely"
             lines.append(f"step {each.step}{last}, {each.kind}{likely}: {each.sentence}")
+        if self.training.step_time is not None:
+            lines.append(str(self.training.step_time))
         lines += self.training.notes
         if self.profiled is not None:
             lines.append(f"memory of step {self._profile}: {self.profiled.peak()}")
@@ -165,5 +232,6 @@ class ScriptWatch:
             "steps": self.training.steps,
             "findings": self.findings,
             "notes": self.training.notes,
+            "step_time": self.training.step_time,
             "peak_bytes": None if self.profiled is None else self.profiled.peak_bytes,
         }

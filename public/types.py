@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..engine.recording.batch_report import Batches as Batches
     from ..engine.recording.batch_report import Fallback as Fallback
     from ..engine.recording.peak_report import PeakReport as PeakReport
+    from ..engine.recording.run import Report as Report
     from ..engine.recording.slowest import Slowest as Slowest
     from ..engine.recording.statistics import Histogram as Histogram
     from ..engine.recording.statistics import Statistics as Statistics
@@ -88,6 +89,7 @@ _MODULE_OF = {
     "RecomputePlan": "engine.recompute.plan",
     "RecomputeReport": "engine.recompute.recompute_report",
     "Remedy": "engine.training.fits",
+    "Report": "engine.recording.run",
     "Slowest": "engine.recording.slowest",
     "Statistics": "engine.recording.statistics",
     "StepPeak": "engine.training.step",

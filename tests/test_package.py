@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from .try_wheel import try_wheel
+from .versions.__main__ import VERSIONS
+
 pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("inspector", "engine", "widgets", "commands", "public")
+PACKAGES = ("inspector", "engine", "widgets", "commands", "integrations", "public")
 SOURCES = sorted([*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 # torch, what torch requires, and tapescope; everything else that is not Python's own is refused.
@@ -148,6 +151,24 @@ def test_pypi_would_take_both_and_show_the_readme(built: Path) -> None:
     done = subprocess.run(check, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASSED") == 2
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert "stepped" in try_wheel(wheel, tmp_path)
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {project['version']}\n" in citation and f"license: {project['license']}\n" in citation
+
+
+def test_the_workflow_runs_the_versions_that_are_supported() -> None:
+    text = (ROOT / ".github" / "workflows" / "versions.yml").read_text(encoding="utf-8")
+    (row,) = re.findall(r"torch: (\[.*\])", text)
+    assert tuple(json.loads(row)) == VERSIONS
 
 
 def test_imports_within_the_package_are_relative_and_lead_somewhere() -> None:

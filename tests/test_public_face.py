@@ -56,6 +56,7 @@ VALID: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "advise": lambda: {"make_loss": make_loss, "model": MODEL, "rounds": 1},
     "studies.allocated_levels": lambda: {"compute": lambda step: step()},
+    "trace_ready": lambda: {"folder": "traces"},
     "assert_peak": lambda: {"make_loss": lambda: nn.Linear(3, 1)(torch.ones(3)).sum(), "limit": "1MB"},
     "backward": lambda: {"tensors": make_loss()},
     "capture": dict,

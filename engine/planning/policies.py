@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...inspector.entry_points import entry_points_of, load_entry_point
 from ...inspector.validation import did_you_mean, expect_callable
 from ..schedule.policy import BFS, DFS, HEAP, AnyPolicy, Choice, Policy, arrival_label, creation_label, policy_name
 from . import planning_policies
@@ -110,6 +111,9 @@ POLICIES = {
     )
 }
 
+GROUP = "tapescope.policies"
+"""The entry points of policies from other packages."""
+
 CLASSIC = ("bfs", "dfs", "heap")
 """The three orders of PR #4746, which need no plan."""
 
@@ -143,9 +147,11 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
     if policy in POLICIES:
         return POLICIES[policy]
     match = re.fullmatch(r"\s*(\w+)\s*\((.*)\)\s*", policy, re.DOTALL)
+    if match is None and policy in entry_points_of(GROUP):
+        return _of_package(policy)
     if match is None or match[1] not in POLICIES:
-        near = did_you_mean(policy, POLICIES)
-        raise ValueError(f"unknown policy {policy!r}{near} expected one of {', '.join(POLICIES)}, or a callable")
+        near, known = did_you_mean(policy, policy_names()), ", ".join(policy_names())
+        raise ValueError(f"unknown policy {policy!r}{near} expected one of {known}, or a callable")
     name, argument = match[1], match[2].strip()
     if name not in _WITH_ARGUMENT:
         raise ValueError(
@@ -157,6 +163,20 @@ def find_policy(policy: AnyPolicy) -> Policy | Choice:
     except ValueError as error:
         reason = f": {error}" if str(error) and not str(error).startswith(("invalid", "could not")) else ""
         raise ValueError(f"policy {name} takes {what} in brackets, not {argument!r}{reason}") from None
+
+
+def policy_names() -> list[str]:
+    """Return the names of the policies, those of installed packages too."""
+    return [*POLICIES, *(each for each in entry_points_of(GROUP) if each not in POLICIES)]
+
+
+def _of_package(name: str) -> Policy | Choice:
+    found = load_entry_point(GROUP, name, "policy")
+    if isinstance(found, Policy):
+        return replace(found, name=name)
+    expect_callable(found, 2, f"policy {name!r}", "a Policy or a callable (ready, state) -> Task")
+    choice: Choice = found
+    return choice
 
 
 def order_name(policy: Policy | Choice) -> str:

@@ -8,13 +8,14 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from ...errors import ending_where_called, verbs_end_where_called
+from ...inspector.entry_points import load_entry_point
 from ...inspector.graph.graph import Graph
 from ...inspector.renderers import drawn, saved, text_of
 from ...inspector.text.sizes_and_counts import size_text
-from ...inspector.validation import raise_no_attribute
+from ...inspector.validation import expect, raise_no_attribute
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..memory.device_choice import chosen_device
 from ..memory.task_memory import Footprints
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Engine = Literal["native", "direct"]
 
 
+_REPORTS = "tapescope.reports"  # the entry points of reports from other packages
 _reading = RLock()  # so that two threads read the graph of a late run only once
 
 _ELSEWHERE = dict.fromkeys(
@@ -255,6 +257,23 @@ class Run:
             )
         return self.trace.slowest(count)
 
+    def report(self, name: str) -> Any:
+        """Return a report of another package: `run.report("costs").render(Path("costs.txt"))`.
+
+        Args:
+            name: the name of an entry point in the group `tapescope.reports`, see `ts.types.Report`.
+
+        Raises:
+            ValueError: no package has this report, or it cannot be imported.
+            TypeError: the object of the entry point is not a report. Also raises errors of the report.
+        """
+        expect(name, str, "name", f"the name of an entry point in {_REPORTS}")
+        found = load_entry_point(_REPORTS, name, "report")
+        missing = [each for each in ("from_run", "render") if not callable(getattr(found, each, None))]
+        if missing:
+            raise TypeError(f"report {name!r} has no method {missing[0]}(); expected from_run(run) and render(out)")
+        return found.from_run(self)
+
     def save_perfetto(self, path: str | PathLike[str]) -> Path:
         """Save the run as a trace for ui.perfetto.dev and chrome://tracing.
 
@@ -292,3 +311,14 @@ class Run:
     def save_html(self, path: str | Path, *, recompute: Any = None) -> Path:
         """Save the run as one page that replays it without a kernel or a network. For `recompute` see `deck`."""
         return saved("run as a page", self, path, recompute=recompute)
+
+
+class Report(Protocol):
+    """A report on a run, from a package with an entry point in the group `tapescope.reports`."""
+
+    @classmethod
+    def from_run(cls, run: Run) -> Self:
+        """Return the report of a run. The run may come from a file, so that it has no tensors."""
+
+    def render(self, out: Path) -> object:
+        """Write the report to a file."""

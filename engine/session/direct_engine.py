@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import counted
+from ...inspector.torch_private.allocators import profiled_range
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.input_buffer import Waiting, alone
 from ..execution.node_runner import Runner
@@ -391,7 +392,9 @@ class DirectBackward:
                 if recorder is not None:
                     recorder.start(task_id, gradients, by_hand)
                 on_end = None if recorder is None else recorder.end
-                outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
+                task = self.graph.tasks[task_id]
+                with profiled_range(lambda: f"{self.graph.module(task) or task.parameter or ''}: {task.name}"):
+                    outputs = self.runner.run(task, gradients, hooks, on_end)
                 self.order.append(task_id)
                 for edge in self.graph.out_edges[task_id]:
                     self.deliver(edge, outputs, entry)

@@ -1,4 +1,4 @@
-"""Findings of a training loop, as sentences and as pandas tables."""
+"""Findings of a training loop and the mean time of its steps, as sentences and as pandas tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ...inspector.text.sizes_and_counts import share_text
 from ...inspector.validation import expect_choice
 from ..recording.pandas_tables import frame_of
 from .norms import Norms
@@ -30,6 +31,7 @@ FindingKind = Literal[
     "unread",
     "second backward",
     "stale cast",
+    "data wait",
     "black box",
 ]
 
@@ -68,6 +70,48 @@ class Finding:
     def subject(self) -> tuple[str | None, ...]:
         """The subject. Findings with the same subject are merged into one that continued."""
         return self.kind, self.module, self.tensor, self.at
+
+
+PHASES = "data", "forward", "backward", "optimizer", "rest"
+"""The phases of a step. "data" is the time in which the loop waits for a DataLoader; "rest" is the time outside of the
+other phases, such as logging, evaluation and schedulers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The mean time of a step, without the first step, and without the time of tapescope's own measurements.
+
+    Attributes:
+        seconds: the seconds of each phase, see `PHASES`.
+        steps: the number of steps.
+        samples_per_second: the samples that DataLoaders returned, by the first dimension of a batch's first tensor;
+            None without a DataLoader.
+        device: the device on whose clock the phases were measured.
+    """
+
+    seconds: dict[str, float]
+    steps: int
+    samples_per_second: float | None
+    device: str
+
+    @property
+    def total(self) -> float:
+        """The seconds of a step."""
+        return sum(self.seconds.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{self.share(phase)} {phase}" for phase in PHASES)
+        rate = "" if self.samples_per_second is None else f"; {self.samples_per_second:,.3g} samples/s"
+        return f"a step takes {seconds_text(self.total)} on average: {parts}{rate}"
+
+    def share(self, phase: str) -> str:
+        """Return a phase's share of a step as text."""
+        return share_text(round(1e9 * self.seconds[phase]), max(1, round(1e9 * self.total)))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time as `12.3 ms` or `1.23 s`."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 TrainingTable = Literal["norms", "steps", "findings"]

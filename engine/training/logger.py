@@ -1,4 +1,4 @@
-"""Writes a loop's numbers to a logger of the user: TensorBoard's SummaryWriter, or a run of wandb."""
+"""Writes a loop's numbers to a logger of the user: TensorBoard's SummaryWriter, Lightning's loggers, a run of wandb."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .findings import Finding, numbered
 from .norms import ABSENT, NO_SCALAR, Norms, norm_of, ratio_of
 
 _WANTED = (
-    "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, or with "
-    "log(values, commit=), such as wandb.init() gives"
+    "a logger: one with add_scalar(tag, value, step), such as torch.utils.tensorboard.SummaryWriter, with "
+    "log_metrics(values, step=), such as Lightning's loggers, or with log(values, commit=), such as wandb.init() gives"
 )
 _PREFIX = "tapescope"
 _STEP = f"{_PREFIX}/step"
@@ -30,31 +30,35 @@ class Logger:
     with `tapescope/step`, the x axis of their charts. The loop's own call of `log` commits both.
 
     Args:
-        writer: an object with `add_scalar(tag, value, step)`, and optionally `add_text(tag, text, step)`; or with
-            `log(values, commit=)`, and optionally `define_metric`.
+        writer: an object with `add_scalar(tag, value, step)` or `log_metrics(values, step=)`, and optionally
+            `add_text(tag, text, step)`; or with `log(values, commit=)`, and optionally `define_metric`. The first of
+            these methods is used.
 
     Raises:
-        TypeError: it has neither `add_scalar` nor `log`.
+        TypeError: it has none of them.
     """
 
     def __init__(self, writer: Any) -> None:
-        add_scalar, log = getattr(writer, "add_scalar", None), getattr(writer, "log", None)
-        if isinstance(writer, type | torch.Tensor) or not (callable(add_scalar) or callable(log)):
+        methods = {name: getattr(writer, name, None) for name in ("add_scalar", "log_metrics", "log")}
+        found = next((name for name, method in methods.items() if callable(method)), None)
+        if isinstance(writer, type | torch.Tensor) or found is None:
             raise TypeError(f"writer is {a_kind(writer)}; expected {_WANTED}")
-        self._add_scalar: Callable[..., object] | None = add_scalar if callable(add_scalar) else None
+        self._add_scalar: Callable[..., object] | None = methods["add_scalar"] if found == "add_scalar" else None
+        self._log_metrics: Callable[..., object] | None = methods["log_metrics"] if found == "log_metrics" else None
         self._add_text: Callable[..., object] | None = getattr(writer, "add_text", None)
-        self._log: Any = log
+        self._is_wandb = found == "log"
+        self._log: Any = methods["log"]
         self._define_metric: Callable[..., object] | None = getattr(writer, "define_metric", None)
 
     def begin(self) -> None:
         """Tell wandb the x axis of the numbers."""
-        if self._add_scalar is None and callable(self._define_metric):
+        if self._is_wandb and callable(self._define_metric):
             self._define_metric(_STEP)
             self._define_metric(f"{_PREFIX}/*", step_metric=_STEP)
 
     def commit(self) -> None:
         """Write the values that waited for the loop's own `log`."""
-        if self._add_scalar is None:
+        if self._is_wandb:
             self._log({}, commit=True)
 
     def write(self, numbers: Numbers, findings: Iterable[Finding], commit: bool = False) -> None:
@@ -62,17 +66,19 @@ class Logger:
         end.
         """
         rows: dict[int, dict[str, Any]] = {step: dict(values) for step, values in numbers.items()}
-        if self._add_scalar is not None:
-            for step, values in rows.items():
+        for step, values in rows.items():
+            if self._log_metrics is not None:
+                self._log_metrics(values, step=step)
+            elif self._add_scalar is not None:
                 for tag, value in values.items():
                     self._add_scalar(tag, value, step)
         for each in findings:
             tag = f"{_PREFIX}/findings/{each.kind.replace(' ', '_')}"
-            if self._add_scalar is None:
+            if self._is_wandb:
                 rows.setdefault(each.step, {})[tag] = str(each)
             elif callable(self._add_text):
                 self._add_text(tag, str(each), each.step)
-        if self._add_scalar is None:
+        if self._is_wandb:
             last = max(rows, default=0)
             for step in sorted(rows):
                 self._log({_STEP: step, **rows[step]}, commit=commit or step != last)

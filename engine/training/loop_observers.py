@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from time import perf_counter_ns
 from typing import Any
 from weakref import WeakSet
 
@@ -118,6 +120,8 @@ class TrainingWatch(LoopFollower):
         self._by_hand = False
         self._is_to_tell = False  # `optimizer_begins` is still to be called, after the closure
         self._last_failure = 0  # the id of an exception, until the next backward
+        self._told_since: int | None = None  # when the call of observers under way began
+        self._observers_ns = 0
 
     def start(self, stack: ExitStack) -> None:
         """Begin, and install the hooks; closing the stack removes them."""
@@ -155,14 +159,26 @@ class TrainingWatch(LoopFollower):
         """Call `failed` once for an exception, which may leave a backward first and then the `with` block."""
         if id(error) != self._last_failure:
             self._last_failure = id(error)
-            explain_error(error, modules=[module for _, module in self._training.watched.modules()])
+            self._explain(error)
             self._tell("failed", error)
 
+    def _explain(self, error: BaseException) -> None:
+        explain_error(error, modules=[module for _, module in self._training.watched.modules()])
+
+    def loop_ns(self) -> int:
+        """Return the nanoseconds that have passed outside of the observers."""
+        return (perf_counter_ns() if self._told_since is None else self._told_since) - self._observers_ns
+
     def _tell(self, what: str, *told: object) -> None:
-        with unobserved(), left_out_of_recording():
-            for part in self._told_of(what):
-                if not self._tell_one(part, what, *told):
-                    self._tell_no_more(part)
+        self._told_since = started = perf_counter_ns()
+        try:
+            with unobserved(), left_out_of_recording():
+                for part in self._told_of(what):
+                    if not self._tell_one(part, what, *told):
+                        self._tell_no_more(part)
+        finally:
+            self._told_since = None
+            self._observers_ns += perf_counter_ns() - started
 
     def _told_of(self, what: str) -> tuple[LoopPart, ...]:
         """Return the observers that override this method."""
@@ -230,6 +246,9 @@ class TrainingWatch(LoopFollower):
             self._tell("forward_begins", module, beneath_all_transforms(given))
 
     def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
+        # torch also calls the hooks of a module that raised, while it handles the exception.
+        if is_forward and result is None and (error := sys.exception()) is not None:
+            self._explain(error)
         result = beneath_all_transforms(result)
         for part in self._told_of_modules:
             if not self._tell_one(part, "module_ends", module, result):

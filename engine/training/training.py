@@ -27,6 +27,7 @@ from .loop_observers import LoopPart, TrainingWatch
 from .memory_samples import HeldMemory
 from .norm_watch import NormWatch
 from .optimizer_checks import SkippedSteps, StaleCasts
+from .step_times import StepTimes
 from .training_result import Training
 
 
@@ -83,6 +84,7 @@ PARTS: list[Callable[[], LoopPart]] = [
     ZeroGradients,
     Clipping,
     StaleCasts,
+    StepTimes,
     BlackBox,
 ]
 """The observers, in the order in which they are called. The black box is last: it writes what the others find."""
@@ -156,8 +158,8 @@ def training(
         found_inf: skip the parameter update of a non-finite step, on the device, as GradScaler does. Fused optimizers
             only; requires `black_box=`. This changes what the loop computes.
         writer: a logger that gets norms, losses, learning rates and findings once a step, one step late: an object with
-            `add_scalar(tag, value, step)`, such as TensorBoard's SummaryWriter, or with `log(values, commit=)`, such as
-            the result of `wandb.init()`.
+            `add_scalar(tag, value, step)`, such as TensorBoard's SummaryWriter, with `log_metrics(values, step=)`, such
+            as Lightning's loggers, or with `log(values, commit=)`, such as the result of `wandb.init()`.
         depth: the number of parts of a module's path in the logger's tags, such as 1 for "encoder" and "head"; 0: only
             the whole loop is written. With more than 100 modules it is reduced.
 
@@ -194,5 +196,7 @@ def training(
     made.is_written, made.found_inf = writer is not None, bool(found_inf)
     for each in models:
         made.watched.add(each)
-    made.watch_by(TrainingWatch(made, parts, models, optimizers))
+    watch = TrainingWatch(made, parts, models, optimizers)
+    made.clock = watch.loop_ns
+    made.watch_by(watch)
     return made

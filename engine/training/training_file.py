@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...inspector.files import json_object, load_file
-from .findings import Finding, FindingKind, numbered
+from .findings import PHASES, Finding, FindingKind, StepTime, numbered
 from .memory_samples import BASELINE, HELD
 from .training_result import Training
 
@@ -53,6 +53,7 @@ class TrainingDocument:
         skipped: bool of (rows,): whether a gradient scaler skipped a step.
         kept: the black box's folder of each kept step.
         black_box: whether there was a black box.
+        step_time: the mean time of a step, or None.
     """
 
     steps: int
@@ -76,6 +77,7 @@ class TrainingDocument:
     skipped: Tensor
     kept: tuple[tuple[int, str], ...]
     black_box: bool
+    step_time: StepTime | None = None
 
     def to_json(self) -> str:
         """Return one line of JSON. Arrays of numbers are base64 of float32, little-endian, row by row."""
@@ -99,6 +101,7 @@ class TrainingDocument:
                 "skipped": self.skipped.nonzero().flatten().tolist(),
                 "kept": self.kept,
                 "black_box": self.black_box,
+                "step_time": None if self.step_time is None else asdict(self.step_time),
             },
             separators=(",", ":"),
         )
@@ -155,6 +158,7 @@ def document_of(training: Training, most: int | None = None) -> TrainingDocument
         _pooled(skipped[:, None].float(), size)[:, 0] > 0,
         tuple(kept_steps(training).items()),
         training.black_box is not None,
+        training.step_time,
     )
 
 
@@ -251,8 +255,17 @@ def read_document(text: str) -> TrainingDocument:
         skipped=skipped,
         kept=tuple((int(step), str(folder)) for step, folder in found["kept"]),
         black_box=bool(found["black_box"]),
+        step_time=_step_time(found.get("step_time")),  # missing in older pages
         **arrays,
     )
+
+
+def _step_time(given: dict[str, Any] | None) -> StepTime | None:
+    if given is None:
+        return None
+    rate = given["samples_per_second"]
+    seconds = {phase: float(given["seconds"][phase]) for phase in PHASES}
+    return StepTime(seconds, int(given["steps"]), None if rate is None else float(rate), str(given["device"]))
 
 
 def _finding(given: dict[str, Any]) -> Finding:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -20,7 +21,7 @@ from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect_callable
 from ..api.environment import Autocast
 from ..memory.census import Place
-from .findings import Finding, TrainingTable, training_frame
+from .findings import Finding, StepTime, TrainingTable, training_frame
 from .leaks.step_tokens import AliveObjects
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
@@ -76,7 +77,7 @@ _NOT_FOR_USERS = frozenset(
             "found_inf",
             "is_written",
         ),
-        *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
+        *("clock", "limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
@@ -124,6 +125,8 @@ class Training(ShownAsFindings):
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
         taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
+        step_time: the mean time of a step by phase; None before the second step has ended.
+        clock: the nanoseconds that have passed outside of the observers.
     """
 
     def __init__(
@@ -155,6 +158,8 @@ class Training(ShownAsFindings):
         self.taken_norms: TakenNorms | None = None
         self.taken_updates: list[TensorSquares] = []
         self.autocast: Autocast = {}
+        self.step_time: StepTime | None = None
+        self.clock: Callable[[], int] = perf_counter_ns
         self._modules: dict[str, str] | None = None
         self._watcher: Watcher | None = None
         self._steps = 0

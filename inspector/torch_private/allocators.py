@@ -90,6 +90,26 @@ def profiler_is_on() -> bool:
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
+TASK_RANGE = "tapescope: "
+"""The beginning of the name of a task's range."""
+
+
+def profiled_range(name: Callable[[], str]) -> AbstractContextManager[None]:
+    """Return a context that is a task's range in the trace of the user's profiler, if one is running."""
+    return _range(f"{TASK_RANGE}{name()}") if profiler_is_on() and _PROFILER not in _recordings else nullcontext()
+
+
+@contextmanager
+def _range(name: str) -> Iterator[None]:
+    with unobserved():
+        scope = torch.ops.profiler._record_function_enter_new(name, None)
+    try:
+        yield
+    finally:
+        with unobserved():
+            torch.ops.profiler._record_function_exit._RecordFunction(scope)
+
+
 def start_allocation_events(tasks: bool = False) -> None:
     """Start recording allocator events of this thread, and of the engine runs it starts, with torch's profiler.
 

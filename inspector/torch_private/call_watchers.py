@@ -6,7 +6,7 @@ import dis
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial, wraps
 from types import CodeType, FrameType
 from typing import Any
@@ -253,14 +253,22 @@ def is_generated(function: type[Function]) -> bool:
 
 
 @contextmanager
-def watching_batches(seen: Callable[[Any], None]) -> Iterator[None]:
-    """Call `seen` with each batch of any DataLoader, including loaders whose iteration has already begun."""
+def watching_batches(
+    seen: Callable[[Any], None], waiting: Callable[[Any], AbstractContextManager[object]] = nullcontext
+) -> Iterator[None]:
+    """Call `seen` with each batch of any DataLoader, including loaders whose iteration has already begun.
+
+    `waiting` is called with the loader's iterator, and returns a context in which the batch is fetched.
+    """
     original = _BaseDataLoaderIter.__next__
     ended = False
 
     @wraps(original)
     def following(iterator: Any) -> Any:
-        batch = original(iterator)
+        if ended:
+            return original(iterator)
+        with waiting(iterator):
+            batch = original(iterator)
         if not ended:
             seen(batch)
         return batch

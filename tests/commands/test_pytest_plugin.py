@@ -166,6 +166,18 @@ def test_the_plugin_imports_torch_for_marked_tests_only_and_explains_what_it_can
     assert printed.count("During handling") == 0
 
 
+def test_tests_that_the_plugin_cannot_check_fail(project: Path) -> None:
+    (project / "test_memory.py").write_text(
+        "import pytest, unittest\n\n"
+        "@pytest.mark.peak_memory('1 GiB')\nasync def test_later():\n    assert False\n\n"
+        "class Steps(unittest.TestCase):\n    @pytest.mark.peak_memory('1 GiB')\n"
+        "    def test_step(self):\n        pass\n"
+    )
+    status, printed = run(project)
+    assert status == 1
+    says(printed, "coroutine", "unittest.TestCase", "2 errors")
+
+
 def test_contradicting_options_are_refused(project: Path) -> None:
     status, printed = run(project, "--tapescope-update")
     assert status == 4

@@ -153,6 +153,58 @@ def test_other_findings_and_other_exit_codes_do_not_become_70(tmp_path: Path) ->
     assert run(tmp_path, healthy, "--fail-on", "leaks,nan,wrong-gradients", "--no-page").status == 0
 
 
+PRINTING = """
+import sys, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    model(torch.ones(8, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.25)
+    print("step", step, "of mine")
+sys.stderr.write("a bar without an end")
+for step in range(2):
+    model(torch.ones(8, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.25)
+print()
+assert "write" not in vars(sys.stdout) or sys.stdout.isatty()
+"""
+
+
+def on_a_terminal(folder: Path, *command: str) -> str:
+    """Run a command whose streams are a terminal, and return everything that it writes there."""
+    ours, its = os.openpty()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    written = b""
+    while True:
+        try:
+            read = os.read(ours, 65536)
+        except OSError:  # Linux's answer to a terminal whose other end is closed
+            break
+        if not read:
+            break
+        written += read
+    os.close(ours)
+    assert process.wait(60) == 0, written.decode()
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_a_progress_line_on_a_terminal_leaves_the_scripts_output_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PRINTING)
+    plain = on_a_terminal(tmp_path, sys.executable, "train.py")
+    written = on_a_terminal(tmp_path, sys.executable, "-m", "tapescope", "run", "--no-page", "train.py")
+    shown = re.findall(r"\r\x1b\[K(tapescope: step \d+ of train\.py, 0 findings[^\r\n]*)", written)
+    assert 2 <= len(shown) <= 4, written
+    # A terminal removes a line before the text that follows the two codes.
+    left = re.sub(r"\r\x1b\[K(tapescope: step [^\r\n]*)?", "", written)
+    assert left.startswith(plain)
+    says(left.removeprefix(plain), "6 steps of train.py watched")
+
+
 def test_a_failed_script_still_writes_its_findings(tmp_path: Path) -> None:
     failed = run(tmp_path, f"{LEAKING}\nraise KeyError('late')", "--json", "found.json", "--black-box", "kept")
     assert failed.status == 1
@@ -171,6 +223,27 @@ def test_a_step_is_recorded_as_a_deck_and_steps_are_selected(tmp_path: Path) -> 
     says("\n".join(content["sentences"]), f"optimizer state  {4 * (2 * 5 + 2)} B")
     late = run(tmp_path, LEAKING, "--profile", "40", "--no-page")
     says(late.own, "step 40 was not recorded", "made 12 steps")
+
+
+def test_findings_and_their_exit_code_stay_if_the_page_cannot_be_written(tmp_path: Path) -> None:
+    late = f"{LEAKING}\nimport os\nos.mkdir('page.html')"
+    found = run(tmp_path, late, "--fail-on", "leaks", "--out", "page.html")
+    assert found.status == 70
+    says(found.own, "1 finding", "losses[0]", "page.html")
+
+
+def test_torch_is_watched_if_a_finder_of_its_own_finds_it(tmp_path: Path) -> None:
+    finder = (
+        "import sys\nfrom importlib.machinery import PathFinder\n"
+        "class Editable:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        return PathFinder.find_spec(name, [SITE]) if path is None else None\n"
+        "import importlib.util\n"
+        "SITE = importlib.util.find_spec('torch').submodule_search_locations[0].removesuffix('/torch')\n"
+        "sys.path[:] = [each for each in sys.path if each != SITE]\n"
+        "sys.meta_path.append(Editable())\n"
+    )
+    says(run(tmp_path, f"{finder}{LEAKING}", "--no-page").own, "12 steps")
 
 
 @pytest.mark.parametrize(

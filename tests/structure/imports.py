@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("inspector", "engine", "widgets", "commands")
+PACKAGES = ("inspector", "engine", "widgets", "commands", "integrations")
 
 
 def _layers() -> Iterator[str]:

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from ...engine.diagnose.advise import Advice, advise
 from ...engine.execution.accumulation_rule import Accumulate, Release
-from ...engine.planning.policies import POLICIES, TABS, find_policy
+from ...engine.planning.policies import TABS, find_policy, policy_names
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.schedule.policy import AnyPolicy, Choice, Policy
 from ...inspector.graph.graph import Task
@@ -81,7 +81,7 @@ _deck: Callable[[], Deck] = latest_deck
 def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     """Return the policy with this name, or in a variable with this name."""
     name = name.strip("'\"")
-    if name in POLICIES or "(" in name:
+    if name in policy_names() or "(" in name:
         with _usage():
             find_policy(name)
         return name
@@ -91,9 +91,9 @@ def policy_of(shell: InteractiveShell, name: str) -> AnyPolicy:
     if callable(found):
         choice: Choice = found
         return choice
-    near = did_you_mean(name, POLICIES)
+    near = did_you_mean(name, policy_names())
     raise UsageError(
-        f"unknown policy {name!r}{near} expected one of {', '.join(POLICIES)}, or a variable with a policy"
+        f"unknown policy {name!r}{near} expected one of {', '.join(policy_names())}, or a variable with a policy"
     )
 
 
@@ -268,7 +268,7 @@ def complete_verb(shell: InteractiveShell, verb: str, word: str, line: str) -> l
     """Return the completions of the word after a verb."""
     if verb == "compare":
         options = [each for each in line[: len(line) - len(word)].split() if each in RULES]
-        return [*(RULES[options[-1]] if options else POLICIES), *RULES]
+        return [*(RULES[options[-1]] if options else policy_names()), *RULES]
     if MAGICS[verb].takes not in ("place", "condition", "stop", "task"):
         return []
     try:

@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from types import TracebackType
 from typing import Any, get_args
 from weakref import ref
@@ -23,7 +24,7 @@ from IPython.display import display
 from torch import Tensor, nn
 
 from ...engine.execution.accumulation_rule import Accumulate, Accumulation, Release
-from ...engine.planning.policies import POLICIES
+from ...engine.planning.policies import policy_names
 from ...engine.schedule.device_queues import QUEUES
 from ...inspector.capture.capture import capture
 from ...inspector.graph.freed_nodes import is_freed
@@ -32,13 +33,14 @@ from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
 from ..deck.open_deck import debug, in_notebook
 from ..deck.verbs import MAGICS, magic_help
+from .cell_functions import CELL_VERBS, run_cell_verb
 from .magic_verbs import CALLS, MagicLine, complete_verb, policy_of
 
 ENGINES = ("direct", "native")
 OPTIONS = ("policy", "engine", "accumulate", "release", "batch", "queues", "model")
 FLAGS = ("keep-inputs",)
 
-_OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS))})\b")
+_OPTION = re.compile(rf" --({'|'.join((*OPTIONS, *FLAGS, *CELL_VERBS))})\b")
 _NEAR = 50  # nodes; most freed graphs are detected close to the loss
 _SOON_S = 0.2  # lets a waiting cell start first
 
@@ -59,6 +61,7 @@ class Options:
     queues: str | None = None
     model: str | None = None
     keep_inputs: bool = False
+    verb: str | None = None
     accumulate: str = "inplace"
     release: str = "eager"
 
@@ -75,13 +78,18 @@ def parse(line: str) -> Options:
         word, _, rest = rest.partition(" ")
         rest = rest.strip()
         name, equals, value = word[2:].partition("=")
+        if name in CELL_VERBS and not equals:
+            if "verb" in found:
+                raise UsageError(f"--{found['verb']} and --{name} cannot be combined; use two cells")
+            found["verb"] = name
+            continue
         if name in FLAGS and not equals:
             found[name.replace("-", "_")] = True
             continue
         if name not in OPTIONS:
             raise UsageError(
                 f"unknown option --{name}; expected one of {', '.join(f'--{each}' for each in OPTIONS)} with a value, "
-                "or --keep-inputs"
+                f"or {', '.join(f'--{each}' for each in (*FLAGS, *CELL_VERBS))}"
             )
         if not equals:
             value, _, rest = rest.strip().partition(" ")
@@ -107,6 +115,12 @@ class DeckMagics(Magics):
                             run the cell, capture its forward, and open the deck on LOSS
         %tapescope [--policy P] [--engine E] [--batch auto] [--accumulate A] [--release R] [--queues Q] LOSS
                             open the deck on an existing loss; deck = %tapescope loss assigns the deck
+        %%tapescope --profile | --find-nan | --plan [--model MODEL] LOSS
+                            run the cell as a function: memory of forward and backward; the first NaN or infinite value;
+                            a plan of the saved tensors to recompute
+        %%tapescope --step [--model MODEL]
+                            memory of a training step, which is the cell, and runs several times
+        %tapescope --help   a summary
 
         P is "heap" (PyTorch's order), "bfs", "dfs", or the name of a variable with a policy or function.
         E is "direct" (any ready task can run next; the default) or "native" (PyTorch's engine runs step by step).
@@ -126,6 +140,9 @@ class DeckMagics(Magics):
         if cell is not None:
             return self._open(line, cell)
         verb, _, rest = line.strip().partition(" ")
+        if line.strip() in ("--help", "-h"):
+            print(summary())
+            return None
         if verb in MAGICS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
             try:
                 return CALLS[MAGICS[verb].name](MagicLine(self.shell, verb, rest.strip()))
@@ -143,20 +160,32 @@ class DeckMagics(Magics):
         if not word.isidentifier() or (word in self.shell.user_ns and (_is_expression(line) or " --" in line)):
             return
         if word == "help":
-            raise UsageError("%tapescope? shows all verbs and options")
+            raise UsageError("%tapescope --help shows a summary, %tapescope? all verbs and options")
         losses = (name for name, value in self.shell.user_ns.items() if _is_loss(value))
         expected = "not a verb" if word in self.shell.user_ns else "neither a verb nor a variable"
         near = did_you_mean(word, [*MAGICS, *losses])
         python = f"; ts.{word} is a Python function" if word in sys.modules[__name__.partition(".")[0]].__all__ else ""
         raise UsageError(f"{word!r} is {expected}{near} verbs are {', '.join(MAGICS)}{python}")
 
+    def _cell_verb(self, line: str, cell: str, options: Options) -> Any:
+        if options != Options(options.loss, model=options.model, verb=options.verb):
+            raise UsageError(f"--{options.verb} takes no other option than --model")
+        _refuse_await(self.shell, cell)
+        module = None if options.model is None else self._value(options.model, "--model", "")
+        assert options.verb is not None
+        return run_cell_verb(self.shell, options.verb, line, cell, options.loss, module)
+
     def _open(self, line: str, cell: str | None) -> object:
+        options, from_before = parse(line), None
+        if options.verb is not None:
+            if cell is None:
+                raise UsageError(f"--{options.verb} needs a cell: %%tapescope {line.strip()}")
+            return self._cell_verb(line, cell, options)
         if not in_notebook():
             raise UsageError(
                 "a deck needs a notebook, with anywidget (pip install 'tapescope[notebook]'); "
                 "session = ts.debug(loss) steps through the backward anywhere"
             )
-        options, from_before = parse(line), None
         if after_loss := _OPTION.search(options.loss):
             corrected = f"{options.loss[after_loss.start() :].strip()} {options.loss[: after_loss.start()].strip()}"
             raise UsageError(f"options come before the loss: {'%' if cell is None else '%%'}tapescope {corrected}")
@@ -222,6 +251,33 @@ class DeckMagics(Magics):
 
 
 DeckMagics.tapescope.__doc__ = f"{inspect.cleandoc(DeckMagics.tapescope.__doc__ or '')}\n\n{magic_help()}"
+
+
+def summary() -> str:
+    """Return the text of `%tapescope --help`."""
+    verbs = ", ".join(MAGICS)
+    return "\n".join(
+        [
+            "%%tapescope [OPTION ...] LOSS    run the cell, and open the deck on its loss",
+            "%tapescope [OPTION ...] LOSS     open the deck on an existing loss",
+            "%tapescope VERB [ARGUMENT ...]   drive the deck shown last",
+            "",
+            "instead of the deck, with %%tapescope:",
+            *(
+                f"  --{name}{' LOSS' if each.takes_loss else ''}".ljust(18) + f" {each.help}"
+                for name, each in CELL_VERBS.items()
+            ),
+            "",
+            "options of the deck:",
+            f"  --policy P         {', '.join(policy_names())}, or a variable with a policy",
+            f"  --engine E         {', '.join(ENGINES)}",
+            f"  --accumulate A     {', '.join(get_args(Accumulate))};  --release R  {', '.join(get_args(Release))}",
+            f"  --batch auto;  --queues Q  {', '.join(QUEUES)};  --model MODEL;  --keep-inputs",
+            "",
+            *wrap(verbs, 100, initial_indent="verbs: ", subsequent_indent="       "),
+            "%tapescope? describes each option and verb",
+        ]
+    )
 
 
 def run_captured(
@@ -311,7 +367,7 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
     if words[1:2] == ["compare"]:
         return complete_verb(shell, "compare", last, event.line)
     if option == "--policy":
-        return list(POLICIES)
+        return policy_names()
     if option == "--engine":
         return list(ENGINES)
     if option == "--accumulate":
@@ -325,7 +381,8 @@ def complete(shell: InteractiveShell, event: Any) -> list[str]:
     if words[1:2] and words[1] in MAGICS:
         return complete_verb(shell, words[1], last, event.line)
     tensors = [name for name, value in shell.user_ns.items() if not name.startswith("_") and _is_loss(value)]
-    return [*(MAGICS if len(words) == 1 else ()), *(f"--{name}" for name in (*OPTIONS, *FLAGS)), *tensors]
+    options = [*OPTIONS, *FLAGS, *(CELL_VERBS if words[0] == "%%tapescope" else ("help",))]
+    return [*(MAGICS if len(words) == 1 else ()), *(f"--{name}" for name in options), *tensors]
 
 
 def _is_loss(value: object) -> bool:

@@ -10,7 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...engine.planning.policies import POLICIES
+from ...engine.planning.policies import policy_names
 from ...engine.schedule.ready_queue import ReadyTask
 from ...inspector.text.sizes_and_counts import nth
 from ..deck.task_and_stop_syntax import Running, run_of
@@ -90,7 +90,7 @@ def _words(takes: str, session: Debugged, stops: Iterable[Numbered], word: str, 
         case "task or stops":
             return ("stops", *map(nth, range(1, len(run_of(session)) + 1)))
         case "policy":
-            return POLICIES
+            return policy_names()
         case "place":
             return _places(session, word)
         case "condition":

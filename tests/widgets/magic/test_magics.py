@@ -662,3 +662,74 @@ def test_a_flag_takes_no_value() -> None:
 
 def test_an_expression_is_kept_whole() -> None:
     assert parse("model(x, y=2).sum() + 1").loss == "model(x, y=2).sum() + 1"
+
+
+CELL = "net = nn.Linear(4, 3)\nloss = net(torch.ones(2, 4)).square().sum()\n"
+
+
+@pytest.fixture
+def torch_shell(shell: InteractiveShell) -> InteractiveShell:
+    shell.user_ns.update(torch=torch, nn=nn)
+    return shell
+
+
+def test_a_cell_runs_as_the_function_of_a_verb(
+    torch_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = torch_shell.run_cell_magic("tapescope", "--profile loss", CELL)
+    says(capsys.readouterr().out, "peak")
+
+    def make_loss() -> torch.Tensor:
+        loss: torch.Tensor = nn.Linear(4, 3)(torch.ones(2, 4)).square().sum()
+        return loss
+
+    assert run.peak_bytes == ts.profile(make_loss).peak_bytes
+    assert torch_shell.user_ns["loss"].grad_fn is not None  # the cell's variables are the user's
+    step = (
+        "if 'model' not in globals():\n    model = nn.Linear(4, 3); optimizer = torch.optim.Adam(model.parameters())\n"
+        "model(torch.ones(2, 4)).sum().backward()\noptimizer.step(); optimizer.zero_grad()\n"
+    )
+    assert torch_shell.run_cell_magic("tapescope", "--step", step).like_before
+    report = torch_shell.run_cell_magic(
+        "tapescope", "--find-nan loss", CELL.replace("sum()", "sum().log().mul(-1).sqrt()")
+    )
+    says(report, "sqrt", "NaN")
+    plan = torch_shell.run_cell_magic("tapescope", "--plan --model net loss.tanh()", CELL)
+    assert type(plan).__name__ == "PlannedRecompute"
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "facts"),
+    [
+        (
+            "--profile loss",
+            CELL.replace("2, 4", "2, 5"),
+            ("line 3 of the cell", "net(torch.ones(2, 5))", "RuntimeError"),
+        ),
+        ("--profile loss", "loss = (1\n", ("line 2 of the cell", "loss = (1")),
+        ("--find-nan missing", CELL, ("missing",)),
+        ("--profile", CELL, ("--profile", "%%tapescope --profile loss")),
+        ("--step loss", CELL, ("--step", "no loss")),
+        ("--profile --plan loss", CELL, ("--profile", "--plan")),
+        ("--profile --policy bfs loss", CELL, ("--profile", "--model")),
+        ("--profil loss", CELL, ("--profil", "--profile")),
+    ],
+)
+def test_errors_of_a_cell_that_is_a_function_are_one_line(
+    line: str, cell: str, facts: tuple[str, ...], torch_shell: InteractiveShell
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        torch_shell.run_cell_magic("tapescope", line, cell)
+    says(raised.value, *facts)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match="needs a cell"):
+        torch_shell.run_line_magic("tapescope", "--profile loss")
+
+
+def test_help_is_a_summary(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    shell.run_line_magic("tapescope", "--help")
+    printed = capsys.readouterr().out
+    says(printed, "--profile LOSS", "--step", "--find-nan LOSS", "--plan LOSS", "--policy", "goto")
+    assert len(printed.splitlines()) <= 25
+    event = type("Event", (), {"line": "%%tapescope --"})
+    assert {"--profile", "--step", "--find-nan", "--plan"} <= {*complete(shell, event)}

@@ -147,6 +147,14 @@ def test_the_command_compares_a_loss_with_a_limit(
     says(capsys.readouterr().err, "'Nothing'", "AdamW")
 
 
+def test_the_command_shows_the_place_of_an_error_in_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\ndef make_loss():\n    return torch.nn.Linear(3, 3)(5).sum()\n")
+    assert main(["fits", f"{tmp_path / 'train.py'}:make_loss", "--limit", "1GB"]) == 1
+    says(capsys.readouterr().err, "train.py", "line 3", "TypeError")
+
+
 @pytest.mark.heavy
 def test_a_small_gpt2_takes_less_than_two_seconds() -> None:
     pytest.importorskip("transformers")

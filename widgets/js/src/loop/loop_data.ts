@@ -34,8 +34,18 @@ export interface Finding {
   certain: boolean;
 }
 
+/** Mean time of a step, measured by the clock of `device`. `seconds` is by phase. */
+export interface StepTime {
+  seconds: Record<string, number>;
+  steps: number;
+  samples_per_second: number | null;
+  device: string;
+}
+
 export interface Loop {
   title: string;
+  /** Missing in older pages, and in loops of one step. */
+  step_time?: StepTime | null;
   steps: number;
   every: number;
   sentences: string[];

@@ -10,7 +10,7 @@ import style from "./loop.css";
 import type { Frame } from "./drawing.ts";
 import { cellAt, draw, drawChosen, frameOf } from "./draw_loop.ts";
 import { variesIn } from "./draw_memory.ts";
-import { findingsOf, showBackward, showCell } from "./side_panel.ts";
+import { findingsOf, showBackward, showCell, stepTime } from "./side_panel.ts";
 import { State } from "./state.ts";
 import { pooled, type Measure } from "./heat_map.ts";
 
@@ -95,7 +95,7 @@ class Page {
     );
     for (const [key, text] of KEYS) this.help.append(el("div", { class: "fact" }, el("kbd", {}, key), el("span", {}, text)));
     this.help.hidden = true;
-    const side = el("aside", {}, this.help, this.findings.root, this.cell, this.backward);
+    const side = el("aside", {}, this.help, this.findings.root, ...(loop.step_time ? [stepTime(loop.step_time)] : []), this.cell, this.backward);
     this.root = el("div", { class: "frame" }, bar, this.picture, side, this.aloud);
     this.listen();
   }

@@ -1,8 +1,8 @@
 /** The panel beside the picture: findings, the selected cell, and how to open its backward. */
 
 import { el, svg } from "../dom.ts";
-import { grouped, size } from "../format.ts";
-import { ABSENT, BASELINE, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding } from "./loop_data.ts";
+import { grouped, nanoseconds, number, size } from "../format.ts";
+import { ABSENT, BASELINE, isBad, NO_SCALAR, rowAt, said, titleOf, type Finding, type StepTime } from "./loop_data.ts";
 import { baselineOf, sum } from "./draw_memory.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./heat_map.ts";
@@ -73,6 +73,20 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
   };
   new ResizeObserver(fit).observe(list);
   return { root, mark };
+}
+
+/** Show the mean time of a step: a bar with one part for each phase, and the phases with their shares. */
+export function stepTime(time: StepTime): HTMLElement {
+  const phases = Object.entries(time.seconds).filter(([, seconds]) => seconds > 0);
+  const total = sum(phases.map(([, seconds]) => seconds)) || 1;
+  const rate = time.samples_per_second === null ? "" : ` · ${number(time.samples_per_second)} samples/s`;
+  const bar = el("div", { class: "phases", "aria-hidden": "true" });
+  const names = el("p", { class: "phase-names" });
+  for (const [phase, seconds] of phases) {
+    bar.append(el("i", { class: phase, style: `flex-grow: ${seconds / total}` }));
+    names.append(el("span", {}, el("i", { class: phase }), `${phase} ${Math.round((100 * seconds) / total)} %`));
+  }
+  return el("section", {}, el("h2", {}, "Time of a step", el("span", {}, `${nanoseconds(1e9 * total)}${rate}`)), bar, names);
 }
 
 function row(host: HTMLElement, name: string, value: string, kind = ""): void {
