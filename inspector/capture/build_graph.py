@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from ..torch_private.sequence_numbers import number_of, numbers_of
 from ..torch_private.thread_state import functorch_is_active, without_torch_function
 from ..validation import a_kind, expect, expect_model, expect_outputs
 from .graph_cache import EdgeDraft, Found, TaskDraft, as_records, cache_key
+
+if TYPE_CHECKING:
+    from .unfinished_forward import UnfinishedForward
 
 _WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"
@@ -148,11 +152,11 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     return of
 
 
-def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
-    """Build the graph below these nodes; its roots are the nodes to which no edge leads."""
+def graph_of_nodes(nodes: Sequence[Node], unfinished: UnfinishedForward) -> Graph:
+    """Build the graph below the nodes of a forward that raised; its roots are the nodes to which no edge leads."""
     found = _walk(nodes)
     reached = {child for nexts in found.values() for child, _ in nexts}
-    return _build(found, [(node, 0) for node in nodes if node not in reached], None)
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None, unfinished=unfinished)
 
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
@@ -259,6 +263,7 @@ def _build(
     roots: list[tuple[Node, int]],
     names: ParameterNames | None,
     takes: Sequence[tuple[InputMetadata, ...]] | None = None,
+    unfinished: UnfinishedForward | None = None,
 ) -> Graph:
     """Build the graph. `takes` is the input metadata of the nodes in `found`, if it has been read already."""
     names_of = {node: node.name() for node in found}
@@ -294,12 +299,16 @@ def _build(
         for output, (child, number) in enumerate(found[node]):
             if child is not None:
                 edges.append(EdgeDraft(task_id, output, ids[child], number))
+    failed, untracked = (None, ()) if unfinished is None else unfinished.placed(ids, calls.id_of(unfinished.call))
     return Graph(
         tasks=as_records(tasks, Task),
         edges=as_records(edges, Edge),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
         nodes=LiveNodes(ids),
+        raised=None if unfinished is None else unfinished.raised,
+        failed=failed,
+        untracked=untracked,
     )
 
 
