@@ -70,14 +70,20 @@ def graph(outputs: Any, *inputs: Any, **named_inputs: Any) -> Graph:
     if isinstance(outputs, nn.Module):
         return _graph_of_forward(outputs, inputs, named_inputs)
     if isinstance(outputs, BaseException):
-        unfinished = getattr(outputs, _KEPT, None)
-        if not isinstance(unfinished, UnfinishedForward):
+        unfinished = unfinished_forward(outputs)
+        if unfinished is None:
             raise ValueError(
                 f"this {type(outputs).__name__} was not raised in ts.graph(model, *inputs), so its forward is unknown; "
                 "run the forward in `with ts.capture() as tape:`, and call tape.graph() after the error"
             )
         return unfinished.graph()
     return graph_of_loss(outputs, *inputs, **named_inputs)
+
+
+def unfinished_forward(error: BaseException) -> UnfinishedForward | None:
+    """Return the forward that raised this exception in `ts.graph(model, *inputs)`; None if none did."""
+    found = getattr(error, _KEPT, None)
+    return found if isinstance(found, UnfinishedForward) else None
 
 
 def _graph_of_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -90,8 +96,8 @@ def _graph_of_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
                 tape.names = names = _names(model, inputs)
                 result: object = world.make_loss()
         except Exception as error:
-            if tape.unfinished is not None:
-                setattr(error, _KEPT, tape.unfinished)
+            setattr(error, _KEPT, tape.unfinished)
+            if tape.unfinished is not None and tape.unfinished.nodes:
                 error.add_note(
                     "tapescope: ts.graph(error) returns the graph of the forward until this error; in a notebook, "
                     "ts.graph(sys.last_value)"

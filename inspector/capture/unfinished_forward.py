@@ -45,6 +45,7 @@ class UnfinishedForward:
         message = str(error).partition("\n")[0]
         kind = type(error).__name__
         self.raised = f"{kind}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
+        self.facts = record.facts
         self.call: CallRecord | None = None
         self._name: str | None = None  # of the failed call
         self._inputs: list[tuple[TensorMeta, Node | None, int, tuple[UntrackedKind, str]]] = []
@@ -59,26 +60,29 @@ class UnfinishedForward:
                 with suppress(Exception):  # a user's container may raise anything when it is read
                     nodes.update(dict.fromkeys(nodes_of(value)))
             frames = frames.tb_next
-        self.nodes = [node for node in nodes if made_during(record.facts, node)]
+        self.nodes = [node for node in nodes if made_during(self.facts, node)]
         if record.raised_in is not None and record.raised_in[0] == id(error):
             self.call = record.raised_in[1]
         if called is not None:
             with suppress(Exception), without_torch_function():
-                self._read_call(*called, record.facts, names)
+                self._read_call(*called, names)
 
-    def _read_call(
-        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], facts: Facts, names: TensorNames
-    ) -> None:
+    def _read_call(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], names: TensorNames) -> None:
         if isinstance(function, nn.Module):
             self._name = type(function).__name__
             function, args = type(function).forward, (function, *args)
         else:
-            self._name = _short_name(function, facts)
+            self._name = _short_name(function, self.facts)
         for argument, tensor in named_tensors(function, args, kwargs):
             meta = TensorMeta(None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, tensor.device)
             edge = get_gradient_edge(tensor) if tensor.requires_grad else None
             self._inputs.append(
-                (meta, edge and edge.node, edge.output_nr if edge else 0, tensor_name(tensor, argument, names, facts))
+                (
+                    meta,
+                    edge and edge.node,
+                    edge.output_nr if edge else 0,
+                    tensor_name(tensor, argument, names, self.facts),
+                )
             )
             if edge is not None:
                 self.nodes.append(edge.node)
@@ -99,7 +103,7 @@ class UnfinishedForward:
         return graph_of_nodes(list(dict.fromkeys(self.nodes)), self)
 
     def placed(self, ids: Mapping[Node, int], call: int | None) -> tuple[FailedCall | None, tuple[Untracked, ...]]:
-        """Return the failed call and its arguments without a gradient, given the ids of tasks and of the module's call."""
+        """Return the failed call and its arguments without a gradient, given the ids of tasks and of its call."""
         if self._name is None:
             return None, ()
         own = len(ids)

@@ -121,21 +121,30 @@ def draw_graph(
 ) -> Drawing:
     """Draw the graph with the legend below it, without a page around them.
 
-    `room` is the width and height that `fold="fit"` fits the graph into. A graph that would be cut into columns, with
-    edges that lead up from one to the next, is drawn in one column of up to twice this height instead, if it fits and
-    shows at least half as many items.
+    `room` is as in `layout_of_picture`.
+    """
+    placed = layout_of_picture(graph, fold, room, shapes)
+    return draw_layout(graph, placed, least_width, outlines, signs, states, shapes)
+
+
+def layout_of_picture(
+    graph: Graph, fold: Fold = "fit", room: tuple[float, float] = ROOM, shapes: bool = False
+) -> Layout:
+    """Lay out a graph; `room` is the width and height that `fold="fit"` fits it into.
+
+    A graph that would be cut into columns, with edges that lead up from one to the next, is laid out in one column of
+    up to twice this height instead, if it fits and shows at least half as many items.
     """
     fits = fold == "fit"
     placed = first_view(graph, *room, shapes=shapes) if fits else lay_out(graph, fold_graph(graph, fold), shapes=shapes)
-    if _leads_up(placed) and len(graph.tasks) <= SOURCES_UP_TO:
-        most = 2 * room[1]
-        if fits:
-            column = first_view(graph, room[0], most, shapes=shapes, columns=False)
-        else:
-            column = lay_out(graph, fold_graph(graph, fold), inf, shapes=shapes)
-        if column.height <= most and 2 * _items(column) >= _items(placed):
-            placed = column
-    return draw_layout(graph, placed, least_width, outlines, signs, states, shapes)
+    if not _leads_up(placed) or len(graph.tasks) > SOURCES_UP_TO:
+        return placed
+    if fits:
+        column = first_view(graph, room[0], 2 * room[1], shapes=shapes, columns=False)
+    else:
+        column = lay_out(graph, fold_graph(graph, fold), inf, shapes=shapes)
+    is_better = column.height <= 2 * room[1] and 2 * _items(column) >= _items(placed)
+    return column if is_better else placed
 
 
 def _items(placed: Layout) -> int:

@@ -144,7 +144,7 @@ GLYPHS = {
     Kind.MODULE_HOOK: '<path class="ts-glyph" d="M1-4V1A2 2 0 0 1-3 1V0"/>',
     Kind.ERROR: '<path class="ts-glyph" d="M-3-3 3 3M3-3-3 3"/>',
     Kind.PRIMITIVE: '<path class="ts-glyph" d="M-2.7-2.7H2.7V2.7H-2.7z"/>',
-    Kind.FAILED: '<path class="ts-glyph" d="M-3-3 3 3M3-3-3 3"/>',
+    Kind.FAILED: '<path class="ts-glyph" d="M0-4V1.4M0 3V4.2"/>',
     Kind.UNTRACKED: '<circle class="ts-glyph" r="2.5"/>',
 }
 STUB_GLYPHS = {

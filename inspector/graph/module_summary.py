@@ -114,9 +114,13 @@ def module_summary(graph: Graph) -> ModuleSummary:
                 sum(storages.get(path, {}).values()) if knows_saved else None,
             )
         )
+    from .graph import module_name
+
     place = "" if failed is None or failed.call is None else graph.calls[failed.call].path
     return ModuleSummary(
-        tuple(rows), graph.raised, None if failed is None else failed.title + (f" in {place}" if place else "")
+        tuple(rows),
+        graph.raised,
+        None if failed is None else failed.title + (f" in {module_name(place)}" if place else ""),
     )
 
 

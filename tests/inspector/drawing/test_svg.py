@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.inspector.drawing.fit_to_size import first_view
 from tapescope.inspector.drawing.layout import layout
-from tapescope.inspector.drawing.svg import ROOM, graph_to_svg, path_data
+from tapescope.inspector.drawing.svg import graph_to_svg, layout_of_picture, path_data
 from tapescope.inspector.drawing.svg_text import shorten, shorten_middle, shorten_path, text_width
 from tapescope.inspector.graph.graph import ModuleCall
 from tapescope.inspector.graph.kinds import KIND_TITLES, Kind
@@ -32,7 +31,7 @@ def test_every_drawn_task_is_in_the_svg_with_a_tooltip() -> None:
     graph = captured("gpt2")
     root = ElementTree.fromstring(graph_to_svg(graph))
     drawn = {int(each.get("data-task", -1)) for each in root.iter() if each.get("data-task")}
-    placed = first_view(graph, *ROOM)
+    placed = layout_of_picture(graph)
     assert drawn == {task.task for task in placed.tasks} | {pill.tasks[0] for pill in placed.pills}
     relu = next(task for task in placed.tasks if graph.tasks[task.task].name == "GeluBackward0")
     group = next(each for each in root.iter() if each.get("data-task") == str(relu.task))
@@ -53,7 +52,7 @@ def test_size_title_and_one_line_per_wire() -> None:
     assert root.get("viewBox") == f"0 0 {width} {height}"
     assert root.findtext(f"{SVG}title") == "backward of NllLossBackward0 · 339 tasks · 161 parameters"
     [wires] = [each for each in by_class(root, "ts-wires") if len(each) > 1]
-    assert len(wires) == sum(bool(wire.points) for wire in first_view(graph, *ROOM).wires)
+    assert len(wires) == sum(bool(wire.points) for wire in layout_of_picture(graph).wires)
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
