@@ -133,17 +133,19 @@ def layout_of_picture(
     """Lay out a graph; `room` is the width and height that `fold="fit"` fits it into.
 
     A graph that would be cut into columns, with edges that lead up from one to the next, is laid out in one column of
-    up to twice this height instead, if it fits and shows at least half as many items.
+    up to twice this height instead (four times, unless `fold` is "fit"), if it fits and shows at least half as many
+    items.
     """
     fits = fold == "fit"
     placed = first_view(graph, *room, shapes=shapes) if fits else lay_out(graph, fold_graph(graph, fold), shapes=shapes)
     if not _leads_up(placed) or len(graph.tasks) > SOURCES_UP_TO:
         return placed
+    most = (2 if fits else 4) * room[1]
     if fits:
-        column = first_view(graph, room[0], 2 * room[1], shapes=shapes, columns=False)
+        column = first_view(graph, room[0], most, shapes=shapes, columns=False)
     else:
         column = lay_out(graph, fold_graph(graph, fold), inf, shapes=shapes)
-    is_better = column.height <= 2 * room[1] and 2 * _items(column) >= _items(placed)
+    is_better = column.height <= most and 2 * _items(column) >= _items(placed)
     return column if is_better else placed
 
 
