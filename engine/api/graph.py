@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from ...inspector.capture.build_graph import graph as graph_of_loss
-from ...inspector.capture.build_graph import read_graph, why_no_graph
+from ...inspector.capture.build_graph import graph_of_unfinished, read_graph, why_no_graph
 from ...inspector.capture.capture import capture
 from ...inspector.capture.unfinished_forward import TensorNames, UnfinishedForward, named_tensors, tensor_name
 from ...inspector.graph.capture_records import Operation
@@ -76,7 +76,7 @@ def graph(outputs: Any, *inputs: Any, **named_inputs: Any) -> Graph:
                 f"this {type(outputs).__name__} was not raised in ts.graph(model, *inputs), so its forward is unknown; "
                 "run the forward in `with ts.capture() as tape:`, and call tape.graph() after the error"
             )
-        return unfinished.graph()
+        return graph_of_unfinished(unfinished)
     return graph_of_loss(outputs, *inputs, **named_inputs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,9 +22,7 @@ from ..torch_private.sequence_numbers import number_of, numbers_of
 from ..torch_private.thread_state import functorch_is_active, without_torch_function
 from ..validation import a_kind, expect, expect_model, expect_outputs
 from .graph_cache import EdgeDraft, Found, TaskDraft, as_records, cache_key
-
-if TYPE_CHECKING:
-    from .unfinished_forward import UnfinishedForward
+from .unfinished_forward import UnfinishedForward
 
 _WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"
@@ -152,11 +149,18 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     return of
 
 
-def graph_of_nodes(nodes: Sequence[Node], unfinished: UnfinishedForward) -> Graph:
-    """Build the graph below the nodes of a forward that raised; its roots are the nodes to which no edge leads."""
+def graph_of_unfinished(forward: UnfinishedForward) -> Graph:
+    """Build the graph that a forward had built when it raised; its roots are the nodes to which no edge leads.
+
+    Raises:
+        ValueError: the forward had built nothing.
+    """
+    if not forward.nodes:
+        raise ValueError(f"the forward raised {forward.raised.partition(':')[0]} before it had built any graph")
+    nodes = list(dict.fromkeys(forward.nodes))
     found = _walk(nodes)
     reached = {child for nexts in found.values() for child, _ in nexts}
-    return _build(found, [(node, 0) for node in nodes if node not in reached], None, unfinished=unfinished)
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None, unfinished=forward)
 
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:

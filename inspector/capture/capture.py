@@ -52,9 +52,11 @@ class Tape:
         Raises:
             ValueError: The forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
         """
+        from .build_graph import graph_of_unfinished
+
         if self.unfinished is None:
             raise ValueError("the captured forward did not raise: pass its result to ts.graph(loss)")
-        return self.unfinished.graph()
+        return graph_of_unfinished(self.unfinished)
 
     def keep_failed_forward(
         self,

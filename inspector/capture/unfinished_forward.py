@@ -13,7 +13,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ..graph.capture_records import CallRecord, Facts, Operation
 from ..graph.frame_variables import variables_of
-from ..graph.graph import Edge, FailedCall, Graph, TensorMeta, Untracked, UntrackedKind
+from ..graph.graph import Edge, FailedCall, TensorMeta, Untracked, UntrackedKind
 from ..graph.node_metadata import made_during, nodes_of, tensors_of
 from ..graph.operation_inputs import argument_names, names_by_place
 from ..graph.source_lines import innermost_user_line
@@ -89,18 +89,6 @@ class UnfinishedForward:
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return str, (self.raised,)  # nodes cannot be pickled, and the exception that holds this may be
-
-    def graph(self) -> Graph:
-        """Return the graph.
-
-        Raises:
-            ValueError: the forward had built nothing.
-        """
-        from .build_graph import graph_of_nodes
-
-        if not self.nodes:
-            raise ValueError(f"the forward raised {self.raised.partition(':')[0]} before it had built any graph")
-        return graph_of_nodes(list(dict.fromkeys(self.nodes)), self)
 
     def placed(self, ids: Mapping[Node, int], call: int | None) -> tuple[FailedCall | None, tuple[Untracked, ...]]:
         """Return the failed call and its arguments without a gradient, given the ids of tasks and of its call."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from ..graph.graph import Edge, Graph, Root, Task
 from ..graph.kinds import Kind
-from ..torch_private.sequence_numbers import UNNUMBERED
 
 _FIRST_OUTPUT = 1_000  # above the outputs of any task, so that these edges differ from its own
 
@@ -19,11 +18,11 @@ def pictured(graph: Graph) -> Graph:
     tasks, edges, roots = [*graph.tasks], [*graph.edges], graph.roots
     if (failed := graph.failed) is not None:
         roots = (Root(len(tasks), 0), *roots)
-        tasks.append(Task(len(tasks), failed.title, Kind.FAILED, UNNUMBERED - 1, (), call=failed.call))
+        tasks.append(Task(len(tasks), failed.title, Kind.FAILED, 0, (), call=failed.call))
         edges += failed.edges
     for place, each in enumerate(graph.untracked):
         number = len(tasks)
-        tasks.append(Task(number, each.kind, Kind.UNTRACKED, UNNUMBERED, (each.meta,), each.name))
+        tasks.append(Task(number, each.kind, Kind.UNTRACKED, 0, (each.meta,), each.name))
         edges += [Edge(user, _FIRST_OUTPUT + place, number, 0) for user in each.users]
     if len(tasks) == len(graph.tasks):
         return graph

@@ -428,9 +428,8 @@ class Graph:
         Modules that made no task, such as frozen ones before the first trainable one, are not in it. Saved bytes are
         unknown for a graph from a file, and if the loss was freed before `saved` was read.
         """
-        from .module_summary import module_summary
-
-        return module_summary(self)
+        found: ModuleSummary = drawn("graph as a summary", self)
+        return found
 
     @ending_where_called
     def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto", shapes: bool | None = None) -> str:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from ..text.sizes_and_counts import shape_text, size_text
 from ..text.text_columns import lines_of
-
-if TYPE_CHECKING:
-    from .graph import Graph
+from .graph import Graph, module_name
 
 _MOST_SHAPES = 3
 
@@ -114,8 +111,6 @@ def module_summary(graph: Graph) -> ModuleSummary:
                 sum(storages.get(path, {}).values()) if knows_saved else None,
             )
         )
-    from .graph import module_name
-
     place = "" if failed is None or failed.call is None else graph.calls[failed.call].path
     return ModuleSummary(
         tuple(rows),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.inspector.graph.graph import FailedCall
+from tapescope.inspector.graph.kinds import KIND_TITLES, Kind
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 
 
@@ -247,7 +248,7 @@ def test_the_first_call_of_a_forward_may_fail_and_inputs_are_named() -> None:
     _, graph, call = failed(nn.Sequential(nn.Linear(3, 2)), torch.ones(4, 5))
     assert [(each.kind, each.name, each.users) for each in graph.untracked] == [("input", "input", (len(graph),))]
     assert {task.parameter for task in graph.tasks} == {"0.weight", "0.bias"} and call.name == "linear"
-    says(graph.to_svg(), "input 4×5", "raised in the forward")
+    says(graph.to_svg(), "input 4×5", KIND_TITLES[Kind.FAILED])
 
 
 def test_an_error_of_a_forward_can_be_pickled_and_one_of_elsewhere_has_no_graph() -> None:
