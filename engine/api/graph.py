@@ -114,10 +114,12 @@ def _graph_of_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _names(model: nn.Module, inputs: Mapping[str, Tensor]) -> TensorNames:
+    parameters = dict(model.named_parameters())
     kinds: list[tuple[UntrackedKind, Mapping[str, Tensor]]] = [
         ("input", inputs),
         ("buffer", dict(model.named_buffers())),
-        ("frozen parameter", dict(model.named_parameters())),
+        ("frozen parameter", {name: each for name, each in parameters.items() if not each.requires_grad}),
+        ("tensor", {name: each for name, each in parameters.items() if each.requires_grad}),  # used detached
     ]
     return {
         storage.address: (kind, name)

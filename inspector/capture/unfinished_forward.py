@@ -42,9 +42,10 @@ class UnfinishedForward:
         self, record: CaptureRecord, error: BaseException, frames: TracebackType | None, names: TensorNames
     ) -> None:
         where = innermost_user_line(traceback.extract_tb(error.__traceback__))
-        message = str(error).partition("\n")[0]
-        kind = type(error).__name__
-        self.raised = f"{kind}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
+        self.raised = type(error).__name__ + (f" at {where.short}" if where else "")
+        with suppress(Exception):  # a user's exception may raise when it is read
+            message = str(error).partition("\n")[0]
+            self.raised += f": {message}" if message else ""
         self.facts = record.facts
         self.call: CallRecord | None = None
         self._name: str | None = None  # of the failed call
@@ -76,15 +77,11 @@ class UnfinishedForward:
         for argument, tensor in named_tensors(function, args, kwargs):
             meta = TensorMeta(None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, tensor.device)
             edge = get_gradient_edge(tensor) if tensor.requires_grad else None
-            self._inputs.append(
-                (
-                    meta,
-                    edge and edge.node,
-                    edge.output_nr if edge else 0,
-                    tensor_name(tensor, argument, names, self.facts),
-                )
-            )
-            if edge is not None:
+            named = tensor_name(tensor, argument, names, self.facts)
+            if edge is None:
+                self._inputs.append((meta, None, 0, named))
+            else:
+                self._inputs.append((meta, edge.node, edge.output_nr, named))
                 self.nodes.append(edge.node)
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
@@ -95,15 +92,14 @@ class UnfinishedForward:
         if self._name is None:
             return None, ()
         own = len(ids)
-        edges, untracked = [], []
-        for place, (meta, node, number, (kind, name)) in enumerate(self._inputs):
-            if node is None:
-                untracked.append(Untracked(kind, name, meta, (own,)))
-            else:
-                edges.append(Edge(own, place, ids[node], number))
-        return FailedCall(self._name, tuple(meta.shape for meta, *_ in self._inputs), call, tuple(edges)), tuple(
-            untracked
-        )
+        edges = [
+            Edge(own, place, ids[node], number)
+            for place, (_, node, number, _) in enumerate(self._inputs)
+            if node is not None
+        ]
+        untracked = [Untracked(*named, meta, (own,)) for meta, node, _, named in self._inputs if node is None]
+        shapes = tuple(meta.shape for meta, *_ in self._inputs)
+        return FailedCall(self._name, shapes, call, tuple(edges)), tuple(untracked)
 
 
 def named_tensors(
