@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     __version__: str
 
     from .engine.api.backward import backward as backward
+    from .engine.api.graph import graph as graph
     from .engine.api.profile import profile as profile
     from .engine.api.set_policy import policy as policy
     from .engine.api.set_policy import set_policy as set_policy
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from .engine.training.record_steps import profile_step as profile_step
     from .engine.training.record_steps import record_steps as record_steps
     from .engine.training.training import training as training
-    from .inspector.capture.build_graph import graph as graph
     from .inspector.capture.capture import capture as capture
     from .inspector.graph.graph import Graph as Graph
     from .inspector.graph.graph import Task as Task
@@ -82,7 +82,7 @@ _MODULE_OF = {
     "find_order_dependence": "engine.diagnose.find_order_dependence",
     "find_unused": "engine.diagnose.find_unused",
     "fits": "engine.training.fits",
-    "graph": "inspector.capture.build_graph",
+    "graph": "engine.api.graph",
     "load": "engine.recording.run_file",
     "makespan": "engine.studies.makespan",
     "peak_report": "engine.recording.peak_report",

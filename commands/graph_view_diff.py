@@ -48,16 +48,17 @@ def add_graph(commands: Commands) -> None:
     """Add `tapescope graph`."""
     graph = commands.add_parser(
         "graph",
-        help="draw the backward graph of your own code",
+        help="draw the backward graph of your own code, or a model's forward",
         examples=(
             "tapescope graph train.py:make_loss",
+            "tapescope graph train.py:make_model",
             "tapescope graph train.py:make_loss --svg out.svg --fold none",
         ),
     )
     graph.add_argument(
         "target",
         metavar="SCRIPT.py:FUNCTION",
-        help="a function without arguments that returns a loss, or (loss, model)",
+        help="a function without arguments that returns a loss, (loss, model), or (model, inputs) to draw a forward",
     )
     graph.add_argument(
         "--svg", type=Path, default=Path("backward.svg"), metavar="FILE", help="the picture's file (backward.svg)"
@@ -204,6 +205,8 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
                 )
     if options.svg.suffix != ".svg" or options.svg.is_dir():
         raise ValueError(f"--svg must be the name of an .svg file, got {options.svg}")
+    if options.groups is not None and (graph.forward or graph.raised):
+        raise ValueError("--groups needs the graph of a loss: return the loss, or (loss, model)")
     options.svg.parent.mkdir(parents=True, exist_ok=True)
     if options.groups is None:
         path = graph.save_svg(options.svg, fold=options.fold)
@@ -229,6 +232,8 @@ def _save(graph: Graph, options: argparse.Namespace, console: Console) -> None:
             "edges": [(edge.task, edge.output, edge.next_task, edge.input) for edge in graph.edges],
         }
     )
+    if graph.forward is not None or graph.failed is not None:
+        console.print(str(graph.summary()), soft_wrap=True, markup=False)
     console.print(f"{len(graph):,} tasks, {len(graph.edges):,} edges; picture: {path}", soft_wrap=True, markup=False)
 
 

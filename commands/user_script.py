@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..engine.api.graph import graph, unfinished_forward
 from ..engine.api.make_loss import has_run_backward, to_return_instead
 from ..inspector.capture.build_graph import read_graph, why_no_graph
 from ..inspector.capture.capture import capture
@@ -36,7 +37,9 @@ class Drawn:
 def draw_function(target: str) -> Drawn:
     """Run `SCRIPT.py:FUNCTION` with the script's folder on sys.path, and read its graph.
 
-    The function takes no arguments and returns a loss, or a pair of a loss and the model, which names the parameters.
+    The function takes no arguments. It returns a loss; a pair of a loss and the model, which names the parameters; or a
+    pair of a model and its inputs, which runs the model's forward: a dict as `model(**inputs)`, a tuple as
+    `model(*inputs)`.
 
     Raises:
         ValueError: the script or function does not exist, or the function returns something else.
@@ -51,6 +54,8 @@ def draw_function(target: str) -> Drawn:
                 with suppress(ValueError):  # it had built no graph
                     return Drawn(tape.graph(), error)
                 return Drawn(None, error)
+            if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+                return _draw_forward(*result, function_name)
     except UserError as error:
         return Drawn(None, error.error)
     loss, model = _loss_and_model(result, function_name)
@@ -59,6 +64,18 @@ def draw_function(target: str) -> Drawn:
         return Drawn(read_graph(loss, model).owned())
     except RuntimeError as error:
         raise ValueError(f"{function_name}() returned a loss without a graph: {error}") from error
+
+
+def _draw_forward(model: nn.Module, inputs: object, function_name: str) -> Drawn:
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+    try:
+        return Drawn(graph(model, *args, **(inputs if isinstance(inputs, Mapping) else {})))
+    except Exception as error:
+        if unfinished_forward(error) is None:
+            raise ValueError(f"{function_name}() returned a model without a graph: {error}") from error
+        with suppress(ValueError):  # it had built no graph
+            return Drawn(graph(error), error)
+        return Drawn(None, error)
 
 
 @contextmanager
@@ -213,4 +230,6 @@ def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Modu
     if isinstance(result, tuple):
         found = f"a tuple of ({', '.join(type(part).__name__ for part in result)})"
     wanted = f"expected a loss tensor or a pair (loss, model){to_return_instead(result)}"
+    if isinstance(result, nn.Module):
+        wanted = "to draw its forward, return a pair of the model and its inputs, such as (model, x)"
     raise ValueError(f"{function_name}() returned {found}; {wanted}")

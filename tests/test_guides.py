@@ -378,8 +378,8 @@ PAGES = {
     "guides/fits": Page(FITS),
     "guides/graph": Page(
         DEEP,
-        {1: "model = nn.Sequential(nn.Linear(8, 8), nn.Linear(7, 8))\n"},
-        raises={1: "mat1 and mat2 shapes cannot be multiplied"},
+        {2: "model = nn.Sequential(nn.Linear(8, 8), nn.Linear(7, 8))\n"},
+        raises={3: "mat1 and mat2 shapes cannot be multiplied"},
         quick=True,
     ),
     "guides/memory": Page(""),

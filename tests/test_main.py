@@ -329,6 +329,39 @@ def test_a_script_that_raises_shows_its_own_frames_and_the_graph_until_then(
     assert "Relu" in texts_of(svg)
 
 
+@pytest.mark.parametrize("inputs", ["torch.ones(3, 4)", "(torch.ones(3, 4),)", '{"input": torch.ones(3, 4)}'])
+@pytest.mark.parametrize("width", [8, 9])
+def test_the_forward_of_a_model_and_its_inputs_is_drawn_also_if_it_raises(
+    inputs: str, width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "models.py"
+    layers = f"torch.nn.Linear(4, 8), torch.nn.Linear({width}, 2)"
+    script.write_text(f"import torch\ndef make_model():\n    return torch.nn.Sequential({layers}), {inputs}\n")
+    svg = tmp_path / "forward.svg"
+    assert main(["graph", f"{script}:make_model", "--svg", str(svg), "--fold", "none"]) == (0 if width == 8 else 1)
+    printed = capsys.readouterr()
+    says(printed.out, "Linear", "3×8", svg)
+    if width == 9:
+        says(printed.out, "linear(3×8, 2×9, 2) in module 1")
+        says(printed.err, "RuntimeError: mat1 and mat2 shapes cannot be multiplied", f"{script}:make_model")
+    assert ("linear(3×8, 2×9, 2)" in texts_of(svg)) == (width == 9)
+
+
+def test_a_model_without_inputs_or_without_a_graph_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "models.py"
+    script.write_text(
+        "import torch\n"
+        "def bare(): return torch.nn.Linear(2, 2)\n"
+        "def frozen(): return torch.nn.Linear(2, 2).requires_grad_(False), torch.ones(1, 2)\n"
+        "def pair(): return torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+    )
+    says(assert_refused(["graph", f"{script}:bare"], capsys), "Linear", "(model, x)")
+    says(assert_refused(["graph", f"{script}:frozen"], capsys), "Linear", "2 parameters")
+    says(assert_refused(["graph", f"{script}:pair", "--groups"], capsys), "--groups", "(loss, model)")
+
+
 def test_a_script_that_raises_before_any_graph_leaves_no_picture(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: Snapshots
 ) -> None:

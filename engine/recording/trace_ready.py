@@ -56,9 +56,11 @@ def trace_ready(folder: str | os.PathLike[str]) -> Callable[[profile], None]:
 
 
 def _tasks_of(profiler: profile) -> dict[str, list[Any]]:
-    events: list[FunctionEvent] = list(profiler.events() or ())
+    events: list[FunctionEvent] = list(profiler.events() or ())  # type: ignore[no-untyped-call]
     # Sequence numbers are per thread. Nested operations may share one; the last of them creates the node.
-    made_by = {(each.thread, each.sequence_nr): each for each in events if _is_forward(each)}
+    made_by: dict[tuple[int | None, int], FunctionEvent] = {
+        (each.thread, each.sequence_nr): each for each in events if _is_forward(each)
+    }
     columns: dict[str, list[Any]] = {
         name: []
         for name in ("name", "module", "operation", "sequence_nr", "started_us", "elapsed_us", "device_us")
@@ -76,7 +78,7 @@ def _tasks_of(profiler: profile) -> dict[str, list[Any]]:
             "operation": "" if operation is None else operation.name,
             "sequence_nr": node.sequence_nr,
             "started_us": task.time_range.start,
-            "elapsed_us": task.time_range.elapsed_us(),
+            "elapsed_us": task.time_range.elapsed_us(),  # type: ignore[no-untyped-call]
             "device_us": task.device_time_total,
             "cpu_bytes": task.cpu_memory_usage,
             "device_bytes": task.device_memory_usage,

@@ -22,6 +22,7 @@ from ..torch_private.sequence_numbers import number_of, numbers_of
 from ..torch_private.thread_state import functorch_is_active, without_torch_function
 from ..validation import a_kind, expect, expect_model, expect_outputs
 from .graph_cache import EdgeDraft, Found, TaskDraft, as_records, cache_key
+from .unfinished_forward import UnfinishedForward
 
 _WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"
@@ -148,11 +149,18 @@ def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -
     return of
 
 
-def graph_of_nodes(nodes: Sequence[Node]) -> Graph:
-    """Build the graph below these nodes; its roots are the nodes to which no edge leads."""
+def graph_of_unfinished(forward: UnfinishedForward) -> Graph:
+    """Build the graph that a forward had built when it raised; its roots are the nodes to which no edge leads.
+
+    Raises:
+        ValueError: the forward had built nothing.
+    """
+    if not forward.nodes:
+        raise ValueError(f"the forward raised {forward.raised.partition(':')[0]} before it had built any graph")
+    nodes = list(dict.fromkeys(forward.nodes))
     found = _walk(nodes)
     reached = {child for nexts in found.values() for child, _ in nexts}
-    return _build(found, [(node, 0) for node in nodes if node not in reached], None)
+    return _build(found, [(node, 0) for node in nodes if node not in reached], None, unfinished=forward)
 
 
 def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
@@ -259,6 +267,7 @@ def _build(
     roots: list[tuple[Node, int]],
     names: ParameterNames | None,
     takes: Sequence[tuple[InputMetadata, ...]] | None = None,
+    unfinished: UnfinishedForward | None = None,
 ) -> Graph:
     """Build the graph. `takes` is the input metadata of the nodes in `found`, if it has been read already."""
     names_of = {node: node.name() for node in found}
@@ -274,7 +283,7 @@ def _build(
     operations = operations_of(found, ids) if Facts.alive() else {}
     created_ns = creation_times(operations, numbers)
     calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
-    leaf_name = through_sharding(_leaf_namer(names, operations))
+    leaf_name = through_sharding(_leaf_namer(names, operations) if unfinished is None else unfinished.facts.leaf_name)
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
     taken = dict(zip(found, input_metadata_of_each(found) if takes is None else takes, strict=True))
@@ -294,12 +303,16 @@ def _build(
         for output, (child, number) in enumerate(found[node]):
             if child is not None:
                 edges.append(EdgeDraft(task_id, output, ids[child], number))
+    failed, untracked = (None, ()) if unfinished is None else unfinished.placed(ids, calls.id_of(unfinished.call))
     return Graph(
         tasks=as_records(tasks, Task),
         edges=as_records(edges, Edge),
         roots=tuple(Root(ids[node], number) for node, number in roots),
         calls=tuple(calls.found),
         nodes=LiveNodes(ids),
+        raised=None if unfinished is None else unfinished.raised,
+        failed=failed,
+        untracked=untracked,
     )
 
 

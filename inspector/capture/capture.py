@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.autograd.graph import Node
 
-from ..graph.frame_variables import variables_of
-from ..graph.node_metadata import made_during, nodes_of
 from ..graph.operations_and_calls import Facts, Operation
-from ..graph.source_lines import innermost_user_line, users_place, warn
+from ..graph.source_lines import users_place, warn
 from ..renderers import drawn
 from ..torch_private.nodes import TELLS_OF_NEW_NODES
 from ..torch_private.sequence_numbers import sequence_nr
 from ..validation import a_kind, expect_callable, expect_truth
 from .capture_record import CaptureRecord, Observer
 from .interrupt_safe_stack import Opened
+from .unfinished_forward import TensorNames, UnfinishedForward
 from .watch_calls import watch_calls
 from .watch_nodes import watch_nodes
 
@@ -37,13 +33,15 @@ class Tape:
     Attributes:
         started_ns: `time.perf_counter_ns()` when the capture began.
         error: the exception that ended it, if any. In that case `graph()` returns the graph built before it.
+        unfinished: that graph, before it is read.
+        names: the names of tensors that are not parameters of a called module, for the arguments of the failed call.
     """
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self) -> None:
         self.started_ns = time.perf_counter_ns()
         self.error: BaseException | None = None
-        self._facts = facts
-        self._frontier: tuple[Node, ...] = ()
+        self.unfinished: UnfinishedForward | None = None
+        self.names: TensorNames = {}
 
     def __repr__(self) -> str:
         return f"<Tape, ended by {type(self.error).__name__}>" if self.error else "<Tape>"
@@ -54,29 +52,23 @@ class Tape:
         Raises:
             ValueError: The forward did not raise (pass its loss to `ts.graph` instead), or had built nothing.
         """
-        from .build_graph import graph_of_nodes
+        from .build_graph import graph_of_unfinished
 
-        if self.error is None:
+        if self.unfinished is None:
             raise ValueError("the captured forward did not raise: pass its result to ts.graph(loss)")
-        if not self._frontier:
-            raise ValueError(f"the forward raised {type(self.error).__name__} before it had built any graph")
-        where = innermost_user_line(traceback.extract_tb(self.error.__traceback__))
-        message = str(self.error).partition("\n")[0]
-        raised = f"{type(self.error).__name__}{f' at {where.short}' if where else ''}{': ' if message else ''}{message}"
-        return replace(graph_of_nodes(self._frontier), raised=raised)
+        return graph_of_unfinished(self.unfinished)
 
     def keep_failed_forward(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        record: CaptureRecord,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         """Keep the nodes of the tensors in an exception's frames, for `graph`. Called when the capture's block ends."""
         self.error = error
-        nodes: dict[Node, None] = {}
-        while frames is not None:
-            for value in variables_of(frames.tb_frame).values():
-                with suppress(Exception):  # a user's container may raise anything when it is read
-                    nodes.update(dict.fromkeys(nodes_of(value)))
-            frames = frames.tb_next
-        self._frontier = tuple(node for node in nodes if made_during(self._facts, node))
+        if error is not None:
+            self.unfinished = UnfinishedForward(record, error, frames, self.names)
 
 
 class capture:
@@ -133,7 +125,7 @@ class capture:
         if self._recording is not None:
             raise RuntimeError("this capture is already open; create another one with ts.capture()")
         facts = Facts()
-        tape = Tape(facts)
+        tape = Tape()
         record = CaptureRecord(facts, self._model, self._observer)
         every_call = self._every_call or self._keep_inputs or self._observer is not None
         put_in_place = partial(_put_in_place, record, tape, self._observer, self._keep_inputs, every_call)
@@ -175,7 +167,7 @@ class capture:
             raise RuntimeError("this capture is not open, so there is nothing to renew")
         record, tape = self._recording
         if not record.calls:
-            tape._facts = record.renew()
+            record.renew()
             tape.started_ns = time.perf_counter_ns()
 
 
@@ -186,4 +178,4 @@ def _put_in_place(
         watch_nodes(stack, record, modules=not every_call)
     if every_call or not TELLS_OF_NEW_NODES:
         watch_calls(stack, record, observer, keep)
-    stack.push(tape.keep_failed_forward)
+    stack.push(partial(tape.keep_failed_forward, record))

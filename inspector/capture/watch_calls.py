@@ -165,6 +165,10 @@ class _OperationWatcher(TorchFunctionMode):
                 self._observer(operation, result, args)
 
 
+WATCHED_CALL = _OperationWatcher.__torch_function__.__code__
+"""The code that calls torch's functions; in a traceback, its frame has the function and its arguments."""
+
+
 def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) -> AroundApply:
     """Mark the nodes of custom Functions, which the function mode does not see; it does see those of torch.library."""
 

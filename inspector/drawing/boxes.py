@@ -170,16 +170,16 @@ class Side:
 
 
 class TaskCell:
-    """A task on its spine, with pills and stubs to its right."""
+    """A task on its spine, with pills and stubs to its right, and `below` pixels of room under it."""
 
-    def __init__(self, task: Task, caption: str, sides: Sequence[Side]) -> None:
+    def __init__(self, task: Task, caption: str, sides: Sequence[Side], below: float = 0.0) -> None:
         self.task = task.id
         self.label = shorten(short_name(task.name), WIDEST_LABEL)
         self.caption = shorten_path(caption, 110) if caption else ""
         captioned = text_width(self.caption) + 7 if caption else 0
         self.width = max(44, 2 * ceil((text_width(self.label) + captioned + 28) / 2))
         self.sides = sides
-        self.extent = _extent_beside(self.width, sides)
+        self.extent = _extent_beside(self.width, sides, below)
 
     def place(self, x: float, y: float, canvas: Canvas) -> None:
         rect = Rect(x - SPINE, y, self.width, TASK_HEIGHT)
@@ -187,11 +187,12 @@ class TaskCell:
         _place_sides(self.task, self.sides, rect, canvas)
 
 
-def _extent_beside(width: float, sides: Sequence[Side]) -> Extent:
+def _extent_beside(width: float, sides: Sequence[Side], below: float) -> Extent:
     """Return the extent of an item of that width on its spine, with pills and stubs to its right."""
     lines = _lines(sides)
     room = max((sum(side.width + BESIDE for side in line) for line in lines), default=0)
-    return Extent(SPINE, width - SPINE + room, PILL_LINE * (max(len(lines), 1) - 1) + TASK_HEIGHT, TASK_HEIGHT)
+    height = TASK_HEIGHT + max(PILL_LINE * (max(len(lines), 1) - 1), below)
+    return Extent(SPINE, width - SPINE + room, height, TASK_HEIGHT)
 
 
 def _lines(sides: Sequence[Side]) -> list[list[Side]]:
@@ -315,9 +316,11 @@ def _to_dot(x: float, y: float, dot: Rect) -> tuple[Point, ...]:
 
 
 class FoldedCell:
-    """A closed box as one row: name and class on its spine, with stubs to its right."""
+    """A closed box as one row: name and class on its spine, with stubs to its right, and `below` pixels under it."""
 
-    def __init__(self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side], shades: int) -> None:
+    def __init__(
+        self, graph: Graph, group: FoldedCalls, depth: int, sides: Sequence[Side], shades: int, below: float = 0.0
+    ) -> None:
         self.group, self.depth, self.sides, self.shades = group, depth, sides, shades
         self.title, self.subtitle, widest = _fitted_label(group, WIDEST_FOLDED)
         if group.is_views:  # the deck uses this layout, too, and shows the name of the running view
@@ -326,7 +329,7 @@ class FoldedCell:
             widest = max(widest, *(text_width(text, bold=True) for text in running))
         self.width = max(44, ceil(widest) + 30)
         behind = CARDS_BEHIND if group.times > 1 else 0
-        beside = _extent_beside(self.width, sides)
+        beside = _extent_beside(self.width, sides, below)
         self.extent = Extent(
             beside.left, max(beside.right, self.width - SPINE + behind), beside.height + behind, TASK_HEIGHT
         )

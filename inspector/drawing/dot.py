@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..graph.graph import Graph, Task
 from ..graph.kinds import Kind, short_name
 from ..text.durations import created_text
+from .pictured import pictured
 from .svg_style import LIGHT
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _LOOK = {
     Kind.MODULE_HOOK: {"shape": "box", "style": "rounded,dotted"},
     Kind.ERROR: {"shape": "octagon", "color": LIGHT["red"]},
     Kind.PRIMITIVE: {"shape": "box", "style": "rounded"},
+    Kind.FAILED: {"shape": "octagon", "color": LIGHT["red"], "fontcolor": LIGHT["red"]},
+    Kind.UNTRACKED: {"shape": "oval", "style": "dashed", "fontcolor": LIGHT["ink3"]},
 }
 
 
@@ -58,6 +61,7 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
         },
         edge_attr={"color": LIGHT["wire"], "arrowsize": "0.6"},
     )
+    graph = pictured(graph)
     tasks: dict[int | None, list[Task]] = defaultdict(list)
     for task in graph.tasks:
         tasks[task.call].append(task)
@@ -85,8 +89,9 @@ def graph_to_graphviz(graph: Graph) -> graphviz.Digraph:
 
 
 def _node(task: Task) -> str:
-    label = task.parameter if task.kind is Kind.ACCUMULATE_GRAD and task.parameter else short_name(task.name)
-    tooltip = task.name if task.created_ns is None else f"{task.name}, {created_text(task.created_ns)}"
+    label = task.parameter if task.parameter else short_name(task.name)
+    created = None if task.created_ns is None else created_text(task.created_ns)
+    tooltip = ", ".join(filter(None, (task.name, created, *map(str, task.inputs[:8]))))
     attributes = {"label": label, "tooltip": tooltip, **_LOOK[task.kind]}
     listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
     return f"\tt{task.id} [{listed}]\n"

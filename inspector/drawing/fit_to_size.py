@@ -8,10 +8,12 @@ widgets/js/src/layout/fit_to_size.ts does the same for the size of the deck's pa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..graph.graph import Graph
+from ..graph.kinds import Kind
 from .fold import Folded, FoldedCalls, fold_graph
 from .layout import Layout, lay_out
 from .layout_types import LAYOUT
@@ -22,22 +24,32 @@ MOST_TRIED: int = LAYOUT["MOST_TRIED"]  # number of boxes tried one by one
 TALL = (1, 0.6)  # column heights to try, as a share of the height; lower columns make a wider picture
 
 
-def first_view(graph: Graph, width: float, height: float, most_tried: int = MOST_TRIED) -> Layout:
+def first_view(
+    graph: Graph,
+    width: float,
+    height: float,
+    most_tried: int = MOST_TRIED,
+    *,
+    shapes: bool = False,
+    columns: bool = True,
+) -> Layout:
     """Lay out a graph, folded until it fits; with all modules closed if even that does not fit.
+
+    `shapes` is as in `lay_out`. Without `columns`, the graph is not cut into columns, and more of it is folded.
 
     If not all modules can be open, up to `most_tried` are tried one by one, each with a separate layout.
     """
-    tree = _Tree(fold_graph(graph, "fit"))
+    tree = _Tree(graph, shapes, TALL if columns else (inf,))
     for opened in tree.levels():
         placed = _fitted(graph, tree, opened, width, height)
         if placed is not None:
             return placed
     # Start with all modules closed, and open those that fit, the outermost and largest first. If equal layers do not
     # fit when open, single modules of the same kind stay closed, too.
-    opened = frozenset()
+    opened = tree.failed()
     placed = _fitted(graph, tree, opened, width, height)
     if placed is None:
-        return lay_out(graph, tree.with_open(opened), height)
+        return lay_out(graph, tree.with_open(opened), height * tree.tall[0], shapes=shapes)
     tried = 0
     refused = set()
     for number in sorted(tree.branching(), key=lambda number: (tree.boxes[number].depth, -tree.boxes[number].tasks)):
@@ -67,10 +79,16 @@ class _Box:
 
 
 class _Tree:
-    """The groups of a folded graph by number, the outermost first."""
+    """The groups of a folded graph by number, the outermost first.
 
-    def __init__(self, folded: Folded) -> None:
-        self.folded = folded
+    `shapes` is as in `lay_out`; `tall` are the column heights to try, as shares of the height.
+    """
+
+    def __init__(self, graph: Graph, shapes: bool, tall: Sequence[float]) -> None:
+        self.graph = graph
+        self.folded = folded = fold_graph(graph, "fit")
+        self.shapes = shapes
+        self.tall = tall
         self.boxes: list[_Box] = []
         self.inside: list[list[int]] = []  # for each box, the numbers of the boxes in it
         self._add(folded.items, -1)
@@ -95,8 +113,15 @@ class _Tree:
         return [every, every - quiet, self.branching()]
 
     def branching(self) -> frozenset[int]:
-        """Return the modules that have submodules."""
-        return frozenset(number for number, box in enumerate(self.boxes) if box.holds_modules)
+        """Return the modules that have submodules, or in which the forward failed."""
+        return self.failed().union(number for number, box in enumerate(self.boxes) if box.holds_modules)
+
+    def failed(self) -> frozenset[int]:
+        """Return the boxes around the call that ended the forward, which are never closed."""
+        failed = {task.id for task in self.graph.tasks if task.kind is Kind.FAILED}
+        return frozenset(
+            number for number, box in enumerate(self.boxes) if failed and not failed.isdisjoint(box.group.tasks())
+        )
 
     def is_seen(self, number: int, opened: frozenset[int]) -> bool:
         """Return whether a box and all boxes around it are open."""
@@ -136,8 +161,8 @@ def _fitted(graph: Graph, tree: _Tree, opened: frozenset[int], width: float, hei
     if rows * LEAST_AREA > width * height:
         return None
     folded = tree.with_open(opened)
-    for share in TALL:
-        placed = lay_out(graph, folded, share * height)
+    for share in tree.tall:
+        placed = lay_out(graph, folded, share * height, shapes=tree.shapes)
         if placed.width <= width and placed.height <= height:
             return placed
     return None

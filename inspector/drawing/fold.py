@@ -166,8 +166,8 @@ def refuse_too_many(graph: Graph, folded: Folded) -> None:
 
 
 def is_pill(graph: Graph, task: int) -> bool:
-    """Return whether the task is an AccumulateGrad with a user, which is drawn as a pill beside that user."""
-    return graph.tasks[task].kind is Kind.ACCUMULATE_GRAD and bool(graph.in_edges[task])
+    """Return whether the task is a leaf with a user, which is drawn as a pill beside that user."""
+    return graph.tasks[task].kind in (Kind.ACCUMULATE_GRAD, Kind.UNTRACKED) and bool(graph.in_edges[task])
 
 
 class _Folding:

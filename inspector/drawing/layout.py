@@ -17,6 +17,7 @@ from ..garbage_collector import collector_paused
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import short_name
 from ..graph.paths_and_repeats import ranks_of
+from ..text.sizes_and_counts import shape_text
 from .boxes import (
     HEADER,
     MOST_PILLS,
@@ -47,6 +48,7 @@ __all__ = ["ChipRow", "Layout", "Pill", "PlacedBox", "PlacedTask", "PlacedWire",
 
 TALL: float = LAYOUT["TALL"]  # default maximum height of the picture's columns
 WIDEST_SIDE: int = LAYOUT["WIDEST_SIDE"]  # maximum width of a parameter's name beside its user
+SHAPE_LINE = 13.0  # pixels below an item for the shapes of its inputs
 LEAST_TALL: float = LAYOUT["LEAST_TALL"]  # columns of a box may be cut lower, but not below this
 
 
@@ -74,12 +76,15 @@ def layout(graph: Graph, fold: Fold = "repeats") -> Layout:
     return lay_out(graph, fold_graph(graph, fold))
 
 
-def lay_out(graph: Graph, folded: Folded, tall: float = TALL) -> Layout:
-    """Lay out a folded graph in columns no taller than `tall`, unless a single rank is taller."""
+def lay_out(graph: Graph, folded: Folded, tall: float = TALL, *, shapes: bool = False) -> Layout:
+    """Lay out a folded graph in columns no taller than `tall`, unless a single rank is taller.
+
+    `shapes` leaves room for shapes below each item, and adds them to the names of parameters.
+    """
     with collector_paused():
         refuse_too_many(graph, folded)
         wiring = Wiring(graph, folded)
-        top, cells = _Assembly(wiring, tall).lay_out()
+        top, cells = _Assembly(wiring, tall, shapes).lay_out()
         canvas = Canvas()
         canvas.pending.append(UnplacedBox(top, cells, 0, 0, 0, top.height))
         while canvas.pending:
@@ -131,9 +136,11 @@ def _chained(pieces: Sequence[Sequence[Point]]) -> list[Point]:
 class _Assembly:
     """Builds the cells of every box, the innermost first, and lays them out."""
 
-    def __init__(self, wiring: Wiring, tall: float) -> None:
+    def __init__(self, wiring: Wiring, tall: float, shapes: bool) -> None:
         self.wiring = wiring
         self.tall = tall
+        self.shapes = shapes
+        self.below = SHAPE_LINE if shapes else 0.0
         self.graph = wiring.graph
         self.owner = self._owners()
         self.marks = self._marks()
@@ -157,7 +164,7 @@ class _Assembly:
             if contents.group.closed:
                 sides = self.marks.get(item, [])
                 around = shades[contents.around]
-                self.cells[item] = FoldedCell(self.graph, contents.group, contents.depth - 1, sides, around)
+                self.cells[item] = FoldedCell(self.graph, contents.group, contents.depth - 1, sides, around, self.below)
             else:
                 inside, cells = self._lay_out_box(contents)
                 depth, weights = contents.depth - 1, self.weights
@@ -204,7 +211,7 @@ class _Assembly:
         if len(sides) > MOST_PILLS:
             sides = _summed(sides)
         beside = [*(side for _, side in sides), *self.marks.get(item, ())]
-        return TaskCell(self.graph.tasks[item], caption.title if caption else "", beside)
+        return TaskCell(self.graph.tasks[item], caption.title if caption else "", beside, self.below)
 
     def _row(self, items: list[int]) -> RowCell:
         own: dict[int, list[Side]] = defaultdict(list)
@@ -239,11 +246,13 @@ class _Assembly:
         if task.parameter is None:
             shape = str(task.inputs[0]).split(" ")[0] if task.inputs else ""
             return f"leaf {shape}".rstrip()
+        name = task.parameter
         if kind == "pill":
             module = self.graph.module(user)
-            if module and task.parameter.startswith(f"{module}."):
-                return shorten_middle(task.parameter[len(module) + 1 :], WIDEST_SIDE)
-        return shorten_middle(task.parameter, WIDEST_SIDE)
+            if module and name.startswith(f"{module}."):
+                name = name[len(module) + 1 :]
+        shape = f" {shape_text(task.inputs[0].shape)}" if self.shapes and task.inputs else ""
+        return shorten_middle(name, WIDEST_SIDE) + shape
 
     def _output(self, wire: int) -> int:
         return self.graph.edges[self.wiring.wires[wire].edges[0]].output

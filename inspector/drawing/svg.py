@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
 from typing import get_args
 
 from ..graph.graph import Fold, Graph
 from ..graph.kinds import KIND_TITLES, Kind
 from ..renderers import GraphTheme
 from ..text.durations import created_text
-from ..text.sizes_and_counts import counted
+from ..text.sizes_and_counts import counted, shape_text
 from .annotations import SIGN_SHAPES, SIGN_TITLES, Around, Outline, Sign, Signs
 from .fit_to_size import first_view
-from .layout import Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, layout
+from .fold import fold_graph
+from .layout import LEAST_TALL, Layout, Pill, PlacedTask, PlacedWire, Rect, Stub, lay_out
 from .layout_types import Point
+from .pictured import pictured
 from .progress_states import STATE_TITLES, Standing, State
 from .svg_boxes import box_label, box_shape
 from .svg_style import GLYPHS, STUB_GLYPHS, style_sheet
@@ -31,6 +35,7 @@ TAG_HEIGHT = 12
 SIGN_SIDE = 12.0
 SMALL_SIGN = 0.6  # scale beside a chip
 MOST_OF_AN_ERROR = 120  # characters
+MOST_SHAPES = 3  # beside one end of edges
 SOURCES_UP_TO = 2000  # tasks; larger graphs have no source lines, since each is read from a traceback
 
 
@@ -43,8 +48,9 @@ def graph_to_svg(
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
+    shapes: bool | None = None,
 ) -> str:
-    """Draw a graph. See `Graph.save_svg` for `fold` and `theme`.
+    """Draw a graph. See `Graph.save_svg` for `fold`, `theme` and `shapes`.
 
     `outlines` mark tasks that belong together; `signs` mark recomputation. `states` is the progress of each task in a
     backward, empty without one.
@@ -63,9 +69,19 @@ def graph_to_svg(
     of = " and ".join(roots) if len(roots) < 3 else f"{len(graph.roots)} outputs"
     parameters = sum(task.kind is Kind.ACCUMULATE_GRAD for task in graph.tasks)
     counts = (counted(len(graph.tasks), "task"), counted(parameters, "parameter"))
-    start = f"backward of {of}" if graph.raised is None else f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
+    if graph.raised is not None:
+        start = f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
+    elif graph.forward is not None:
+        results = [graph.tasks[root.task].inputs[root.input].shape for root in graph.roots]
+        start = f"forward of {graph.forward}: {', '.join(map(shape_text, results[:MOST_SHAPES]))}"
+        start += ", …" if len(results) > MOST_SHAPES else ""
+    else:
+        start = f"backward of {of}"
     title = " · ".join([start, *counts])
-    drawing = draw_graph(graph, fold, max(text_width(title), 240), outlines, signs, states)
+    if shapes is None:
+        shapes = graph.forward is not None or graph.failed is not None
+    least = max(text_width(title), 240)
+    drawing = draw_graph(pictured(graph), fold, least, outlines, signs, states, shapes=shapes)
     width = drawing.width + 2 * MARGIN
     height = drawing.height + TITLE_HEIGHT + 2 * MARGIN
     size = f"{pixels(width)} {pixels(height)}"
@@ -101,13 +117,45 @@ def draw_graph(
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
     room: tuple[float, float] = ROOM,
+    shapes: bool = False,
 ) -> Drawing:
     """Draw the graph with the legend below it, without a page around them.
 
-    `room` is the width and height that `fold="fit"` fits the graph into.
+    `room` is as in `layout_of_picture`.
     """
-    placed = first_view(graph, *room) if fold == "fit" else layout(graph, fold)
-    return draw_layout(graph, placed, least_width, outlines, signs, states)
+    placed = layout_of_picture(graph, fold, room, shapes)
+    return draw_layout(graph, placed, least_width, outlines, signs, states, shapes)
+
+
+def layout_of_picture(
+    graph: Graph, fold: Fold = "fit", room: tuple[float, float] = ROOM, shapes: bool = False
+) -> Layout:
+    """Lay out a graph; `room` is the width and height that `fold="fit"` fits it into.
+
+    A graph that would be cut into columns, with edges that lead up from one to the next, is laid out in one column of
+    up to twice this height instead (four times, unless `fold` is "fit"), if it fits and shows at least half as many
+    items.
+    """
+    fits = fold == "fit"
+    placed = first_view(graph, *room, shapes=shapes) if fits else lay_out(graph, fold_graph(graph, fold), shapes=shapes)
+    if not _leads_up(placed) or len(graph.tasks) > SOURCES_UP_TO:
+        return placed
+    most = (2 if fits else 4) * room[1]
+    if fits:
+        column = first_view(graph, room[0], most, shapes=shapes, columns=False)
+    else:
+        column = lay_out(graph, fold_graph(graph, fold), inf, shapes=shapes)
+    is_better = column.height <= most and 2 * _items(column) >= _items(placed)
+    return column if is_better else placed
+
+
+def _items(placed: Layout) -> int:
+    return len(placed.tasks) + len(placed.boxes)
+
+
+def _leads_up(placed: Layout) -> bool:
+    """Return whether an edge leads up from one column of the layout to the next."""
+    return any(y - to_y > LEAST_TALL for wire in placed.wires for (_, y), (_, to_y) in pairwise(wire.points))
 
 
 def draw_layout(
@@ -117,8 +165,9 @@ def draw_layout(
     outlines: Sequence[Outline] = (),
     signs: Sequence[Sign] = (),
     states: Sequence[State] = (),
+    shapes: bool = False,
 ) -> Drawing:
-    """Draw a graph that is already laid out."""
+    """Draw a graph that is already laid out, with room for shapes if they are drawn."""
     around = Around(outlines, placed.shown_by)
     marks = Signs(signs, placed.shown_by)
     standing = Standing(states, graph, placed)
@@ -139,7 +188,8 @@ def draw_layout(
     legend, legend_height = _legend(entries, width)
     elements = [
         *(box_shape(box, standing) for box in placed.boxes),
-        *_wires(placed.wires),
+        *_wires(graph, placed.wires),
+        *(_shapes(graph, placed.wires) if shapes else ()),
         '<g class="ts-head">',
         *(box_label(box, standing) for box in placed.boxes),
         *(
@@ -267,8 +317,9 @@ def _pill(graph: Graph, pill: Pill, standing: Standing) -> str:
     tasks = [standing.shown(task) for task in pill.tasks]
     state, data = standing.mark(pill.tasks)
     names = "\n".join(_tooltip(graph, task, False) for task in tasks)
+    kind = " ts-untracked" if graph.tasks[tasks[0]].kind is Kind.UNTRACKED else ""
     head = (
-        f'<g class="ts-pill{state}" data-task="{tasks[0]}"{data} transform="{moved(rect.x, rect.y)}">'
+        f'<g class="ts-pill{kind}{state}" data-task="{tasks[0]}"{data} transform="{moved(rect.x, rect.y)}">'
         f"<title>{names}</title>"
         f'<rect width="{pixels(rect.width)}" height="{pixels(rect.height)}" rx="{pixels(rect.height / 2)}"/>'
     )
@@ -298,6 +349,10 @@ def _stub(graph: Graph, stub: Stub) -> str:
 def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
     """Return full name, parameter or module, sequence number, creation, input shapes and source line, escaped."""
     task = graph.tasks[number]
+    if task.kind is Kind.FAILED:
+        return escaped(f"{task.name}\n{graph.raised}")
+    if task.kind is Kind.UNTRACKED:
+        return escaped(f"{task.parameter}\n{task.name}, no gradient\n{task.inputs[0]}")
     lines = [task.name]
     module = graph.module(task)
     if task.parameter:
@@ -316,13 +371,34 @@ def _tooltip(graph: Graph, number: int, with_source: bool) -> str:
     return escaped("\n".join(lines))
 
 
-def _wires(wires: Sequence[PlacedWire]) -> Iterator[str]:
+def _wires(graph: Graph, wires: Sequence[PlacedWire]) -> Iterator[str]:
     yield '<g class="ts-wires">'
     for wire in wires:
         if wire.points:
             kind = "" if wire.kind == "gradient" else f' class="ts-{wire.kind}"'
+            if _is_failed(graph, wire):
+                kind = ' class="ts-to-failed"'
             yield f'<path{kind} d="{path_data(wire.points)}"/>'
     yield "</g>"
+
+
+def _is_failed(graph: Graph, wire: PlacedWire) -> bool:
+    return wire.source is not None and graph.tasks[wire.source].kind is Kind.FAILED
+
+
+def _shapes(graph: Graph, wires: Sequence[PlacedWire]) -> Iterator[str]:
+    """Write the shapes of the tensors on the edges that leave an item, below it."""
+    found: dict[Point, dict[str, bool]] = {}
+    for wire in wires:
+        if wire.kind != "parameter" and wire.points and wire.points[0][1] < wire.points[1][1]:  # not to a stub beside
+            at = found.setdefault(wire.points[0], {})
+            for edge in (graph.edges[number] for number in wire.edges):
+                shape = graph.tasks[edge.next_task].inputs[edge.input].shape
+                at[shape_text(shape)] = _is_failed(graph, wire)
+    for (x, y), texts in found.items():
+        kind = "ts-shape ts-raised" if any(texts.values()) else "ts-shape"
+        said = ", ".join([*texts][:MOST_SHAPES]) + (", …" if len(texts) > MOST_SHAPES else "")
+        yield f'<text class="{kind}" x="{pixels(x + 5)}" y="{pixels(y + 11)}">{escaped(said)}</text>'
 
 
 def path_data(points: Sequence[Point]) -> str:
@@ -366,13 +442,13 @@ def _toward(corner: Point, other: Point, radius: float) -> Point:
 def _legend_entries(graph: Graph, placed: Layout) -> list[tuple[str, float, str]]:
     """Return a sample, its width and its text for each kind of element in the picture."""
     kinds = {graph.tasks[each.task].kind for each in placed.tasks}
-    if placed.pills:
-        kinds.add(Kind.ACCUMULATE_GRAD)
+    kinds |= {graph.tasks[task].kind for pill in placed.pills for task in pill.tasks}
     entries = []
     for kind in Kind:
         if kind in kinds:
-            rounded = 8 if kind is Kind.ACCUMULATE_GRAD else 4
-            shape = "pill" if kind is Kind.ACCUMULATE_GRAD else f"task ts-{kind}"
+            is_pill = kind in (Kind.ACCUMULATE_GRAD, Kind.UNTRACKED)
+            rounded = 8 if is_pill else 4
+            shape = f"pill ts-{kind}" if is_pill else f"task ts-{kind}"
             sample = f'<g class="ts-{shape}"><rect width="26" height="16" rx="{rounded}"/>'
             title = KIND_TITLES[kind]
             if kind is Kind.ACCUMULATE_GRAD:  # a tape of HIPS autograd has another name for its leaves

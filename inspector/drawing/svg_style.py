@@ -90,6 +90,14 @@ _DRAWN = (
 .ts-module_hook rect{stroke:$ink3;stroke-dasharray:1.5 2}
 .ts-error rect{fill:$red-soft;stroke:$red;stroke-width:1.6}
 .ts-error .ts-glyph{stroke:$red;stroke-width:1.6}
+.ts-failed rect{fill:$red-soft;stroke:$red;stroke-width:1.6}
+.ts-failed .ts-glyph{stroke:$red;stroke-width:1.6}
+.ts-failed text{fill:$red}
+.ts-pill.ts-untracked rect{fill:$line;stroke:$line2}
+.ts-pill.ts-untracked .ts-glyph{fill:none;stroke:$ink2}
+.ts-wires .ts-to-failed{stroke:$red}
+.ts-shape{font-size:9px;fill:$ink2;paint-order:stroke;stroke:$bg;stroke-width:3px;stroke-linejoin:round}
+.ts-shape.ts-raised{fill:$red}
 .ts-outline rect{fill:none;stroke-width:1.8}
 .ts-outline.ts-dashed rect{stroke-dasharray:4 2.4}
 .ts-sign rect{fill:$bg;stroke:$hue0;stroke-width:1.3}
@@ -136,6 +144,8 @@ GLYPHS = {
     Kind.MODULE_HOOK: '<path class="ts-glyph" d="M1-4V1A2 2 0 0 1-3 1V0"/>',
     Kind.ERROR: '<path class="ts-glyph" d="M-3-3 3 3M3-3-3 3"/>',
     Kind.PRIMITIVE: '<path class="ts-glyph" d="M-2.7-2.7H2.7V2.7H-2.7z"/>',
+    Kind.FAILED: '<path class="ts-glyph" d="M0-4V1.4M0 3V4.2"/>',
+    Kind.UNTRACKED: '<circle class="ts-glyph" r="2.5"/>',
 }
 STUB_GLYPHS = {
     "parameter": '<path class="ts-glyph" d="M-3 3 3-3M-1-3H3V1"/>',

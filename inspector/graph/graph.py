@@ -28,12 +28,14 @@ from .saved_tensors import SavedTensors, saved_tensors
 if TYPE_CHECKING:
     import graphviz
 
+    from .module_summary import ModuleSummary
     from .operations_and_calls import Operation, StoredOperation
     from .source_lines import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]
 Fold = Literal["fit", "repeats", "none"] | int | Collection[str]
 ParameterNames = torch.nn.Module | Mapping[str, Tensor]
+UntrackedKind = Literal["input", "buffer", "frozen parameter", "tensor"]
 
 _CPU = torch.device("cpu")
 _IN_CPU_QUEUE = ("meta", "lazy")
@@ -119,6 +121,47 @@ class ModuleCall:
         return self.path.rsplit(".", 1)[-1] or self.class_name
 
 
+@dataclass(frozen=True, slots=True)
+class Untracked:
+    """A tensor that the forward used and that gets no gradient. It has no task; pictures show it as a grey pill.
+
+    Attributes:
+        kind: "input", "buffer", "frozen parameter", or "tensor" for any other.
+        name: its name in the model or among the arguments of `forward`; for any other tensor, the name of the
+            operation's argument.
+        meta: its shape, dtype and device.
+        users: the ids of the tasks whose operations used it; `len(graph.tasks)` stands for the failed call.
+    """
+
+    kind: UntrackedKind
+    name: str
+    meta: TensorMeta
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """The call that ended a forward with an error. It has no task; pictures show it in red.
+
+    Attributes:
+        name: the torch function that raised, or the class of the module whose own code raised.
+        shapes: the shapes of its tensor arguments.
+        call: the id of the innermost module call around it; None outside of modules.
+        edges: from this call, as task `len(graph.tasks)`, to the tasks that made its arguments, and to the leaves among
+            them.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...] | None, ...]
+    call: int | None
+    edges: tuple[Edge, ...]
+
+    @property
+    def title(self) -> str:
+        """The call with its shapes: `linear(2×3, 4×5)`."""
+        return f"{self.name}({', '.join(map(shape_text, self.shapes))})"
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Task:
     """The execution of one node in the backward.
@@ -199,6 +242,10 @@ class Graph:
             or of a `GradientEdge`, which keep their nodes.
         raised: the exception that ended the forward and its place, if the graph was read from an unfinished forward
             (`Tape.graph`); otherwise None.
+        failed: the call that raised it; None if the forward did not raise, or the call is unknown.
+        untracked: the tensors without a gradient that the forward used, if the graph was read from a model's forward
+            (`ts.graph(model, *inputs)`); for an unfinished forward, those of the failed call.
+        forward: the class of that model; None if the graph was read from a loss.
     """
 
     tasks: tuple[Task, ...]
@@ -207,6 +254,9 @@ class Graph:
     calls: tuple[ModuleCall, ...] = ()
     nodes: Sequence[Node] = field(default=(), repr=False)
     raised: str | None = None
+    failed: FailedCall | None = None
+    untracked: tuple[Untracked, ...] = ()
+    forward: str | None = None
     _order: Sequence[int] = field(default=(), repr=False)
 
     def __len__(self) -> int:
@@ -372,13 +422,24 @@ class Graph:
         """Return the graph as a versioned JSON object; see the page of file formats for its fields."""
         return text_of("graph as JSON", self)
 
-    @ending_where_called
-    def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> str:
-        """Return the graph as a self-contained SVG. See `save_svg`."""
-        return text_of("graph as SVG", self, fold=fold, theme=theme)
+    def summary(self) -> ModuleSummary:
+        """Return a table of the modules that the forward called: output shape, parameters and saved bytes.
+
+        Modules that made no task, such as frozen ones before the first trainable one, are not in it. Saved bytes are
+        unknown for a graph from a file, and if the loss was freed before `saved` was read.
+        """
+        found: ModuleSummary = drawn("graph as a summary", self)
+        return found
 
     @ending_where_called
-    def save_svg(self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto") -> Path:
+    def to_svg(self, *, fold: Fold = "fit", theme: GraphTheme = "auto", shapes: bool | None = None) -> str:
+        """Return the graph as a self-contained SVG. See `save_svg`."""
+        return text_of("graph as SVG", self, fold=fold, theme=theme, shapes=shapes)
+
+    @ending_where_called
+    def save_svg(
+        self, path: str | Path, *, fold: Fold = "fit", theme: GraphTheme = "auto", shapes: bool | None = None
+    ) -> Path:
         """Draw the graph with tapescope's own layout and save it as an SVG.
 
         `fold` selects the tasks drawn as one row or box. "fit" folds until the whole graph fits on a page: first chains
@@ -387,13 +448,14 @@ class Graph:
         and opens the rest. "none" opens everything. A number closes the modules from that depth on (0: the outermost).
         A collection of module paths closes those modules. Among more than 120 siblings, "fit" and "repeats" also fold
         runs of equal tasks outside of modules; the box shows their number. `theme` is "light", "dark" or "auto", which
-        follows the viewer's settings.
+        follows the viewer's settings. `shapes` writes the shapes of the forward's tensors on the edges, and those of
+        parameters beside their names; None does so for the graph of a model's forward, and after an error.
 
         Raises:
             ValueError: `fold` or `theme` is unknown, more than 200,000 tasks would be drawn one by one, or the file's
                 name ends in .pdf, .png or another suffix than .svg.
         """
-        return write_svg(path, self.to_svg(fold=fold, theme=theme))
+        return write_svg(path, self.to_svg(fold=fold, theme=theme, shapes=shapes))
 
     @ending_where_called
     def to_graphviz(self) -> graphviz.Digraph:

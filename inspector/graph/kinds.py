@@ -24,6 +24,8 @@ class Kind(StrEnum):
         MODULE_HOOK: the identity nodes of nn.Module full backward hooks.
         ERROR: nodes that raise when they run: not implemented, not differentiable.
         PRIMITIVE: a function of HIPS autograd with its vjp.
+        FAILED: the call that ended a forward with an error. Only pictures have it, since it made no node.
+        UNTRACKED: a tensor without a gradient: a frozen parameter, a buffer, an input. Only pictures have it.
     """
 
     CPP = "cpp"
@@ -35,6 +37,8 @@ class Kind(StrEnum):
     MODULE_HOOK = "module_hook"
     ERROR = "error"
     PRIMITIVE = "primitive"
+    FAILED = "failed"
+    UNTRACKED = "untracked"
 
 
 ARGUMENT = "Argument"
@@ -50,6 +54,8 @@ KIND_TITLES = {
     Kind.MODULE_HOOK: "module backward hook",
     Kind.ERROR: "raises when run",
     Kind.PRIMITIVE: "HIPS autograd primitive",
+    Kind.FAILED: "raised in the forward",
+    Kind.UNTRACKED: "no gradient: frozen, buffer or input",
 }
 
 _CPP_KINDS = {

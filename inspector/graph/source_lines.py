@@ -37,7 +37,7 @@ _LIBRARY_FOLDERS = (
     str(Path(torch.__file__).parent) + os.sep,
     str(PACKAGE / "inspector") + os.sep,
     str(PACKAGE / "errors.py"),
-    *(str(_ENGINE / name) for name in ("diagnose", "recompute", "training")),
+    *(str(_ENGINE / name) for name in ("api", "diagnose", "recompute", "training")),
     "<frozen",
 )
 _PYTHONS = os.path.dirname(os.__file__) + os.sep

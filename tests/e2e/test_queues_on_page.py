@@ -207,6 +207,9 @@ def test_simulated_devices_play_task_by_task_with_a_queue_each(page: Page, tmp_p
             running = deck.root.locator(f".queue [data-device='{found.device_of[task]}']")
             expect(running).to_have_class(re.compile(r"\bruns\b"))
             expect(running.locator(".now:not(.still)")).to_contain_text(re.compile("simulated"))
+            for gradient in deck.inspector.locator(".gr.not").all():
+                expect(gradient).to_contain_text(re.compile("simulation computes no values|no gradient needed"))
+            expect(deck.inspector.locator(".gr.not").first).to_contain_text("simulation")
             deck.key("ArrowRight")
     busy = round(100 * report["bfs"].busy["cuda:0"])
     expect(deck.root.locator("[data-busy='cuda:0']")).to_have_text(f"busy {busy} %")

@@ -8,15 +8,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.categories import Category
 from ...engine.memory.storage_sentences import StorageWords
 from ...engine.memory.timeline import Storage, Timeline
 from ...engine.recording.peak_report import PeakGroup, PeakReport
+from ...inspector.drawing.svg_text import text_width
 from ...inspector.graph.phrases import module_title
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import share_text, size_text, unit_name, unit_of
+from .figure_svg import plain
 from .notebook_figure import figure_of
 from .plotly_data import LINE, Drawing, cut, escaped, wrapped
 from .theme import CATEGORY_COLOURS, Colours, axis_style, colours_of, figure_style, hover_label
@@ -35,6 +38,7 @@ _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
 _ROW = 21  # pixels per bar
 _LABEL = 30  # characters of a bar's name
+_GUTTER = 34  # characters of the names beside a peak
 _HOVER = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
 
 
@@ -94,14 +98,16 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
     for policy, timeline in timelines.items():
         traces.append(_ring(timeline, scale, colours, policy))
     layout = _layout(colours, _HEIGHT)
-    layout["margin"] = {"l": 64, "r": 178, "t": _TOP, "b": _BOTTOM}
+    gutter = _gutter(timelines, top * 1024**scale, colours)
+    widest = max(text_width(plain(note["text"]), note["font"]["size"]) for note in gutter)
+    layout["margin"] = {"l": 64, "r": max(178, ceil(widest) + 28), "t": _TOP, "b": _BOTTOM}
     layout["xaxis"] |= {
         "range": [0, count],
         "title": _axis_title(_with_bin_size("task, in the order in which they run", count, points)),
     }
     layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
-    layout["annotations"] = _gutter(timelines, top * 1024**scale, colours)
+    layout["annotations"] = gutter
     return {"data": traces, "layout": layout}
 
 
@@ -442,7 +448,10 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
         at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
         lifted = max(at, lowest)
         lowest = lifted + 16
-        names = escaped(cut(", ".join(by_peak[peak]), 16))
+        first, *others = by_peak[peak]
+        names = ", ".join([first, *others])
+        if len(names) > _GUTTER:
+            names = cut(first, _GUTTER - 12) + (f" and {len(others)} more" if others else "")
         found.append(
             {
                 "xref": "paper",
@@ -453,7 +462,7 @@ def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> 
                 "yanchor": "middle",
                 "y": at / (_HEIGHT - _TOP - _BOTTOM),
                 "yshift": lifted - at,
-                "text": f"{names}  <b>{size_text(peak)}</b>",
+                "text": f"{escaped(names)}  <b>{size_text(peak)}</b>",
                 "showarrow": False,
                 "font": {"size": 11, "color": colours["ink"]},
             }

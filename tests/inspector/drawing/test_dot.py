@@ -28,6 +28,22 @@ def test_dot_has_every_task_and_edge_once_and_a_cluster_per_module_call() -> Non
     assert source.count("{") == source.count("}")
 
 
+def test_tooltips_have_shapes_and_what_has_no_gradient_or_failed_is_a_node() -> None:
+    pytest.importorskip("graphviz")
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
+    model[2].requires_grad_(False)
+    graph = ts.graph(model, torch.ones(4, 3))
+    source = graph.to_graphviz().source
+    for task in graph.tasks:
+        (tooltip,) = re.findall(rf'^\tt{task.id} \[.*tooltip="([^"]*)"', source, re.M)
+        assert all(str(meta) in tooltip for meta in task.inputs)
+    for each in graph.untracked:
+        assert f'label="{each.name}"' in source
+    with pytest.raises(RuntimeError) as error:
+        ts.graph(model, torch.ones(4, 5))
+    assert 'label="linear(4×5, 2×3, 2)"' in ts.graph(error.value).to_graphviz().source
+
+
 def test_names_are_data_in_dot() -> None:
     pytest.importorskip("graphviz")
     leaf = torch.ones(2, requires_grad=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.inspector.drawing.fit_to_size import first_view
-from tapescope.inspector.drawing.layout import Layout
-from tapescope.inspector.drawing.svg import ROOM, graph_to_svg
-from tapescope.inspector.graph.graph import Graph
+from tapescope.inspector.drawing.layout import Layout, layout
+from tapescope.inspector.drawing.svg import ROOM, draw_layout, graph_to_svg, layout_of_picture
+from tapescope.inspector.graph.graph import Fold, Graph
 from tapescope.tests.says import Snapshots
 
 from ..programs import captured
@@ -116,7 +117,42 @@ def legend(picture: str) -> list[str]:
 
 
 def test_the_legend_says_what_is_folded(snapshot: Snapshots) -> None:
-    picture = graph_to_svg(transformer(6))
+    graph = transformer(6)
+    picture = "\n".join(draw_layout(graph, first_view(graph, *ROOM)).elements)
     assert "module" in picture and "tasks</text>" not in picture
     assert {*legend(graph_to_svg(transformer(6), fold="none"))} < {*legend(picture)}
     snapshot("graph", "\n".join(legend(picture)))
+
+
+def leads_up(placed: Layout) -> float:
+    """Return the most pixels by which an edge leads up."""
+    return max(y - to_y for wire in placed.wires for (_, y), (_, to_y) in pairwise(wire.points))
+
+
+class Residual(nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(4, 4, 3, padding=1) if each % 2 else nn.ReLU() for each in range(depth))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.layers(x)).relu()
+
+
+@pytest.mark.parametrize("fold", ["fit", "none"])
+def test_no_edge_of_a_residual_net_leads_up_to_another_column(fold: Fold) -> None:
+    model = nn.Sequential(*(Residual(depth) for depth in (5, 6, 7, 8)))
+    with ts.capture():
+        loss = model(torch.ones(1, 4, 5, 5)).sum()
+    graph = ts.graph(loss)
+    assert leads_up(layout(graph, fold) if fold == "none" else first_view(graph, *ROOM)) > 300, "it would, in columns"
+    placed = layout_of_picture(graph, fold)
+    assert leads_up(placed) < 20 and placed.height <= 4 * ROOM[1]
+
+
+def test_a_graph_without_modules_too_high_for_one_column_is_cut_into_columns() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(100):
+        x = x.sin().exp()
+    assert layout_of_picture(ts.graph(x.sum()), "none").height < ROOM[1]

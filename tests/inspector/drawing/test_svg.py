@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.inspector.drawing.fit_to_size import first_view
 from tapescope.inspector.drawing.layout import layout
-from tapescope.inspector.drawing.svg import ROOM, graph_to_svg, path_data
-from tapescope.inspector.drawing.svg_text import shorten, shorten_middle, shorten_path, text_width
+from tapescope.inspector.drawing.svg import graph_to_svg, layout_of_picture, path_data
+from tapescope.inspector.drawing.svg_text import pixels, shorten, shorten_middle, shorten_path, text_width
 from tapescope.inspector.graph.graph import ModuleCall
 from tapescope.inspector.graph.kinds import KIND_TITLES, Kind
 from tapescope.inspector.renderers import GraphTheme
+from tapescope.inspector.text.sizes_and_counts import shape_text
 from tapescope.tests.says import raises, says
 
 from ..programs import Twice, captured
@@ -32,7 +32,7 @@ def test_every_drawn_task_is_in_the_svg_with_a_tooltip() -> None:
     graph = captured("gpt2")
     root = ElementTree.fromstring(graph_to_svg(graph))
     drawn = {int(each.get("data-task", -1)) for each in root.iter() if each.get("data-task")}
-    placed = first_view(graph, *ROOM)
+    placed = layout_of_picture(graph)
     assert drawn == {task.task for task in placed.tasks} | {pill.tasks[0] for pill in placed.pills}
     relu = next(task for task in placed.tasks if graph.tasks[task.task].name == "GeluBackward0")
     group = next(each for each in root.iter() if each.get("data-task") == str(relu.task))
@@ -53,7 +53,7 @@ def test_size_title_and_one_line_per_wire() -> None:
     assert root.get("viewBox") == f"0 0 {width} {height}"
     assert root.findtext(f"{SVG}title") == "backward of NllLossBackward0 · 339 tasks · 161 parameters"
     [wires] = [each for each in by_class(root, "ts-wires") if len(each) > 1]
-    assert len(wires) == sum(bool(wire.points) for wire in first_view(graph, *ROOM).wires)
+    assert len(wires) == sum(bool(wire.points) for wire in layout_of_picture(graph).wires)
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
@@ -100,6 +100,27 @@ def test_the_legend_names_the_kinds_in_the_picture_and_no_others() -> None:
         assert f">{KIND_TITLES[kind]}</text>" in picture
     for kind in (Kind.CHECKPOINT, Kind.ERROR, Kind.COMPILED, Kind.MODULE_HOOK):
         assert KIND_TITLES[kind] not in picture
+
+
+def test_shapes_stand_on_the_edges_if_wanted_with_room_below_each_task() -> None:
+    graph = captured("gpt2")
+    assert 'ts-shape"' not in graph_to_svg(graph)
+    root = ElementTree.fromstring(graph_to_svg(graph, shapes=True))
+    placed = layout_of_picture(graph, shapes=True)
+    texts = {(each.get("x"), each.get("y")): each.text or "" for each in by_class(root, "ts-shape")}
+    tops = [task.rect.y for task in placed.tasks if not task.chip]
+    seen = 0
+    for wire in placed.wires:
+        if wire.kind == "gradient" and wire.points[0][1] < wire.points[1][1]:
+            x, y = wire.points[0]
+            edges = [graph.edges[edge] for edge in wire.edges]
+            shapes = {shape_text(graph.tasks[edge.next_task].inputs[edge.input].shape) for edge in edges}
+            assert shapes <= {*texts[pixels(x + 5), pixels(y + 11)].split(", ")}
+            assert not any(y < top < y + 12 for top in tops)
+            seen += 1
+    assert seen > 10
+    pills = layout_of_picture(captured("gpt2"), "repeats", shapes=True).pills
+    assert pills and all(re.search(r" \d+(×\d+)*$", pill.label) for pill in pills)
 
 
 def test_kinds_differ_in_their_glyphs() -> None:

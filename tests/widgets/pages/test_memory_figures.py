@@ -20,6 +20,7 @@ from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison
 from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.drawing.svg_text import text_width
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.pages.comparison_page import page_html
@@ -107,6 +108,20 @@ def test_peaks_at_the_side_never_overlap() -> None:
     heights = sorted(each["y"] * plot + each["yshift"] for each in layout["annotations"])
     assert len(heights) == len({timeline.peak_bytes for timeline in timelines.values()}) > 1
     assert all(above - below >= 15 for below, above in pairwise(heights))
+
+
+def test_a_name_at_the_side_is_whole_and_many_equal_peaks_are_counted() -> None:
+    timeline = ts.profile(lambda: torch.ones(1000, requires_grad=True).exp().sum()).timeline
+    assert timeline is not None
+    for names, said in (
+        (["heap, graph kept"], "heap, graph kept  <b>"),
+        ([f"{policy}, graph kept" for policy in ("heap", "bfs", "dfs")], "heap, graph kept and 2 more  <b>"),
+    ):
+        layout = memory_drawing(dict.fromkeys(names, timeline), LIGHT)["layout"]
+        (note,) = layout["annotations"]
+        assert note["text"].startswith(said)
+        shown = note["text"].replace("<b>", "").replace("</b>", "")
+        assert layout["margin"]["r"] >= note["xshift"] + text_width(shown, note["font"]["size"])
 
 
 def test_the_categories_add_up_to_the_level(linear50: Comparison) -> None:

@@ -54,7 +54,11 @@ function items(
   const found = isComputed ? record?.[side] : undefined;
   // All tasks share one scale, so that they can be compared.
   const { decades } = store;
-  const otherwise = isComputed ? absent(store, task, side === "inputs") : "not computed yet";
+  const otherwise = store.document.is_simulated
+    ? "a simulation computes no values"
+    : isComputed
+      ? absent(store, task, side === "inputs")
+      : "not computed yet";
   const shown = metas.slice(0, MOST).map((meta, at) =>
     item(store, `${name} ${at}`, meta, found?.[at], otherwise, decades),
   );
