@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from ...inspector.graph.graph import Graph
 from ...inspector.torch_private.thread_state import unobserved
-from ..execution.saved_tensor_errors import spoiled_graph_notes
+from ..execution.saved_tensor_errors import saved_tensor_notes
 from ..memory.out_of_memory import explain_out_of_memory
 from .pytorch_errors import ERROR_NOTES
 from .raised_error import RaisedError
@@ -35,7 +35,7 @@ def explain_error(
     Args:
         error: the error.
         graph: the graph of the backward that failed; None: it is read from the traceback.
-        ran, since, maker: see `spoiled_graph_notes`.
+        ran, since, maker: see `saved_tensor_notes`.
         modules: outermost modules that may contain the cause.
     """
     explain_out_of_memory(error, graph)
@@ -52,7 +52,7 @@ def explain_error(
         if note is not None:
             error.add_note(f"{_NOTE}{note} ({_PAGE}#{row.anchor})")
         if raised.graph is not None:
-            for each in spoiled_graph_notes(error, raised.graph, ran, since, maker):
+            for each in saved_tensor_notes(error, raised.graph, ran, since, maker):
                 error.add_note(f"{_NOTE}{each}")
 
 

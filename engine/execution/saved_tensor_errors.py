@@ -61,7 +61,7 @@ def backward_continues() -> None:
     _last.began = sequence_nr()
 
 
-def spoiled_graph_notes(
+def saved_tensor_notes(
     error: BaseException,
     graph: Graph,
     ran: Collection[int] | None,
@@ -88,8 +88,8 @@ def spoiled_graph_notes(
         yield from _notes_on_modified(graph, maker)
 
 
-def crossings_told(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
-    """Return the notes of `spoiled_graph_notes` for a backward into freed nodes that are older than this number."""
+def freed_graph_notes(graph: Graph, since: int, maker: Callable[[Node], object] | None = None) -> list[str]:
+    """Return the notes of `saved_tensor_notes` for a backward into freed nodes that are older than this number."""
     return list(_notes_on_freed(graph, None, since, maker))
 
 
@@ -120,7 +120,7 @@ def _notes_on_freed(
         return
     names = [_name_in_frames(graph, edge) or _name_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
     for name, edge in zip(names, crossings, strict=False):
-        user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
+        user, made = (_described(graph, each, maker) for each in (edge.task, edge.next_task))
         meta = graph.tasks[edge.next_task].inputs[edge.input]
         yield (f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}, which is in an earlier graph")
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
@@ -186,7 +186,7 @@ def _keeps(graph: Graph, task_id: int) -> bool:
     return not hides_saved(node) and holds_saved(node)
 
 
-def _told(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
+def _described(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
     made = None if maker is None or graph.tasks[task_id].source is not None else maker(graph.nodes[task_id])
     return unique_name(graph, task_id) + (f" of {made}" if made else "")
 
@@ -256,7 +256,7 @@ def _notes_on_modified(graph: Graph, maker: Callable[[Node], object] | None) -> 
         name = _slot_name(slot, leaves)
         called = f", {name}," if name else ""
         yield (
-            f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
+            f"{_described(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
             f"modified{recorded_writes(slot)} and is now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:

@@ -76,7 +76,7 @@ class OrderPlan(ShownAsTable):
         Raises:
             ValueError: the policy was not planned here.
         """
-        return row_called(policy, ((row.policy, row) for row in self.rows), "was not planned here; planned were")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "policy")
 
     @property
     def best(self) -> PlannedOrder:

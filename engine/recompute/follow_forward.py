@@ -393,7 +393,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
                 f"{message}; plan again for this one with ts.plan_recompute. For a trainer, which calls the model in "
                 "its own way, use ts.recompute(budget=...)"
             )
-        note = f"From there on all saved tensors are kept: {message}."
+        note = f"All later saved tensors are kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
         warn(f"ts.recompute: {note} Plan again if the forward stays this way")

@@ -160,8 +160,9 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
         if after >= 0 and not 0 <= place_of[edge.task] < after:
             describe = graph.in_order(order).describe
             first, then = describe(edge.task), describe(edge.next_task)
-            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
-            raise ValueError(f"not a legal order: {then} {why}, whose gradient it needs")
+            if place_of[edge.task] < 0:
+                raise ValueError(f"not a legal order: it lacks {first}, whose gradient {then} needs")
+            raise ValueError(f"not a legal order: {then} comes before {first}, whose gradient it needs")
     numbers = stages(graph, frozenset(order)) or ()
     for before, after in pairwise(order) if numbers else ():
         if numbers[after] < numbers[before]:

@@ -18,7 +18,7 @@ from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
 from ..error_notes.explain_error import explain_error
-from ..execution.saved_tensor_errors import crossings_told
+from ..execution.saved_tensor_errors import freed_graph_notes
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
@@ -43,7 +43,7 @@ class SecondBackward:
         self._before = self._began
         self._first = 0  # the step that the first of `_starts` belongs to
         self._starts: list[int] = []  # sequence numbers at which steps began
-        self._told: list[str] = []  # sentences about the backward under way
+        self._crossings: list[str] = []  # sentences about the backward under way
 
     def step_begins(self, number: int) -> None:
         if not self._starts:
@@ -54,7 +54,7 @@ class SecondBackward:
             self._first += 1
 
     def backward_begins(self, given: BackwardGiven, step: int) -> None:
-        self._told = []
+        self._crossings = []
         self._before, self._began = self._began, sequence_nr()
         if len(given) > 4 and given[4]:  # inputs: not all of it runs
             return
@@ -63,12 +63,12 @@ class SecondBackward:
         freed = self._youngest_freed(given)
         if freed is None:
             return
-        self._told = crossings_told(read_graph(given[0]), self._before, self._maker())
+        self._crossings = freed_graph_notes(read_graph(given[0]), self._before, self._maker())
         self._report(freed, step)
 
     def _report(self, freed: int, step: int) -> None:
         """Add the finding. `freed` is the sequence number of the youngest node that an earlier backward freed."""
-        if not self._told:
+        if not self._crossings:
             return
         place = at(users_place())
         made = max(bisect_right(self._starts, freed) - 1, 0) + self._first
@@ -77,8 +77,8 @@ class SecondBackward:
             Finding(
                 "second backward",
                 step,
-                f"the backward{place} goes back into {which}, which an earlier backward has freed: "
-                + "; ".join(self._told)
+                f"the backward{place} reaches {which}, which an earlier backward has freed: "
+                + "; ".join(self._crossings)
                 + ".",
                 at=place.removeprefix(" at ") or None,
             )
@@ -86,7 +86,7 @@ class SecondBackward:
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None, step: int) -> None:
         """Add notes with the cause to PyTorch's error, and the finding if it is missing."""
-        told, self._told = self._told, []
+        found, self._crossings = self._crossings, []
         is_freed_error = error is not None and str(error).startswith(_FREED)
         if error is None or not (is_freed_error or MODIFIED in str(error)):
             return
@@ -94,9 +94,9 @@ class SecondBackward:
         graph = read_graph(given[0], dict(watched.parameters()))
         modules = [module for _, module in watched.modules()]
         explain_error(error, graph, None, self._before, self._maker(), modules)
-        freed = self._youngest_freed(given) if is_freed_error and not told else None
+        freed = self._youngest_freed(given) if is_freed_error and not found else None
         if freed is not None:
-            self._told = crossings_told(graph, self._before, self._maker())
+            self._crossings = freed_graph_notes(graph, self._before, self._maker())
             self._report(freed, step)
 
     def _youngest_freed(self, given: BackwardGiven) -> int | None:
@@ -108,7 +108,7 @@ class SecondBackward:
         return lambda node: self._forwards.maker_of(node, names)
 
 
-class SpoiledBackwards(LoopPart):
+class InvalidGraphs(LoopPart):
     """Finds backwards whose graph was freed or whose saved tensors were modified.
 
     It knows which graphs wait for their backward by a mark on the results of the loop's outermost modules.

@@ -351,7 +351,7 @@ class _Trained:
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters:
             raise ValueError(
-                "make_model() gave a model without parameters that require gradients: expected one to train"
+                "make_model() returned a model without parameters that require gradients; expected a model to train"
             )
         try:
             optimizer = recipe.make_optimizer(parameters)

@@ -80,7 +80,7 @@ class Recipe:
             raise TypeError(f"make_batch is {a_kind(make_batch)}; expected a function that makes a batch")
         expect_callable(make_optimizer, 1, "make_optimizer", "a function that takes parameters and makes an optimizer")
         if loss_of is not None:
-            expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+            expect_callable(loss_of, 2, "loss_of", "a function of the model and the batch that returns the loss")
         size = _size_of(make_batch)
         takes_size = size is not None
         default = None if size is None else size.default
@@ -178,7 +178,9 @@ def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     missing = [each for each in by_place if each.default is each.empty]
     if len(missing) > 1 or any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
-        raise TypeError("make_batch wants more than the size of a batch; expected make_batch() or make_batch(size)")
+        raise TypeError(
+            "make_batch requires arguments besides the batch size; expected make_batch() or make_batch(size)"
+        )
     return by_place[0] if by_place else None
 
 

@@ -208,7 +208,7 @@ class ThreadState:
 
     def __init__(self) -> None:
         if torch._C._autograd._profiler_enabled():
-            raise NotImplementedError("a profiler of this thread, which would not see the other one")
+            raise NotImplementedError("a profiler of this thread, which does not record other threads")
         self._function_modes = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
         self._dispatch_modes = list(_get_current_dispatch_mode_stack())
         for mode in self._dispatch_modes:

@@ -61,8 +61,8 @@ def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Wr
                 tensors[f"gradient/{name}"] = each.grad
     micro_batches = []
     for number, micro_batch in enumerate(unit.micro_batches):
-        told, own = _micro_batch(micro_batch)
-        micro_batches.append(told)
+        content, own = _micro_batch(micro_batch)
+        micro_batches.append(content)
         tensors |= {f"{number}/{name}": each for name, each in own.items()}
     facts: dict[str, Any] = {
         "step": step,
@@ -81,7 +81,7 @@ def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Wr
 
 
 def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    batch = kept.fetched.told()
+    batch = kept.fetched.as_json()
     tensors = {f"batch/{number}": kept.fetched.content(each) for number, each in enumerate(batch.tensors)}
     tensors |= {f"buffer/{name}": each for name, each in kept.buffers.by_name.items()}
     tensors |= {f"random/{device}": each for device, each in kept.random.torch.items()}
@@ -90,7 +90,7 @@ def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["loss"] = kept.loss
     if kept.scale is not None:
         tensors["scale"] = kept.scale
-    told = {
+    content = {
         "from": kept.fetched.origin,
         "batch": batch.json,
         "left_out": batch.left_out,
@@ -99,7 +99,7 @@ def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "backward": kept.done,
         **kept.random.as_json(),
     }
-    return told, tensors
+    return content, tensors
 
 
 def _error(error: BaseException | None) -> dict[str, Any]:

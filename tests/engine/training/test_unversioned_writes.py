@@ -331,7 +331,7 @@ def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
 
 
 def watched_parts(training: ts.types.Training) -> Any:
-    (part,) = [each for each in training._watcher._parts if type(each).__name__ == "SpoiledBackwards"]  # type: ignore[union-attr]
+    (part,) = [each for each in training._watcher._parts if type(each).__name__ == "InvalidGraphs"]  # type: ignore[union-attr]
     return part._silent.by_others  # type: ignore[union-attr]
 
 

@@ -194,7 +194,7 @@ class KernelLink implements Link {
     this.report({ trouble, status: "closed", playing: false, checking: null });
   }
 
-  /** Playback continues with the answer, so it only says that it waits. */
+  /** Report that the kernel is silent. Playback keeps its state, because it continues with the kernel's next answer. */
   private silent(): void {
     this.report({
       trouble: "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
