@@ -262,7 +262,7 @@ def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
 def _solved(
     memory: RecomputedMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
 ) -> FoundDrops:
-    """Return a choice. It recomputes matrix products only if it must, or if that clearly lowers the peak."""
+    """Return a choice. It recomputes matrix products only if that clearly lowers the peak."""
     solve = SOLVERS[solver]
     # Products take most of the time, so the search first tries to do without them.
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)

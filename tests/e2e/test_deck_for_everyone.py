@@ -204,7 +204,8 @@ WRITTEN = """deck => {
 
 
 def poses(deck: ShownDeck) -> Iterator[str]:
-    """What a reader may see: all that has text of its own. No search, which fades the others while it is typed."""
+    """Yield the states of the deck with their own texts. Without a search, which fades other tasks while it is
+    typed."""
     deck.scrub(30)
     yield "half way, by tasks"
     deck.key("c")
