@@ -30,7 +30,7 @@ class ShownDeck:
             self.rests()
 
     def rests(self) -> None:
-        """Waits until all that was asked of the picture is seen: nothing moves any more."""
+        """Wait until every requested frame has been drawn and nothing moves any more."""
         expect(self.root).to_have_attribute("data-rests", "")
 
     def expect(self, **data: object) -> None:

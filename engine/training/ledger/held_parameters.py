@@ -351,7 +351,7 @@ class HeldParameters(LoopPart):
                 "without gradient",
                 self._step,
                 f"{type(optimizer).__name__} holds {joined([*names, *more])}, which got no gradient in the first "
-                f"{counted(self._step + 1, 'step')}; a later step may compute one. What to do: "
+                f"{counted(self._step + 1, 'step')}; later steps may compute one. What to do: "
                 "ts.find_unused(make_loss, model) gives the reason; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
                 certain=False,

@@ -38,7 +38,7 @@ VERBS: dict[str, Callable[..., object]] = {
 
 
 def causes(call: Callable[[], object], said: str) -> list[str]:
-    """What is noted beside PyTorch's own error and the task that raised it."""
+    """Return the notes on PyTorch's own error, without the one that names the task that raised it."""
     found: list[str] = []
 
     def noted(finding: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:

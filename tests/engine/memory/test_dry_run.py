@@ -1,4 +1,4 @@
-"""What a dry run finds out, against what torch.profiler sees of a real backward; and that it leaves all as it was."""
+"""A dry run against torch.profiler's view of a real backward; and the dry run changes nothing."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_sparse_gradients_are_an_estimate() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_sparse_embedding_used_twice_peaks_as_is_measured(steps: int) -> None:
-    """Where two sparse gradients meet, and where one meets a sparse .grad, what is stored stands side by side."""
+    """Where two sparse gradients meet, or one meets a sparse .grad, their entries are concatenated."""
     embedding = nn.Embedding(50, 8, sparse=True)
     some, more = torch.arange(5), torch.arange(3)
 
@@ -466,7 +466,7 @@ def weight(*shape: int) -> Tensor:
     return nn.Parameter(torch.randn(*shape))
 
 
-# What the kernel takes for itself is at the peak of each. A gradient that is expanded BLAS can't read; a matrix that is
+# The kernel's workspace is at the peak of each. BLAS cannot read an expanded gradient; a matrix that is
 # transposed is copied by blocks; what is summed in another dtype is cast first.
 KERNELS: dict[str, tuple[Any, ...]] = {  # what is done to leaves, and their shapes
     "product, summed": (lambda w: (torch.ones(512, 64) @ w).sum(), (64, 64)),
@@ -638,7 +638,7 @@ def test_what_torch_can_not_do_without_values_is_an_estimate_and_no_red_lines(
 
 
 class Subclass(Tensor):
-    """One without operations of its own."""
+    """A subclass that defines no operations."""
 
 
 def of_complex(weight: Tensor) -> Tensor:
