@@ -108,7 +108,8 @@ import tapescope
 
 root = pathlib.Path(tapescope.__file__).parent
 packages = "inspector", "engine", "widgets", "commands"
-files = [root / each for each in sys.argv[1:]] or sorted(each for one in packages for each in (root / one).rglob("*.py"))
+files = [root / each for each in sys.argv[1:]]
+files = files or sorted(each for one in packages for each in (root / one).rglob("*.py"))
 for path in files:
     for name in [each for each in sys.modules if each.partition(".")[0] == "tapescope"]:
         del sys.modules[name]

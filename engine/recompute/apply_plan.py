@@ -169,7 +169,7 @@ class _FollowedCalls(TorchFunctionMode):
         watch = self._watch
         watch.place = call.begin
         # Only the innermost of nested hooks pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
-        # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside hooks of the user's nothing is ours to drop.
+        # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside the user's hooks no tensor can be dropped.
         saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
         if saves:
             open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)

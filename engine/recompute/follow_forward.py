@@ -472,7 +472,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _leaves(values: object) -> dict[int, FollowedStorage]:
-    """Return the storages of the parameters among the arguments, by address, which stays theirs while followed."""
+    """Return the storages of the parameters among the arguments, by address. Following them reserves the addresses."""
     found = {}
     for tensor in tensors_of(values):
         if tensor.requires_grad and tensor.is_leaf and (storage := storage_of(tensor)) is not None:
