@@ -177,6 +177,21 @@ def for_all(items: Iterable[T], act: Callable[[T], object]) -> None:
             del first  # the error's traceback holds this frame, which must not hold the error
 
 
+def expect_restorable(leaf: Tensor) -> None:
+    """Raise NotImplementedError if PyTorch refuses to assign the .grad of a leaf to it again, so it must stay there."""
+    grad = leaf.grad
+    if grad is None:
+        return
+    try:
+        leaf.grad = grad  # nothing changes: it is the same object, or the error comes before the assignment
+    except RuntimeError as error:
+        raise NotImplementedError(
+            f"a leaf of shape {tuple(leaf.shape)} and layout {leaf.layout} has a gradient of layout {grad.layout}, "
+            "which PyTorch does not allow to be assigned, so it could not be restored after the runs; set its .grad to "
+            "None first"
+        ) from error
+
+
 @contextmanager
 def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[None]:
     """Replace each .grad by a copy during a run, so that the run adds to the copy, and restore all afterwards.
@@ -184,7 +199,12 @@ def own_gradients(leaves: Sequence[Tensor], zeroed: bool = False) -> Iterator[No
     Args:
         leaves: the leaves.
         zeroed: use no .grad instead of copies, as after `zero_grad()`.
+
+    Raises:
+        NotImplementedError: If a .grad could not be restored.
     """
+    for leaf in leaves:
+        expect_restorable(leaf)
     before = [leaf.grad for leaf in leaves]
     try:
         for leaf, grad in zip(leaves, before, strict=True):

@@ -43,6 +43,7 @@ from ..error_notes.explain_error import explain_error
 from .carried_state import CarriedState
 from .make_loss import (
     MakeLoss,
+    expect_restorable,
     for_all,
     loss_of,
     own_gradients,
@@ -325,6 +326,7 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
                 self.note_leaf(tensor)
                 self.leaves.append(self._seen[id(tensor)])
                 if tensor.grad is not None:  # use a copy, since another graph may have saved the original
+                    expect_restorable(tensor)
                     with unobserved():
                         tensor.grad = tensor.grad.clone()
                         self._note_made(tensor.grad, ())

@@ -222,7 +222,8 @@ class _Grad:
                     grad.copy_(copy)
                 else:
                     grad = copy.clone()
-        self.tensor.grad = grad
+        if self.tensor.grad is not grad:  # PyTorch refuses to assign the strided gradient of a CSR leaf even to it
+            self.tensor.grad = grad
 
 
 @dataclass(slots=True)

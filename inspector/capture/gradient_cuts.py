@@ -37,6 +37,7 @@ from ..torch_private.tensors import FollowedStorage, beneath_transforms, storage
 from ..torch_private.thread_state import grad_mode_switch, in_function_forward, without_torch_function
 from .capture import capture
 from .capture_record import Observer
+from .interrupt_safe_stack import Opened
 
 
 class Cut(StrEnum):
@@ -233,14 +234,22 @@ def follow(
         if observer is not None:
             observer(made, result, arguments)
 
-    with ExitStack() as stack:
+    def enter(stack: ExitStack) -> None:
         watched = capture(module, observe)
         stack.enter_context(watched)
         stack.enter_context(watching_modules(called))
         follower = _Follower(flow, watched, newest)
         stack.enter_context(around_function_apply(follower.around_apply))
         stack.enter_context(watching_functions(follower))
+
+    owner = set[None]()  # dies with this frame, which closes the contexts if Ctrl-C ends it before `close`
+    opened = Opened(owner, enter)
+    try:
         yield flow
+    except BaseException as error:
+        opened.close(type(error), error, error.__traceback__)
+        raise
+    opened.close(None, None, None)
 
 
 class _Follower(TorchFunctionMode):

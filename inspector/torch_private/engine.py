@@ -256,11 +256,16 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.answering: list[StandIn | None] = []
-        with unobserved(), torch.enable_grad():
-            self.leaf = torch.zeros((), requires_grad=True, device="cpu")
-            self.edge = get_gradient_edge(self.leaf)
-            self.one = torch.ones((), device="cpu")
-        own(self.edge.node.register_prehook(_run_body))
+        self._start: tuple[GradientEdge, Tensor] | None = None
+
+    def start(self) -> tuple[GradientEdge, Tensor]:
+        """Return the root of this thread's backwards and its gradient, which are created at the first call."""
+        if self._start is None:  # not in `__init__`: inside `__torch_dispatch__`, where it may run, leaves have no node
+            with unobserved(), torch.enable_grad():
+                edge = get_gradient_edge(torch.zeros((), requires_grad=True, device="cpu"))
+                self._start = edge, torch.ones((), device="cpu")
+            own(edge.node.register_prehook(_run_body))
+        return self._start
 
     def stand_in(self) -> StandIn | None:
         return self.answering[-1] if self.answering else None
@@ -412,8 +417,9 @@ def run_as_backward(stand_in: StandIn, keep_graph: bool, create_graph: bool) -> 
                 _standing.append(stand_in)
                 _answer(_graph_task_id, current_node, _will_execute, _execution_order, _engine)
             _thread.answering.append(stand_in)
+            edge, one = _thread.start()
             with _beside_held_devices():
-                calling_engine([_thread.edge], [_thread.one], keep_graph, create_graph, (), accumulate=True)
+                calling_engine([edge], [one], keep_graph, create_graph, (), accumulate=True)
         finally:
             _remove_stand_in(stand_in, depth)
     finally:

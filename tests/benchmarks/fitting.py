@@ -14,7 +14,7 @@ from tapescope.inspector.text.sizes_and_counts import size_text
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # before the folder that is run in, which has an engine, too
 
-from engine.steps.small_models import MODELS, OPTIMIZERS, Gpt, measured
+from engine.training.small_models import MODELS, OPTIMIZERS, Gpt, measured
 
 _WORDS, _LENGTH = 50_257, 1_024
 

@@ -111,6 +111,7 @@ torch.accelerator.max_memory_allocated = lambda: int(os.environ["PEAK"])
 """A conftest.py with an accelerator that has this peak; the test itself runs on the CPU."""
 
 
+@pytest.mark.slow
 def test_on_an_accelerator_the_test_runs_as_written_and_its_allocator_is_asked(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

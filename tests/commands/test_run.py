@@ -59,19 +59,25 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("script", "arguments", "status", "watched"),
     [
-        ("no_trainer", (), 0, "6 steps"),
-        ("gan", (), 0, "20 steps"),
-        ("ppo", (), 0, "24 steps"),
-        ("diffusion", (), 0, "12 steps"),
+        pytest.param("no_trainer", (), 0, "6 steps", marks=pytest.mark.slow),
+        pytest.param("gan", (), 0, "20 steps", marks=pytest.mark.slow),
+        pytest.param("ppo", (), 0, "24 steps", marks=pytest.mark.slow),
+        pytest.param("diffusion", (), 0, "12 steps", marks=pytest.mark.slow),
         ("nanogpt", ("--max-iters", "4", "--profile", "--", "-m", "--out"), 0, "4 steps"),
-        ("workers", (), 0, "8 steps"),
+        pytest.param("workers", (), 0, "8 steps", marks=pytest.mark.slow),
         ("exits", ("--every", "2"), 3, "4 steps"),
-        ("environment", (), 0, "3 steps"),
-        ("raises", (), 1, "2 steps"),
+        pytest.param("environment", (), 0, "3 steps", marks=pytest.mark.slow),
+        pytest.param("raises", (), 1, "2 steps", marks=pytest.mark.slow),
         ("interrupted", (), None, "3 steps"),
-        ("trainer_glue", ("--output_dir", "out", "--num_train_epochs", "2", "--report_to", "none"), 0, "6 steps"),
-        ("lightning_basic", (), 0, "8 steps"),
-        ("accelerate_basic", (), 0, "6 steps"),
+        pytest.param(
+            "trainer_glue",
+            ("--output_dir", "out", "--num_train_epochs", "2", "--report_to", "none"),
+            0,
+            "6 steps",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("lightning_basic", (), 0, "8 steps", marks=pytest.mark.slow),
+        pytest.param("accelerate_basic", (), 0, "6 steps", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_trains_prints_and_ends_as_under_python(
@@ -96,6 +102,7 @@ def test_a_script_trains_prints_and_ends_as_under_python(
     says((tmp_path / f"tapescope-{script}.html").read_text(), f"Training loop of {script}.py")
 
 
+@pytest.mark.slow
 def test_each_rank_of_torchrun_trains_as_alone_and_writes_its_own_page(tmp_path: Path) -> None:
     (tmp_path / "ddp.py").write_text((SCRIPTS / "ddp.py").read_text())
     plain = ran(tmp_path, *TORCHRUN, "ddp.py")
@@ -136,6 +143,10 @@ def test_findings_fail_a_successful_script_only_and_are_written_as_json(tmp_path
     assert content["schema"] == "run/1" and content["exit_code"] == 70 and content["page"] is None
     assert [(each["kind"], each["last_step"]) for each in content["findings"]] == [("leak", 11)]
     assert not list(tmp_path.glob("*.html"))
+
+
+@pytest.mark.slow
+def test_other_findings_and_other_exit_codes_do_not_become_70(tmp_path: Path) -> None:
     assert run(tmp_path, LEAKING, "--fail-on", "nan,wrong-gradients", "--no-page").status == 0
     assert run(tmp_path, f"{LEAKING}\nraise SystemExit(4)", "--fail-on", "leaks", "--no-page").status == 4
     healthy = LEAKING.replace("losses.append(loss)", "losses.append(loss.detach())")
@@ -186,6 +197,7 @@ def test_a_script_without_steps_is_explained_in_one_sentence(text: str, facts: t
     assert not list(tmp_path.glob("*.html"))
 
 
+@pytest.mark.slow
 def test_a_module_runs_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text(

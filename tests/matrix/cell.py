@@ -71,6 +71,8 @@ class Cell:
         program = self._build()
         if self._prefilled:
             plain_step(program, 5)
+            if program.log is not None:
+                program.log.clear()
         return program
 
     @cached_property

@@ -179,7 +179,10 @@ def debug_abandoned(cell: Cell) -> None:
         if not program.is_repeatable:
             continue
         for leaf, other in zip(program.leaves.values(), others.leaves.values(), strict=True):
-            leaf.grad = other.grad
+            if leaf.grad is None or other.grad is None:
+                leaf.grad = other.grad
+            else:  # PyTorch refuses to assign the strided gradient of a CSR leaf
+                leaf.grad.data.copy_(other.grad.data)
         plain_step(program, FIRST)
         if program.model is None or not list(program.model.buffers()):
             cell.expect(

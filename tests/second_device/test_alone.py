@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_what_asks_for_an_accelerator_holds_on_the_second_device() -> None:
     hold("accelerator and not slow")
 

@@ -101,6 +101,7 @@ def assert_equal_or_refused(results: list[dict[str, Any]]) -> None:
                     says(said, *(facts or ()))
 
 
+@pytest.mark.slow
 def test_gradients_are_pytorchs_or_the_verb_refuses(fresh_python: WarmPython, tmp_path: Path) -> None:
     assert_equal_or_refused(ranks(fresh_python, tmp_path, FEW, limit_s=540.0))
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tapescope as ts
 from tapescope.inspector.torch_private.tensors import strided_parts
+from tapescope.tests.says import says
 
 BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
     "coo": Tensor.to_sparse,
@@ -63,6 +64,23 @@ def test_sparse_buffers_and_gradients_are_as_before(verb: str, layout: str) -> N
     for name, tensor in kept.items():
         assert list(map(torch.equal, content(tensor), before[name])) == [True] * len(before[name]), name
     assert {name: tensor._version for name, tensor in kept.items()} == versions
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize("verb", VERBS.keys() - {"record_forward"})
+def test_a_gradient_that_pytorch_does_not_let_be_assigned_is_refused_and_stays(verb: str) -> None:
+    weight = torch.eye(4).to_sparse_csr().requires_grad_()
+
+    def make_loss() -> Tensor:
+        return (weight @ torch.ones(4, 3)).sum()
+
+    make_loss().backward()
+    assert weight.grad is not None and weight.grad.layout is torch.strided
+    grad, values = weight.grad, weight.grad.clone()
+    with pytest.raises(NotImplementedError) as raised:
+        VERBS[verb](make_loss)
+    says(str(raised.value), "(4, 4)", "torch.sparse_csr", "torch.strided", ".grad to None")
+    assert weight.grad is grad and torch.equal(grad, values)
 
 
 MADE: dict[str, Callable[[], Tensor]] = {

@@ -6,6 +6,7 @@ import copy
 import gc
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -735,3 +736,10 @@ def test_anomaly_mode_does_not_keep_a_step_from_being_simulated() -> None:
     with torch.autograd.set_detect_anomaly(True):
         assert ts.fits(make_model, make_batch, OPTIMIZERS["sgd"], "1GiB", loss_of).peak_bytes == wanted
         assert torch.is_anomaly_check_nan_enabled()
+
+
+def test_a_thread_without_a_backward_before_may_ask() -> None:
+    """Its state for backwards is then created inside `__torch_dispatch__`, where leaves have no nodes."""
+    with ThreadPoolExecutor(1) as thread:
+        fit = thread.submit(ts.fits, perceptron, pairs, OPTIMIZERS["sgd"], "1GiB", cross_entropy).result()
+    assert fit.peak_bytes == ts.fits(perceptron, pairs, OPTIMIZERS["sgd"], "1GiB", cross_entropy).peak_bytes
