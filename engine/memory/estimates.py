@@ -187,8 +187,8 @@ SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER,
 
 def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = _UNKNOWN) -> Estimate:
     """Return the sentence about tasks for which something is not known: `what` with their number, and the first."""
-    count = f"{len(task_ids):,}, the first is " if len(task_ids) > 1 else ""
-    sentence = f"{unknown}: {what} ({count}{graph.describe(task_ids[0])})"
+    which = f"the first of {len(task_ids):,} tasks" if len(task_ids) > 1 else "the only task"
+    sentence = f"{unknown}: {what}; {which} is {graph.describe(task_ids[0])}"
     return Estimate(sentence, "at least" if what in _NOT_COUNTED else "at most" if what in _MAY_BE_OLDER else "unknown")
 
 

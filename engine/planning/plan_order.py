@@ -197,7 +197,7 @@ def plan_order(
     if footprints is not None:
         expect(footprints, Footprints, "footprints", "those of a measured run, ts.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
-        raise ValueError(f"the footprints are not this graph's: {other}")
+        raise ValueError(f"the footprints belong to another graph: {other}")
     if footprints is not None:
         footprints = for_graph(footprints, graph)
     chosen = _chosen(policies)
