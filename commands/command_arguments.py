@@ -106,7 +106,7 @@ def _file_message(error: OSError) -> str:
 class ProgressLine:
     """A progress line on stderr, if that is a terminal.
 
-    It has no thread, because the time of a thread would be measured, too.
+    It has no thread, because the time of a thread would also be measured.
     """
 
     def __init__(self) -> None:

@@ -150,7 +150,7 @@ class _FollowedCalls(TorchFunctionMode):
             return self._other(function, call, args, kwargs)
         watch.call += 1
         watch.between = False
-        # Keywords may ask for an in-place write, too: relu(x, inplace=True), add(x, y, out=z).
+        # Keywords may also ask for an in-place write: relu(x, inplace=True), add(x, y, out=z).
         writes = call.writes or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
         if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
             result = function(*args, **kwargs)

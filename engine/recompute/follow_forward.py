@@ -153,7 +153,7 @@ def state_of(plan: RecomputePlan) -> PlanState:
 
 
 class _NoBytesError(Exception):
-    """Raised for a tensor without a storage of its own, such as a sparse tensor."""
+    """Raised for a tensor without its own storage, such as a sparse tensor."""
 
 
 class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None
         progress: a callback; True for a line, False for none; None for a line only on a terminal or in a notebook.
     """
     if callable(progress) or progress is False:
-        with quiet():  # the functions called inside would show progress lines, too
+        with quiet():  # the functions called inside would also show progress lines
             yield progress or None
     else:
         with line_shown(_AFTER_S, always=bool(progress)) as line:

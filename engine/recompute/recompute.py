@@ -57,7 +57,7 @@ class recompute:
     tensors.
 
     Args:
-        plan: from `ts.plan_recompute` or `RecomputePlan.load`. Forwards of other sizes may use it, too: the storages
+        plan: from `ts.plan_recompute` or `RecomputePlan.load`. Forwards of other sizes may also use it: the storages
             that it drops are recomputed with their own operations. If the first forward runs other operations than the
             plan's, it is refused. If a later one does, it keeps all saved tensors from there on, with a warning. With a
             plan that drops nothing the block does nothing and takes no time.

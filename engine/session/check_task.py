@@ -147,7 +147,7 @@ def check_task(
         task: the task or its number.
         gradients: the task's input buffer; random gradients replace missing ones.
         known: comparisons of operations that created several tasks, such as an LSTM; this call adds to them.
-        second: whether to compare its second derivative, too.
+        second: whether to also compare its second derivative.
 
     Returns:
         The result.
@@ -386,7 +386,7 @@ class _Comparison:
             )
         if returned.wrote:
             self._findings.warnings.append(
-                f"{self._subject} modifies its incoming gradient in place: other nodes may use that tensor, too"
+                f"{self._subject} modifies its incoming gradient in place: other nodes may also use that tensor"
             )
         self._findings.faults += faults
         return bool(faults)

@@ -196,7 +196,7 @@ class _Question:
     def run(self) -> None:
         try:
             self.verdict = self._find()
-        except Exception as error:  # stores raise exception classes of their own
+        except Exception as error:  # stores raise their own exception classes
             self.error = error
 
     def _find(self) -> str:

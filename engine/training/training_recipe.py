@@ -220,7 +220,7 @@ def model_on_fakes(recipe: Recipe, fakes: FakeKernels) -> nn.Module:
 
     Raises:
         TypeError: `make_model` did not return a module.
-        NotImplementedError: a tensor's subclass has operations of its own.
+        NotImplementedError: a tensor's subclass has its own operations.
     """
     made = recipe.make_model
     _refuse_wrappers(made)
@@ -303,7 +303,7 @@ def stand_in(model: nn.Module) -> nn.Module:
     """Return a copy of a model on fake tensors, allocating nothing. The model is left unchanged.
 
     Raises:
-        NotImplementedError: a tensor's subclass has operations of its own.
+        NotImplementedError: a tensor's subclass has its own operations.
     """
     wholes: dict[int, Tensor] = {}
     memo: dict[int, Any] = {}
@@ -327,7 +327,7 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
         )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(
-            f"{name} is {a_kind(tensor)}, whose class has operations of its own; pass a function that returns the "
+            f"{name} is {a_kind(tensor)}, whose class has its own operations; pass a function that returns the "
             "model instead"
         )
     view = View.of(tensor)

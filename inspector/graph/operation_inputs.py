@@ -96,7 +96,7 @@ class KeptInputs:
 
     Attributes:
         tensors: those among them, in order.
-        subclassed: the names of tensors whose subclass has operations of its own (DTensor); they are not kept.
+        subclassed: the names of tensors whose subclass has its own operations (DTensor); they are not kept.
     """
 
     __slots__ = ("_args", "_kwargs", "subclassed", "tensors")

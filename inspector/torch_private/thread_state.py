@@ -236,7 +236,7 @@ class ThreadState:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Apply the state to this thread, which must be new, without a state of its own."""
+        """Apply the state to this thread, which must be new, without its own state."""
         for stream in self._streams:
             torch.accelerator.set_stream(stream)
         if self._device is not None:

@@ -75,7 +75,7 @@ const CHOICES = ["selection", "breakpoints", "_stops"] as const;
  */
 class Choices {
   /**
-   * True while the page itself sets a trait: the model reports such changes, too, and they must not be applied again.
+   * True while the page itself sets a trait: the model also reports such changes, and they must not be applied again.
    */
   isSharing = false;
 
