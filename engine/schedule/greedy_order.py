@@ -88,6 +88,7 @@ def chosen_order(
     make_queue: MakeQueue = ready_queue,
 ) -> list[int]:
     """Return all tasks in the order of a policy's choices among the ready ones, after those that `ran`."""
+    # Only for the plain queue, by identity: keys are enough for it; other queues hold tasks back.
     if make_queue is ready_queue and isinstance(policy, Policy) and not policy.dynamic and not ran:
         return _order_by_keys(graph, policy, pending)
     order: list[int] = []
