@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from .engine.api.backward import backward as backward
     from .engine.api.profile import profile as profile
-    from .engine.api.record_forward import record_forward as record_forward
     from .engine.api.set_policy import policy as policy
     from .engine.api.set_policy import set_policy as set_policy
     from .engine.diagnose.advise import advise as advise
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .engine.planning.simulate import simulate as simulate
     from .engine.recompute.plan_recompute import plan_recompute as plan_recompute
     from .engine.recompute.recompute import recompute as recompute
+    from .engine.recompute.record_forward import record_forward as record_forward
     from .engine.recording.peak_report import peak_report as peak_report
     from .engine.recording.run import Run as Run
     from .engine.recording.run_file import load as load
@@ -92,7 +92,7 @@ _MODULE_OF = {
     "profile": "engine.api.profile",
     "profile_step": "engine.training.record_steps",
     "recompute": "engine.recompute.recompute",
-    "record_forward": "engine.api.record_forward",
+    "record_forward": "engine.recompute.record_forward",
     "record_steps": "engine.training.record_steps",
     "replay": "engine.training.black_box.replay",
     "set_policy": "engine.api.set_policy",

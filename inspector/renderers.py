@@ -59,7 +59,7 @@ DRAWN_BY = {
     "step as a page": "widgets.deck.run_player:save_step",
     "step as a deck": "widgets.deck.run_player:StepRecording",
     "run as a deck": "widgets.deck.run_player:Recording",
-    "an error in notes": "engine.error_notes.explain_error:explain_error",
+    "an error in notes": "engine.session.error_notes.explain_error:explain_error",
     "session or deck": "widgets.deck.open_deck:debug",
     "a deck": "widgets.deck.open_deck:deck",
     "session at a prompt": "widgets.terminal.prompt:interact",

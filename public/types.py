@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..engine.diagnose.order_dependence import OrderDependence as OrderDependence
     from ..engine.execution.accumulation_rule import Accumulation as Accumulation
     from ..engine.execution.backward_arguments import BackwardCall as BackwardCall
-    from ..engine.memory.lifetimes import Category as Category
+    from ..engine.memory.categories import Category as Category
     from ..engine.memory.timeline import Storage as Storage
     from ..engine.memory.timeline import Timeline as Timeline
     from ..engine.planning.check_order import Break as Break
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..engine.training.fits import Remedy as Remedy
     from ..engine.training.step import StepPeak as StepPeak
     from ..engine.training.step import TrainingStep as TrainingStep
-    from ..engine.training.step_timeline import PhasePeak as PhasePeak
-    from ..engine.training.step_timeline import StepTimeline as StepTimeline
+    from ..engine.training.step_memory import PhasePeak as PhasePeak
+    from ..engine.training.step_memory import StepTimeline as StepTimeline
     from ..engine.training.training_result import Training as Training
     from ..inspector.graph.graph import Edge as Edge
     from ..inspector.hips.tape import HipsTape as HipsTape
@@ -63,7 +63,7 @@ _MODULE_OF = {
     "Batch": "engine.recording.batch_report",
     "Batches": "engine.recording.batch_report",
     "Break": "engine.planning.check_order",
-    "Category": "engine.memory.lifetimes",
+    "Category": "engine.memory.categories",
     "Comparison": "engine.studies.comparison",
     "Departure": "engine.diagnose.order_dependence",
     "Difference": "engine.diagnose.diff_report",
@@ -82,7 +82,7 @@ _MODULE_OF = {
     "OrderDependence": "engine.diagnose.order_dependence",
     "OrderPlan": "engine.planning.plan_order",
     "PeakReport": "engine.recording.peak_report",
-    "PhasePeak": "engine.training.step_timeline",
+    "PhasePeak": "engine.training.step_memory",
     "PlannedOrder": "engine.planning.policy_orders",
     "PlannedRecompute": "engine.recompute.planned_recompute",
     "RecomputePlan": "engine.recompute.plan",
@@ -92,7 +92,7 @@ _MODULE_OF = {
     "Statistics": "engine.recording.statistics",
     "StepPeak": "engine.training.step",
     "StepReplay": "engine.training.black_box.replay",
-    "StepTimeline": "engine.training.step_timeline",
+    "StepTimeline": "engine.training.step_memory",
     "Stepper": "engine.session.direct_session",
     "Stop": "engine.session.breakpoints.breakpoints",
     "Storage": "engine.memory.timeline",

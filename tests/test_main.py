@@ -21,7 +21,7 @@ import torch
 import tapescope as ts
 import tapescope.commands.demo
 from tapescope.__main__ import command_line, main
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, says
 

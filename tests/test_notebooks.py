@@ -70,7 +70,7 @@ assert installed.backwards == 5
     "06_accumulation": """
 from tapescope.engine.studies.accumulation_study import BY_HAND, FUSED, IN_PLACE, PYTORCH
 from tapescope.engine.execution.accumulation_rule import Accumulation
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 summed = {row.rule: row for row in study.rows if row.kind == "direct"}
 doubled_rule = Accumulation("list", "never")
 kept = summed[doubled_rule].peak_bytes

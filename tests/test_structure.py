@@ -22,7 +22,11 @@ def structure(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess
     ("file", "line", "said"),
     [
         ("engine/schedule/dependencies.py", "    from ..planning.plan_order import plan_order", "imports up: 1"),
-        ("inspector/graph/capture_records.py", "    from ...engine.memory.timeline import Timeline", "imports up: 1"),
+        (
+            "inspector/graph/operations_and_calls.py",
+            "    from ...engine.memory.timeline import Timeline",
+            "imports up: 1",
+        ),
         ("engine/schedule/ready_queue.py", "    from .device_queues import DeviceQueues", "cycles: 1"),
         (
             "engine/schedule/dependencies.py",

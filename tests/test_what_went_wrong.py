@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.error_notes.pytorch_errors import ERROR_NOTES
+from tapescope.engine.session.error_notes.pytorch_errors import ERROR_NOTES
 
 PAGE = (Path(ts.__file__).parent / "docs" / "guides" / "what_went_wrong.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)

@@ -83,7 +83,7 @@ def backward(
         RuntimeError: a tensor without a graph, and any error of `torch.autograd.backward`.
         PolicyError: a user's own policy chose a task that was not ready; the native engine has executed nothing then.
     """
-    from ..memory.measurement import Measurement
+    from ..memory.measure_backward import Measurement
 
     if engine is None:
         engine = "direct" if isinstance(tensors, HipsTape) else "native"

@@ -8,7 +8,6 @@ from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.saved_variables import FREED
-from ..error_notes.explain_error import explain_error
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.backward_arguments import BackwardCall
 from ..execution.saved_tensor_errors import backward_begins
@@ -19,6 +18,7 @@ from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy
 from ..session.batching.run_batches import AnyBatch, check_batch
 from ..session.direct_session import Stepper
+from ..session.error_notes.explain_error import explain_error
 from ..session.native_session import NO_HISTORY, NativeSession
 from .backward import check_choices
 

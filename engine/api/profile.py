@@ -13,10 +13,9 @@ from ...inspector.text.progress import telling
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.validation import expect, expect_choice, expect_model
-from ..error_notes.explain_error import errors_explained
 from ..execution.accumulation_rule import Accumulate, Accumulation, Release
 from ..execution.backward_arguments import BackwardCall, expect_flags
-from ..memory.measurement import Measurement
+from ..memory.measure_backward import Measurement
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
@@ -24,6 +23,7 @@ from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy
 from ..session.batching.run_batches import AnyBatch, check_batch
 from ..session.direct_session import run_measured
+from ..session.error_notes.explain_error import errors_explained
 from ..session.hips.levels import FollowedTapes
 from ..session.native_engine import Plan, run_native
 from .backward import check_choices, run_tape

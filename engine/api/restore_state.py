@@ -39,7 +39,7 @@ from ...inspector.torch_private.tensors import (
     without_bytes,
 )
 from ...inspector.torch_private.thread_state import unobserved, without_torch_function
-from ..error_notes.explain_error import explain_error
+from ..session.error_notes.explain_error import explain_error
 from .carried_state import CarriedState
 from .make_loss import (
     MakeLoss,

@@ -13,12 +13,12 @@ from torch.autograd.graph import GradientEdge
 
 from ...inspector.torch_private.engine import redirect_backward, torch_backward
 from ...inspector.validation import expect_callable, expect_choice
-from ..error_notes.explain_error import errors_explained, explain_error
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy, policy_name
+from ..session.error_notes.explain_error import errors_explained, explain_error
 from .backward import backward, check_choices
 
 if TYPE_CHECKING:

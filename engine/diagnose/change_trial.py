@@ -15,7 +15,7 @@ from ...inspector.capture.capture import capture
 from ..api.make_loss import own_gradients, same_random_numbers
 from ..api.time_backwards import Spread, turns, wait_for
 from ..execution.backward_arguments import BackwardCall
-from ..memory.measurement import Measurement
+from ..memory.measure_backward import Measurement
 from ..memory.timeline import Timeline
 from ..planning.policies import POLICIES
 from ..session.native_engine import Plan, run_native

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ...inspector.graph.phrases import joined, was_captured
 from ...inspector.text.sizes_and_counts import nth, size_text
+from ..memory.categories import Category
 from ..memory.estimates import estimate_sentence
-from ..memory.lifetimes import Category
 from ..memory.timeline import Storage, Timeline
 from ..recording.peak_report import PeakGroup, groups_of, title_of
 from ..recording.statistics import Statistics

@@ -17,9 +17,9 @@ from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
 from ...inspector.capture.gradient_cuts import Dataflow, Taken, follow
-from ...inspector.graph.capture_records import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.operation_inputs import argument_names, names_by_place
+from ...inspector.graph.operations_and_calls import CallRecord, Operation
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import shape_text
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks

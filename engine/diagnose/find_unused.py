@@ -13,9 +13,9 @@ from torch.nn import UninitializedParameter
 
 from ...inspector.capture.build_graph import read_graph
 from ...inspector.capture.gradient_cuts import Cut, Dataflow, Taken, follow
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Graph, module_name
 from ...inspector.graph.kinds import Kind
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.phrases import joined, operation_title
 from ...inspector.graph.source_lines import Place, Source, source_at
 from ...inspector.text.progress import telling

@@ -13,8 +13,8 @@ from torch.autograd.graph import Node
 
 from ...inspector.capture.capture import capture
 from ...inspector.capture.operator_traits import traits_of, written_by
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import operation_of, tensors_of
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.torch_private.engine import current_node
 from ...inspector.torch_private.operators import EveryOperation, is_operator
 from ...inspector.torch_private.tensors import LIFT, FollowedStorage, View, computable, is_abstract, storage_of

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Edge, Graph
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.torch_private.saved_variables import free_saved, kept_tensors
 from ...inspector.torch_private.thread_state import unobserved
 

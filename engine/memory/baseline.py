@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.forward_allocations import ForwardAllocations
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.text.sizes_and_counts import size_text
 from ...inspector.torch_private.distributed import bucketed
 from ...inspector.torch_private.optimizer_steps import parameters_of
 from ...inspector.torch_private.thread_state import unobserved
+from .categories import BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from .census import StorageCensus, optimizers_of, state_tensors
-from .lifetimes import BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 
 OLDER_THAN_RECORDING = (
     "Tensors from before the recording count only if they are parameters, buffers, gradients or optimizer state of the "

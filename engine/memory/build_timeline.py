@@ -13,13 +13,14 @@ from weakref import ref
 
 from torch import Tensor
 
-from ...inspector.graph.capture_records import CallRecord, Operation, StoredOperation
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.operations_and_calls import CallRecord, Operation, StoredOperation
 from ...inspector.graph.source_lines import is_of_library, variables_assigned
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from .allocator_events import AllocatorEvent, AllocatorRecording
 from .allocator_recording import blocks_of
-from .lifetimes import Category
+from .categories import Category
+from .category_levels import summed_inputs, with_names
 from .task_boundaries import SavedBlocks, Seen, Slots, TaskMoment, Visit
 from .task_spans import Turn, Turns
 from .timeline import (
@@ -33,7 +34,6 @@ from .timeline import (
     Timeline,
     lasts_with_graph,
 )
-from .timeline_categories import summed_inputs, with_names
 
 RECOMPUTED = "recomputed"
 """The slot of a tensor that a checkpointed region recomputed, for the node that needs it."""

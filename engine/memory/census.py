@@ -64,10 +64,11 @@ def storages_of(tensors: Iterable[Tensor | None]) -> dict[Place, int]:
     return found
 
 
-def optimizers_of(tensors: Iterable[Tensor]) -> list[Optimizer]:
-    """Return the optimizers that hold any of these tensors as a parameter."""
+def optimizers_of(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer] | None = None) -> list[Optimizer]:
+    """Return the optimizers, by default among all that are alive, that hold any of these tensors as a parameter."""
     known = set(map(id, tensors))
-    return [each for each in optimizers_alive() if not known.isdisjoint(map(id, parameters_of(each)))]
+    optimizers = optimizers_alive() if optimizers is None else optimizers
+    return [each for each in optimizers if not known.isdisjoint(map(id, parameters_of(each)))]
 
 
 def state_tensors(optimizer: Optimizer) -> Iterator[Tensor]:

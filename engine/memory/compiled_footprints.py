@@ -9,11 +9,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ...inspector.graph.lru_cache import Latest
 from ..execution.gradient_layouts import Layouts, TensorLayout
-from .lifetimes import Category
+from .categories import Category
 from .task_memory import Footprint, Footprints, Origin, TaskOutput
 from .task_outputs import assumed_footprint, assumed_layout
-from .timeline import Maker, lasts_with_graph
+from .timeline import Maker, Timeline, lasts_with_graph
 
 # Storages, tensors, inputs and layouts are indices into flat lists; these constants stand for a missing one.
 OUTSIDE = -1
@@ -32,6 +33,9 @@ NO_LEAF, HAS_GRAD, AS_IT_COMES = -1, -2, -3
 
 NO_STORAGES: list[int] = []
 """The storages that most tasks release at their end: none. All share this list, and nothing writes to it."""
+
+_MOST_EVENTS = 100_000  # of all cached timelines; an event takes up to 300 bytes
+_LEAST_EVENTS = 10_000  # counted for each, which limits their number
 
 _SAVED, _BUFFER, _FORWARD = int(Category.SAVED), int(Category.BUFFER), int(Category.FORWARD)
 _HELD, _WORKSPACE = int(Category.HELD), int(Category.WORKSPACE)
@@ -105,10 +109,12 @@ class Compiled:
         roots: the tensors from which the backward starts.
         released: the storages that each task's node releases at its end.
         keeps: whether tasks keep blocks until others have run.
+        timelines: the latest predictions, by order, whether the graph is kept, and rule of accumulation.
     """
 
     def __init__(self, footprints: Footprints) -> None:
         graph = self._graph = footprints.graph
+        self.timelines: Latest[Timeline] = Latest(_MOST_EVENTS, lambda found: max(len(found.events), _LEAST_EVENTS))
         self.layouts = Layouts()
         device = torch.device(footprints.device)
         first = self.first_input = list(accumulate([len(task.inputs) for task in graph.tasks], initial=1))

@@ -11,8 +11,8 @@ from ...inspector.text.sizes_and_counts import counted
 from ..execution.find_hooks import TensorHooks
 from ..execution.gradient_layouts import TensorLayout
 from .build_timeline import HIDDEN, Kinds, Lives, Measured, forward_maker
+from .categories import Category
 from .estimates import Estimate
-from .lifetimes import Category
 from .simulation import simulated
 from .task_boundaries import Seen
 from .task_memory import Footprint, Footprints, LeafState, Origin, StartStorage, TaskOutput

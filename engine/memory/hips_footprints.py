@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...inspector.graph.capture_records import StoredOperation
 from ...inspector.graph.graph import TensorMeta
+from ...inspector.graph.operations_and_calls import StoredOperation
 from ...inspector.hips.forward_arrays import ForwardArray, forward_arrays, kept_by
 from ...inspector.hips.tape import HipsTape
 from ...inspector.hips.tape_nodes import RecordedNode, arrays_in, is_sparse, metas_of, owner_of, places

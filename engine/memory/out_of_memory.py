@@ -21,8 +21,8 @@ from ...inspector.text.sizes_and_counts import share_text, size_text
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import current_number
 from ...inspector.torch_private.thread_state import unobserved
+from .categories import BUFFERS, GRADIENTS, OTHERS, PARAMETERS, STATE
 from .census import StorageCensus, state_tensors
-from .lifetimes import BUFFERS, GRADIENTS, OTHERS, PARAMETERS, STATE
 
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory"
 _NOTE = "tapescope: when the allocation failed, "

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.graph import Graph, Task
+from ...inspector.graph.graph import Graph
+from ...inspector.graph.lru_cache import LongKey
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.gradient_layouts import copy_for
 from ..schedule.greedy_order import legal_order
+from .categories import Category
+from .category_levels import with_names
 from .compiled_footprints import (
     AS_IT_COMES,
     HAS_GRAD,
@@ -25,34 +28,10 @@ from .compiled_footprints import (
     compiled,
 )
 from .estimates import OF_SHAPES, Direction, Estimate
-from .lifetimes import Category
 from .task_memory import Footprints
 from .timeline import Listed, Timeline
-from .timeline_categories import with_names
 
 _BUFFER, _GRADIENT = int(Category.BUFFER), int(Category.GRADIENT)
-
-_WATCHED = {"ReshapeAliasBackward0": "ViewBackward0", "CtcLossBackward1": "CtcLossBackward0"}
-"""Nodes of reshape() and the CTC loss that depend on whether a mode is active during the forward."""
-
-
-def kind_of(task: Task) -> str:
-    """Return a task's name, the same for the two nodes that an operation creates with and without an active mode."""
-    return _WATCHED.get(task.name, task.name)
-
-
-def difference(graph: Graph, other: Graph) -> str | None:
-    """Return how another graph differs from this one; None if it is that of the same forward, run again."""
-    if graph is other:
-        return None
-    if len(graph) != len(other):
-        return f"that graph has {len(other):,} tasks, this one has {len(graph):,}"
-    if (graph.edges, graph.roots) != (other.edges, other.roots):
-        return "the tasks of that graph depend on each other differently"
-    for task, its in zip(graph.tasks, other.tasks, strict=True):
-        if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
-            return f"in that graph, {graph.describe(task)} is {other.describe(its)} or receives other gradients"
-    return None
 
 
 def simulated(
@@ -62,7 +41,7 @@ def simulated(
     keep_graph: bool | None = None,
     accumulation: Accumulation = PYTORCHS,
 ) -> Timeline:
-    """Predict the memory of a backward in one order.
+    """Predict the memory of a backward in one order; the latest predictions for the footprints' own graph are cached.
 
     Args:
         graph: the graph of the footprints, or one of the same forward.
@@ -79,11 +58,16 @@ def simulated(
         program = compiled(footprints)
         order = legal_order(graph, order, program.edges)
         keep = footprints.keep_graph if keep_graph is None else keep_graph
-        if accumulation == PYTORCHS:
-            if graph.is_tape and OF_SHAPES not in footprints.limits:
-                return _OfTape(graph, footprints, program, keep).run(order)
-            return _Simulation(graph, footprints, program, keep).run(order)
-        return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
+
+        def run() -> Timeline:
+            if accumulation != PYTORCHS:
+                return _OtherRule(graph, footprints, program, keep, accumulation).run(order)
+            of_tape = graph.is_tape and OF_SHAPES not in footprints.limits
+            return (_OfTape if of_tape else _Simulation)(graph, footprints, program, keep).run(order)
+
+        if graph is not footprints.graph:
+            return run()
+        return program.timelines.of(LongKey(order, keep, accumulation), run)
 
 
 class _Simulation:

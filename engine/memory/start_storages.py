@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.forward_allocations import ForwardAllocations, allocations_were_seen
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.node_metadata import operation_of, tensors_of
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.saved_tensors import SavedTensor
 from ...inspector.torch_private.checkpoints import cached_results, random_states, region_inputs, region_of
 from ...inspector.torch_private.nodes import leaf_if_any, leaf_of
@@ -23,9 +23,9 @@ from ...inspector.torch_private.sequence_numbers import UNNUMBERED, number_of
 from ...inspector.torch_private.tensors import address_below, base_of, local_of, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.find_hooks import TensorHooks, node_of
+from .categories import BATCH, PARAMETERS
 from .census import StorageCensus
 from .estimates import BESIDE, CASTS, EARLIER, HELD_LEAVES, NO_STORAGE, NO_STORAGE_ON_CTX
-from .lifetimes import BATCH, PARAMETERS
 from .task_memory import StartStorage
 from .task_outputs import assumed_layout, assumed_result_bytes
 from .timeline import LEAF, RANDOM_STATE, REGION, Maker

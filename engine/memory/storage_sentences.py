@@ -10,7 +10,7 @@ from ...inspector.graph.graph import Task, module_name
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.phrases import MOST_NAMED, folded, joined, module_title, operation_title, pattern, task_name
 from ...inspector.text.sizes_and_counts import nth
-from .lifetimes import Category
+from .categories import Category
 from .timeline import GRADIENT_GRAPH, IN_TREE, LEAF, ON_CTX, RANDOM_STATE, Keeper, Storage, Timeline
 
 MADE_IN_FORWARD = "made in the forward"

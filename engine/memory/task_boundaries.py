@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.torch_private.checkpoints import (
     cached_results,
     random_states,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ...inspector.graph.graph import Graph
+from ...inspector.graph.graph import Graph, Task
 from ...inspector.torch_private.distributed import Bucketed
 from ...inspector.torch_private.saved_variables import saved_slots
 from ..execution.gradient_layouts import TensorLayout
@@ -159,6 +159,29 @@ _WHY = (
     "{count:,} leaves have {now} .grad and had {then} in the measured run (the first is {name}): the effect is "
     "computed, not measured"
 )
+
+
+_WATCHED = {"ReshapeAliasBackward0": "ViewBackward0", "CtcLossBackward1": "CtcLossBackward0"}
+"""Nodes of reshape() and the CTC loss that depend on whether a mode is active during the forward."""
+
+
+def kind_of(task: Task) -> str:
+    """Return a task's name, the same for the two nodes that an operation creates with and without an active mode."""
+    return _WATCHED.get(task.name, task.name)
+
+
+def difference(graph: Graph, other: Graph) -> str | None:
+    """Return how another graph differs from this one; None if it is that of the same forward, run again."""
+    if graph is other:
+        return None
+    if len(graph) != len(other):
+        return f"that graph has {len(other):,} tasks, this one has {len(graph):,}"
+    if (graph.edges, graph.roots) != (other.edges, other.roots):
+        return "the tasks of that graph depend on each other differently"
+    for task, its in zip(graph.tasks, other.tasks, strict=True):
+        if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
+            return f"in that graph, {graph.describe(task)} is {other.describe(its)} or receives other gradients"
+    return None
 
 
 def for_graph(footprints: Footprints, graph: Graph) -> Footprints:

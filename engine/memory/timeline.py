@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Literal
 from ...inspector.graph.graph import Graph
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from .baseline import Baseline
+from .categories import Category, CategoryWalk
 from .estimates import Direction, direction_of
-from .lifetimes import Category, CategoryWalk, Lifetimes, mean_level
+from .lifetimes import Lifetimes, mean_level
 
 if TYPE_CHECKING:
     from weakref import ref
 
     from torch import Tensor
 
-    from ...inspector.graph.capture_records import Operation, StoredOperation
+    from ...inspector.graph.operations_and_calls import Operation, StoredOperation
     from ...inspector.graph.source_lines import Source
 
 Basis = Literal["measured", "calibrated", "dry run"]

@@ -12,8 +12,8 @@ from ...inspector.graph.graph_file import AnyOperation, Table, device_of, read_o
 from ...inspector.graph.json_file import ColumnWriter, Section
 from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
 from .baseline import Baseline
+from .categories import Category
 from .estimates import Direction, Estimate, direction_of
-from .lifetimes import Category
 from .timeline import Basis, BlockLevels, Listed, Maker, Timeline
 
 _EXACT = 2**53  # from here on, JavaScript's numbers are not exact integers

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..execution.gradient_layouts import copy_for
+from ..memory.categories import Category
 from ..memory.compiled_footprints import AS_IT_COMES, HAS_GRAD, NO_LEAF, NOBODY, Compiled, Program, compiled
-from ..memory.lifetimes import Category
 from .scheduling_problem import Problem
 
 _BUFFER, _HELD, _WORKSPACE = int(Category.BUFFER), int(Category.HELD), int(Category.WORKSPACE)

@@ -21,8 +21,7 @@ from ...inspector.text.sizes_and_counts import percent_text, size_text
 from ...inspector.validation import expect, expect_callable
 from ..memory.baseline import constants_sentence
 from ..memory.estimates import bounded_size, estimate_sentence
-from ..memory.simulation import difference
-from ..memory.task_memory import Footprints, for_graph
+from ..memory.task_memory import Footprints, difference, for_graph
 from ..memory.timeline import Timeline
 from ..schedule.dependencies import queue_lengths
 from ..schedule.policy import AnyPolicy, Choice, Policy, policy_name

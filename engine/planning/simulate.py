@@ -15,7 +15,7 @@ from ...inspector.validation import a_kind, expect, expect_truth
 from ..execution.accumulation_rule import Accumulate, Accumulation, Release
 from ..memory.device_choice import chosen_device
 from ..memory.dry_run import dry_run
-from ..memory.task_memory import Footprints, for_graph
+from ..memory.task_memory import Footprints, difference, for_graph
 from ..memory.timeline import Timeline
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy, Policy, is_dynamic, policy_name
@@ -90,7 +90,7 @@ def simulate(
             footprints belong to another graph or device.
         TypeError: the graph, the footprints or an id in the order has the wrong type.
     """
-    from ..memory.simulation import difference, simulated
+    from ..memory.simulation import simulated
 
     if not isinstance(graph, Graph):
         instead = ": pass its .graph" if isinstance(getattr(graph, "graph", None), Graph) else ""

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.freed_nodes import begun_by_session
 from ...inspector.graph.graph import Graph, Outputs, unique_name
 from ...inspector.graph.kinds import Kind
+from ...inspector.graph.operations_and_calls import Operation, resolve_sources
 from ...inspector.graph.phrases import joined, module_title
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.report import ShownAsFindings

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ...inspector.capture.forward_program import ForwardOperation, ForwardProgram, ForwardStorage
-from ..memory.simulation import difference
-from ..memory.task_memory import Footprints
+from ..memory.task_memory import Footprints, difference
 from ..memory.timeline import Maker
 
 FOR_RECOMPUTATION = "for recomputation"

@@ -17,7 +17,7 @@ from ...inspector.text.report import cells_table
 from ...inspector.text.sizes_and_counts import both_units, percent_text, share_text, size_text
 from ...inspector.text.text_columns import lines_of
 from ..memory.estimates import estimate_sentence
-from ..memory.simulation import difference
+from ..memory.task_memory import difference
 from ..memory.timeline import Timeline
 from .budget import Budget, Wanted, budget_bytes, budget_of, expect_seconds
 from .explain import Decided, RecomputeReasons, reasons

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..memory.lifetimes import Category
+from ..memory.categories import Category
 from ..memory.task_memory import Footprint, Footprints, StartStorage
 from ..memory.timeline import Timeline
 from .droppable_storages import FOR_RECOMPUTATION, RecomputeStorage

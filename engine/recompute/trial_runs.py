@@ -21,7 +21,6 @@ from ...inspector.graph.phrases import joined
 from ...inspector.torch_private.engine import torch_backward
 from ..api.make_loss import MakeLoss, loss_of, same_random_numbers
 from ..api.profile import profile
-from ..api.record_forward import clock_of, recorded_in
 from ..api.restore_state import AsFound
 from ..api.time_backwards import turns
 from ..memory.dry_run import dry_run
@@ -31,6 +30,7 @@ from .apply_plan import apply_plan
 from .droppable_storages import footprints_for, recompute_storages
 from .no_plan_reasons import checkpoint_sentence
 from .plan import RecomputePlan
+from .record_forward import clock_of, recorded_in
 
 # Plausible times to record one operation in the forward, and to call it again, without the operation itself. The lower
 # bound is for warm CPU caches, the upper one for caches that a large kernel has just emptied.

@@ -8,7 +8,7 @@ from math import inf
 from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
 from ...inspector.text.sizes_and_counts import percent_text, shape_text, size_text
-from ..memory.lifetimes import Category
+from ..memory.categories import Category
 from ..memory.timeline import Storage
 from .peak_facts import COPYING, SCALAR_BYTES, VIEWING, Hint, Peak, count_text, is_text, them_text, through_views
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.graph import Graph
+from ...inspector.graph.operations_and_calls import Operation, resolve_sources
 from ...inspector.torch_private.sequence_numbers import UNNUMBERED
 from ..memory.device_choice import chosen_device
 from ..memory.timeline import Timeline

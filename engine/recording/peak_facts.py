@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import size_text
-from ..memory.lifetimes import Category
+from ..memory.categories import Category
 from ..memory.storage_sentences import StorageWords
 from ..memory.timeline import Storage, Timeline
 
 if TYPE_CHECKING:
-    from ...inspector.graph.capture_records import Operation, StoredOperation
+    from ...inspector.graph.operations_and_calls import Operation, StoredOperation
     from .task_records import Trace
 
 SCALAR_BYTES = 16  # the widest scalar, complex128: nearly all programs hold the loss

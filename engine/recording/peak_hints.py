@@ -17,7 +17,7 @@ from ...inspector.text.sizes_and_counts import dtype_name, share_text, size_text
 from ...inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_private.nodes import leaf_of
 from ..execution.run_hooks import hook_name
-from ..memory.lifetimes import Category
+from ..memory.categories import Category
 from ..memory.timeline import ON_CTX, Storage, Timeline
 from .forward_hints import broadcast_products, forward_variables, held_outputs, independent_parts
 from .peak_facts import COPYING, VIEWING, Hint, Peak, count_text, is_text, task_of, them_text, through_views

@@ -16,11 +16,11 @@ from ...inspector.text.sizes_and_counts import nth, share_text, size_text
 from ...inspector.torch_private.tensors import address_below
 from ...inspector.validation import expect, expect_choice
 from ..memory.baseline import constants_sentence
+from ..memory.categories import Category
+from ..memory.category_levels import forward_peak_event
 from ..memory.estimates import bounded_size, estimate_sentence
-from ..memory.lifetimes import Category
 from ..memory.storage_sentences import StorageWords
 from ..memory.timeline import Storage, Timeline
-from ..memory.timeline_categories import forward_peak_event
 from .peak_facts import Hint, Peak, Reference
 from .peak_hints import hints
 from .task_records import Trace

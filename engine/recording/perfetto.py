@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...inspector.files import atomic_write
-from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.graph import Task
+from ...inspector.graph.operations_and_calls import Operation, resolve_sources
 from ...inspector.validation import expect
 from ..memory.timeline import Timeline
 from .pandas_tables import TaskClock

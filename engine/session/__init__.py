@@ -1,4 +1,4 @@
 """Sessions, which run a backward step by step in either engine: step, break, watch, edit, check, undo, branch.
 
-May import: inspector, planning, recording, error_notes, memory, execution, schedule.
+May import: inspector, planning, recording, memory, execution, schedule.
 """

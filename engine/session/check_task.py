@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.graph import Graph, Task
 from ...inspector.graph.kinds import Kind
 from ...inspector.graph.operation_inputs import KeptInputs
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.phrases import as_sentence, joined, uncapitalized
 from ...inspector.torch_private.operators import InFloat64
 from ...inspector.torch_private.tensors import dense

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import counted
-from ..error_notes.explain_error import explain_error
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.input_buffer import Waiting, alone
 from ..execution.node_runner import Runner
@@ -39,6 +38,7 @@ from .batching.run_batches import AnyBatch, group_runner
 from .branches import Past
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops, session_over
+from .error_notes.explain_error import explain_error
 
 
 class DirectBackward:

@@ -38,7 +38,7 @@ from .undo import Rewinder
 from .verbs import Verbs, as_gradients, check_edit
 
 if TYPE_CHECKING:
-    from ..memory.measurement import Measurement
+    from ..memory.measure_backward import Measurement
 
 
 @verbs_end_where_called

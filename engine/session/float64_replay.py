@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.threads import DaemonThread
 from ...inspector.torch_private.operators import in_float64
 from ...inspector.torch_private.random_states import same_random_states, seed

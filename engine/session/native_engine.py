@@ -27,7 +27,6 @@ from ...inspector.torch_private.nodes import leaf_of
 from ...inspector.torch_private.saved_variables import FREED, first_freed
 from ...inspector.torch_private.sequence_numbers import Pin, falling_numbers, pins_open, settle_queue
 from ...inspector.torch_private.thread_state import unobserved
-from ..error_notes.explain_error import explain_error
 from ..execution.backward_arguments import BackwardCall
 from ..execution.find_hooks import LateTensorHooks
 from ..execution.run_hooks import Gradients, hook_name
@@ -43,10 +42,11 @@ from ..schedule.dependencies import Pending, queue_lengths
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Key, Policy, is_dynamic, label_of, policy_name
 from ..schedule.ready_queue import sort_key
+from .error_notes.explain_error import explain_error
 from .rank_agreement import in_group, reason_against
 
 if TYPE_CHECKING:
-    from ..memory.measurement import Measurement
+    from ..memory.measure_backward import Measurement
     from ..memory.task_boundaries import MemoryWatch
 
 

@@ -16,10 +16,10 @@ from torch.autograd.graph import GradientEdge, Node
 from ...inspector.capture.build_graph import DEEP, free_one_by_one, outlive_backward, root_edges
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.capture_records import Facts
 from ...inspector.graph.freed_nodes import is_spent
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.live_nodes import LiveNodes
+from ...inspector.graph.operations_and_calls import Facts
 from ...inspector.graph.source_lines import warn
 from ...inspector.torch_private.compiled import compiled_autograd_is_on, keep_compiler_out
 from ...inspector.torch_private.engine import backward_with_start

@@ -33,7 +33,7 @@ from .breakpoints.watchpoints import Watchpoint
 from .session import SessionBase, one_at_a_time
 
 if TYPE_CHECKING:
-    from ...inspector.graph.capture_records import Operation
+    from ...inspector.graph.operations_and_calls import Operation
     from .check_task import Check, Compared
 
 

@@ -450,7 +450,7 @@ def _is_for(plan: RecomputePlan, timeline: Timeline) -> bool:
 
 
 def _signature(drawn: Graph) -> _Signature:
-    from ..memory.simulation import kind_of
+    from ..memory.task_memory import kind_of
 
     return tuple((kind_of(task), task.inputs) for task in drawn.tasks), drawn.edges
 

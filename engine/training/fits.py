@@ -33,7 +33,7 @@ from ..execution.unsupported import refuse_transforms
 from ..memory.estimates import Estimate, bounded_size, estimate_sentence
 from ..recompute.plan_recompute import plan_recompute
 from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
-from .step_timeline import OPTIMIZER, PhasePeak, StepTimeline, cells_of
+from .step_memory import OPTIMIZER, PhasePeak, StepTimeline, cells_of
 from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
 
 if TYPE_CHECKING:

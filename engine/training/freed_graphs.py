@@ -17,8 +17,8 @@ from ...inspector.graph.source_lines import users_place
 from ...inspector.torch_private.compiled import watching_functions
 from ...inspector.torch_private.saved_variables import FREED, MODIFIED
 from ...inspector.torch_private.sequence_numbers import sequence_nr, youngest_first
-from ..error_notes.explain_error import explain_error
 from ..execution.saved_tensor_errors import freed_graph_notes
+from ..session.error_notes.explain_error import explain_error
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart

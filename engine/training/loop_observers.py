@@ -16,7 +16,7 @@ from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_ali
 from ...inspector.torch_private.tensors import beneath_all_transforms
 from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
 from ..api.environment import autocast_now
-from ..error_notes.explain_error import explain_error
+from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
 from .training_result import Training
 

@@ -21,9 +21,9 @@ from ...inspector.torch_private.tensors import (
     without_bytes,
 )
 from ...inspector.torch_private.thread_state import unobserved
+from ..memory.categories import BUFFERS, PARAMETERS
 from ..memory.census import Place, state_tensors
 from ..memory.device_choice import measurable
-from ..memory.lifetimes import BUFFERS, PARAMETERS
 from ..memory.task_boundaries import look
 
 Walked = dict[str, list[Place]]

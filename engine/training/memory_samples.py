@@ -17,8 +17,8 @@ from ...inspector.torch_private.optimizer_steps import optimizers_alive, paramet
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
+from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from ..memory.census import Place, StorageCensus, optimizers_of, state_tensors, storages_of
-from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, EARLIER, GRADIENTS, PARAMETERS, STATE
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .leaks.held_graphs import alike
@@ -39,6 +39,7 @@ BASELINE = PARAMETERS, BUFFERS, STATE, GRADIENTS, BATCH
 zero_grad() did not set to None. The batch is that forward's inputs and the loop's tensors that it saved."""
 
 _PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
+_BEFORE = -1  # the step before the first one
 _SELDOM = 10  # memory is sampled once in this many samples of weights
 
 
@@ -64,14 +65,14 @@ class HeldMemory(LoopPart):
 
     def begins(self, training: Training) -> None:
         self._training = training
-        self._old = OldTensors()
+        self._old = OldTensors(training.alive.tensors(_BEFORE))
 
     def step_begins(self, number: int) -> None:
         self._number = number
         self._is_power = number > 0 and number & (number - 1) == 0
         self._is_looking = self._is_power or (number > 0 and number % (_SELDOM * self._training.every) == 0)
         if self._is_power:
-            self._old.step_begins(self._training)
+            self._old.step_begins(self._training, self._training.alive.tensors(number))
         if self._is_looking:
             self._row[_BATCH] = self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
             self._states.clear()
@@ -135,13 +136,16 @@ class HeldMemory(LoopPart):
         """Count the memory of the models and their optimizers."""
         watched, census = self._training.watched, StorageCensus()
         parameters: list[Tensor] = [each for _, each in watched.parameters()]
-        optimizers = optimizers_of(parameters)
+        optimizers = optimizers_of(parameters, self._optimizers())
         parameters += [each for optimizer in optimizers for each in parameters_of(optimizer)]
         census.add(PARAMETERS, parameters)
         census.add(BUFFERS, (each for _, module in watched.modules() for each in module.buffers(recurse=False)))
         census.add(STATE, (each for optimizer in optimizers for each in state_tensors(optimizer)))
         census.add(GRADIENTS, (each.grad for each in parameters))
         return census
+
+    def _optimizers(self) -> list[Optimizer]:
+        return self._training.alive.optimizers(self._number) if self._is_power else optimizers_alive()
 
     def _look_at_tensors(self, number: int) -> Finding | None:
         """Sum the tensors of earlier steps, and return a finding if they grow steadily."""
@@ -164,7 +168,7 @@ class HeldMemory(LoopPart):
         for _, module in self._training.watched.modules():
             yield _own_of(module)
         parameters: list[Tensor] = [each for _, each in self._training.watched.parameters()]
-        for optimizer in optimizers_alive():
+        for optimizer in self._optimizers():
             yield state_tensors(optimizer)
             parameters += parameters_of(optimizer)
         yield parameters

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...inspector.capture.capture import capture
 from ...inspector.capture.interrupt_safe_stack import Opened
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.capture_records import CallRecord, Operation
+from ...inspector.graph.operations_and_calls import CallRecord, Operation
 from ...inspector.renderers import drawn, saved
 from ...inspector.text.progress import Tell, telling
 from ...inspector.text.report import ShownAsTable
@@ -25,17 +25,17 @@ from ...inspector.torch_private.allocators import begin_recording, leaving_out
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.nodes import ready_for_new_nodes
 from ...inspector.validation import expect_callable, expect_model, expect_number
-from ..error_notes.explain_error import errors_explained, explain_error
 from ..execution.unsupported import refuse_transforms
 from ..memory.allocator_events import CPU, AllocatorRecording
 from ..memory.allocator_recording import RecordedAllocators
 from ..memory.baseline import OLDER_THAN_RECORDING
+from ..session.error_notes.explain_error import errors_explained, explain_error
 from .follow_loop import BackwardGiven, RunBackward
 from .memory_census import Holders, Walked
 from .step import TrainingStep
 from .step_backward import BackwardFollower, StepBackwards
+from .step_memory import BETWEEN, FORWARD
 from .step_phases import StepPhases, Window, with_forwards
-from .step_timeline import BETWEEN, FORWARD
 
 _FEWEST, _MOST = 2, 10
 _MOST_CALLS = 9

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...inspector.capture.capture import capture
-from ...inspector.graph.capture_records import Operation
 from ...inspector.graph.node_metadata import operation_of
+from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.phrases import joined, operation_title
 from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
@@ -33,10 +33,10 @@ from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, 
 from ...inspector.torch_private.tensors import is_fake
 from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
+from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..memory.estimates import Estimate
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
-from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
-from .step_timeline import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
+from .step_memory import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
 from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
 
 _CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from ...inspector.renderers import GraphTheme, drawn, saved
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import nth, share_text, size_text
 from ..memory.baseline import OLDER_THAN_RECORDING
+from ..memory.categories import GRADIENTS, STATE
 from ..memory.device_choice import chosen_device
-from ..memory.lifetimes import GRADIENTS, STATE
 from ..recording.run import Run
 from .step_backward import StepBackwards
-from .step_timeline import AFTER_BACKWARD, BETWEEN, FORWARD, PhasePeak, StepTimeline, cells_of
+from .step_memory import AFTER_BACKWARD, BETWEEN, FORWARD, PhasePeak, StepTimeline, cells_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -8,23 +8,23 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...inspector.graph.capture_records import CallRecord, Operation
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operations_and_calls import CallRecord, Operation
 from ...inspector.torch_private.engine import is_redirected
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.backward_arguments import BackwardCall
 from ..memory.allocator_events import AllocatorRecording, Instant
 from ..memory.build_timeline import Kinds, Measured, lives_of, maker_of, timeline_of, variables_of
-from ..memory.lifetimes import BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, Category
+from ..memory.categories import BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, Category
 from ..memory.task_boundaries import MemoryWatch, SavedBlocks, TaskMoment, Visit, kept_by, look
 from ..memory.timeline import Maker, Timeline
 from ..planning.policies import POLICIES
 from ..recording.run import Run
 from ..session.native_engine import Plan, Watch
 from .follow_loop import BackwardGiven, RunBackward
+from .step_memory import StepTimeline
 from .step_phases import Window
-from .step_timeline import StepTimeline
 
 _STANDING = {PARAMETERS: Category.PARAMETER, BUFFERS: Category.PARAMETER, STATE: Category.STATE}
 """Maps categories of a step to those of a backward's timeline. The others are taken from the backward."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ...inspector.validation import expect_choice
-from ..memory.lifetimes import OF_A_STEP
+from ..memory.categories import OF_A_STEP
 from ..recording.pandas_tables import TaskClock, frame_of
 from ..recording.perfetto import (
     REAL_TIME,
@@ -22,7 +22,7 @@ from ..recording.perfetto import (
     trace_metadata,
 )
 from .step import TrainingStep, step_began_ns
-from .step_timeline import Phase, StepTimeline
+from .step_memory import Phase, StepTimeline
 
 StepTable = Literal["phases", "blocks", "tasks"]
 

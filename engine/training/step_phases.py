@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..memory.allocator_events import AllocatorEvent, AllocatorRecording
+from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, Kind
 from ..memory.census import Place
-from ..memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES, Kind
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
 from .memory_census import Holders, Walked
-from .step_timeline import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER, Phase, StepTimeline
+from .step_memory import AFTER_BACKWARD, BACKWARD, BETWEEN, FORWARD, OPTIMIZER, Phase, StepTimeline
 
 
 @dataclass(slots=True)

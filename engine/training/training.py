@@ -19,8 +19,8 @@ from .leaks.graph_leaks import Leaks
 from .leaks.retained_graphs import RetainedGraphs
 from .ledger.clearing import Clearing
 from .ledger.clipping import Clipping
-from .ledger.held_parameters import HeldParameters
 from .ledger.movement import Movement
+from .ledger.never_stepped import NeverStepped
 from .ledger.zero_gradients import ZeroGradients
 from .logger import Logger, expect_depth, numbers_of
 from .loop_observers import LoopPart, TrainingWatch
@@ -78,7 +78,7 @@ PARTS: list[Callable[[], LoopPart]] = [
     SkippedSteps,
     InvalidGraphs,
     Clearing,
-    HeldParameters,
+    NeverStepped,
     Movement,
     ZeroGradients,
     Clipping,

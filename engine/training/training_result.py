@@ -21,6 +21,7 @@ from ...inspector.validation import a_kind, expect_callable
 from ..api.environment import Autocast
 from ..memory.census import Place
 from .findings import Finding, TrainingTable, training_frame
+from .leaks.step_tokens import AliveObjects
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
 from .norms import Norms, StepTable, TakenNorms, TensorSquares
@@ -64,7 +65,17 @@ _MOST_FINDINGS = 1_000
 _MOST_MEMORY = 50_000  # numbers, five per sample
 _NOT_FOR_USERS = frozenset(
     (
-        *("add", "autocast", "black_box_on", "cells", "earlier_storages", "earlier_bytes", "found_inf", "is_written"),
+        *(
+            "add",
+            "alive",
+            "autocast",
+            "black_box_on",
+            "cells",
+            "earlier_storages",
+            "earlier_bytes",
+            "found_inf",
+            "is_written",
+        ),
         *("limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
@@ -109,6 +120,7 @@ class Training(ShownAsFindings):
         baselines: the memory that existed before these steps, by category, to the byte; see `memory_samples.BASELINE`.
         earlier_bytes, earlier_storages: bytes and places of storages that graphs of earlier steps keep, as far as
             searched.
+        alive: the tensors and optimizers of the process, for observers that need them in the same step.
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
         taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
@@ -139,6 +151,7 @@ class Training(ShownAsFindings):
         self.baselines = StepTable(_MOST_MEMORY, dtype=torch.float64)  # float32 is exact to 16 MiB only
         self.earlier_bytes = 0
         self.earlier_storages: frozenset[Place] = frozenset()
+        self.alive = AliveObjects()
         self.taken_norms: TakenNorms | None = None
         self.taken_updates: list[TensorSquares] = []
         self.autocast: Autocast = {}

@@ -10,11 +10,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..garbage_collector import collector_paused
-from ..graph.capture_records import CallRecord, Facts, Operation
 from ..graph.graph import Edge, Graph, ModuleCall, Outputs, ParameterNames, Root, Task, TensorMeta
 from ..graph.kinds import Kind, kind_of
 from ..graph.live_nodes import LiveNodes
 from ..graph.node_metadata import creation_times, operations_of
+from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..hips.tape import HipsTape, refuse_parts
 from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
 from ..torch_private.nodes import InputMetadata, input_metadata_of_each, leaf_of, notes_on

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.autograd.graph import Node
 
-from ..graph.capture_records import Facts, Operation
 from ..graph.frame_variables import variables_of
 from ..graph.node_metadata import made_during, nodes_of
+from ..graph.operations_and_calls import Facts, Operation
 from ..graph.source_lines import innermost_user_line, users_place
 from ..renderers import drawn
 from ..torch_private.nodes import TELLS_OF_NEW_NODES

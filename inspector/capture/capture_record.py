@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
-from ..graph.capture_records import CallRecord, Facts, Operation
 from ..graph.node_metadata import mark, tensors_of, unmarked_nodes
+from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..graph.source_lines import is_library
 from ..torch_private.call_watchers import CallStack
 from ..torch_private.sequence_numbers import sequence_nr

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..graph.capture_records import Operation, resolve_sources
 from ..graph.graph import Graph
 from ..graph.node_metadata import tensors_of
+from ..graph.operations_and_calls import Operation, resolve_sources
 from ..torch_private.checkpoints import hidden_from_checkpoints
 from ..torch_private.compiled import compiled_code_refused
 from ..torch_private.engine import in_backward

@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..graph.capture_records import CallRecord, Operation
 from ..graph.node_metadata import tensors_of
+from ..graph.operations_and_calls import CallRecord, Operation
 from ..graph.source_lines import Place, users_place
 from ..torch_private.call_watchers import around_function_apply, watching_modules
 from ..torch_private.compiled import watching_functions

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.autograd.graph import Node
 
-from ..graph.capture_records import Facts
 from ..graph.graph import Edge, Graph, Task
 from ..graph.live_nodes import LiveNodes
 from ..graph.lru_cache import Latest, LongKey
+from ..graph.operations_and_calls import Facts
 from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
 from ..torch_private.nodes import input_metadata_of_each, leaf_of, types_of
 from ..torch_private.sequence_numbers import UNNUMBERED, numbers_of
 
 if TYPE_CHECKING:
-    from ..graph.capture_records import Operation, StoredOperation
     from ..graph.graph import TensorMeta
     from ..graph.kinds import Kind
+    from ..graph.operations_and_calls import Operation, StoredOperation
 
 
 Record = TypeVar("Record", Task, Edge)

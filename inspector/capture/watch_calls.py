@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
-from ..graph.capture_records import Facts, Operation
 from ..graph.node_metadata import (
     HOOKING,
     mark,
@@ -30,6 +29,7 @@ from ..graph.node_metadata import (
     tensors_of,
 )
 from ..graph.operation_inputs import KeptInputs, keep_inputs, marks_dirty
+from ..graph.operations_and_calls import Facts, Operation
 from ..graph.source_lines import users_place
 from ..torch_private.call_watchers import AroundApply, around_function_apply, is_generated, watching_modules
 from ..torch_private.compiled import watching_functions

@@ -23,8 +23,8 @@ from torch.autograd.graph import Node
 from torch.nn import functional
 from torch.overrides import get_overridable_functions
 
-from ..graph.capture_records import CallRecord, Operation
 from ..graph.node_metadata import mark_new
+from ..graph.operations_and_calls import CallRecord, Operation
 from ..graph.source_lines import OVERRIDES, OWN_CODE, PACKAGE, Place, is_library, passes_on
 from ..torch_private.call_watchers import WATCHED_CALL, forward_has_run, has_late_hooks, stacking_module_calls
 from ..torch_private.nodes import function_of, input_metadata, watching_new_nodes

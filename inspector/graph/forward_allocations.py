@@ -15,8 +15,8 @@ from ..torch_private.nodes import leaf_of
 from ..torch_private.reference_counts import kept_by_others
 from ..torch_private.saved_variables import saved_slots
 from ..torch_private.tensors import FollowedStorage, address_below, local_of, storage_of
-from .capture_records import Facts, Operation
 from .graph import Graph
+from .operations_and_calls import Facts, Operation
 
 
 @dataclass(frozen=True, slots=True)

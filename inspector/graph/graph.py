@@ -28,7 +28,7 @@ from .saved_tensors import SavedTensors, saved_tensors
 if TYPE_CHECKING:
     import graphviz
 
-    from .capture_records import Operation, StoredOperation
+    from .operations_and_calls import Operation, StoredOperation
     from .source_lines import Source
 
 Outputs = Tensor | GradientEdge | Sequence[Tensor | GradientEdge]

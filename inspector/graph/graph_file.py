@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import torch
 
 from ..text.sizes_and_counts import dtype_name
-from .capture_records import StoredOperation
 from .graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from .json_file import ColumnWriter, Section
 from .kinds import Kind
+from .operations_and_calls import StoredOperation
 from .paths_and_repeats import ranks_of
 from .source_lines import Source
 
 if TYPE_CHECKING:
-    from .capture_records import Operation
+    from .operations_and_calls import Operation
 
 _MOST = 2**31 - 1
 _MOST_TASKS = 2**22  # each needs about 200 bytes as Python objects, but as little as 12 in a file

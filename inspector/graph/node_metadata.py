@@ -14,7 +14,7 @@ from ..torch_private.nodes import notes_on
 from ..torch_private.sequence_numbers import UNNUMBERED, number_of
 from ..torch_private.tensors import nodes_beneath_transforms
 from ..torch_private.thread_state import functorch_is_active
-from .capture_records import Facts, Operation
+from .operations_and_calls import Facts, Operation
 
 _MARK = "tapescope"  # key of a node's Operation in its metadata
 _CREATED = "tapescope: created"  # key of the time at which torch reported the node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, takewhile
+from itertools import accumulate, chain, takewhile
 from typing import TypeVar
 
 from .graph import Graph
@@ -181,16 +181,16 @@ def fold_runs(
         if isinstance(children[index], RepeatedPart):
             next_part = index
         first_part_from[index] = next_part
+    runs = _Runs(children, shapes, edges)
     start = 0
     while start < len(children):
         first, longest = (start, LONGEST_LOOSE_PERIOD) if source_of else (first_part_from[start], LONGEST_PERIOD)
-        period, times = _longest_run(children, shapes, edges, start, range(first - start + 1, longest + 1))
+        period, times = runs.longest(start, range(first - start + 1, longest + 1))
         if times > 1:
             skipped = _goes_back(children, start, period, source_of) if source_of else 0
             folded.extend(children[start : start + skipped])
             start += skipped
-            times = _times(children, shapes, edges, start, period)
-            end = start + period * times
+            end = start + period * runs.times(start, period)
             members = [children[index : index + period] for index in range(start, end, period)]
             folded.append(_run_part(members))
             start = end
@@ -200,39 +200,66 @@ def fold_runs(
     return folded
 
 
-def _longest_run(
-    children: list[RepeatedPart | int],
-    shapes: Sequence[object],
-    edges: dict[int, list[tuple[int, int]]],
-    start: int,
-    periods: range,
-) -> tuple[int, int]:
-    """Return the period and the number of members of the longest run from `start` on; (1, 1) if all are short."""
-    best = (1, 1)
-    shape = shapes[start]
-    for period in range(periods.start, min(periods.stop, (len(children) - start) // 2 + 1)):
-        if shapes[start + period] != shape:
-            continue
-        if start + best[0] * best[1] + period > len(children):
-            break  # no run is longer
-        times = _times(children, shapes, edges, start, period)
-        hidden = (times - 1) * len(tasks_of(children[start : start + period]))
-        if hidden >= LEAST_HIDDEN and period * times > best[0] * best[1]:
-            best = (period, times)
-    return best
+class _Runs:
+    """The runs of equal members among siblings. Ask for starts in ascending order."""
 
+    def __init__(
+        self,
+        children: list[RepeatedPart | int],
+        shapes: Sequence[object],
+        edges: dict[int, list[tuple[int, int]]],
+    ) -> None:
+        self._children = children
+        self._shapes = shapes
+        self._edges = edges
+        sizes = (1 if isinstance(child, int) else len(child.tasks) for child in children)
+        self._tasks_before = list(accumulate(sizes, initial=0))
+        # For each period, a place up to which children have the shapes of those one period later. Because of it, each
+        # child is compared once per period and not once per start.
+        self._differs = [0] * (LONGEST_LOOSE_PERIOD + 1)
 
-def _times(
-    children: list[RepeatedPart | int],
-    shapes: Sequence[object],
-    edges: dict[int, list[tuple[int, int]]],
-    start: int,
-    period: int,
-) -> int:
-    times = 1
-    while _equal_members(children, shapes, edges, start, start + period * times, period):
-        times += 1
-    return times
+    def longest(self, start: int, periods: range) -> tuple[int, int]:
+        """Return the period and the number of members of the longest run from `start` on; (1, 1) if all are short."""
+        best = (1, 1)
+        count, shape = len(self._children), self._shapes[start]
+        for period in range(periods.start, min(periods.stop, (count - start) // 2 + 1)):
+            if self._shapes[start + period] != shape:
+                continue
+            if start + best[0] * best[1] + period > count:
+                break  # no run is longer
+            times = self.times(start, period)
+            hidden = (times - 1) * (self._tasks_before[start + period] - self._tasks_before[start])
+            if hidden >= LEAST_HIDDEN and period * times > best[0] * best[1]:
+                best = (period, times)
+        return best
+
+    def times(self, start: int, period: int) -> int:
+        """Return the number of equal members from `start` on: 1 if the next one differs."""
+        shapes = self._shapes
+        end = max(self._differs[period], start)
+        while end + period < len(shapes) and shapes[end] == shapes[end + period]:
+            end += 1
+        self._differs[period] = end
+        most, times = 1 + (end - start) // period, 1
+        while times < most and self._have_equal_edges(start, start + period * times, period):
+            times += 1
+        return times
+
+    def _have_equal_edges(self, one: int, other: int, period: int) -> bool:
+        """Return whether members starting at `one` and `other`, of equal shapes, have equal inner edges."""
+        if period == 1:
+            return True
+        children, edges = self._children, self._edges
+        apart = first_task(children[other]) - first_task(children[one])
+        for a, b in zip(range(one, one + period), range(other, other + period), strict=True):
+            if first_task(children[b]) - first_task(children[a]) != apart:
+                return False
+            inner = [(target - one, ends) for target, ends in edges.get(a, ()) if one <= target < one + period]
+            if inner != [
+                (target - other, ends) for target, ends in edges.get(b, ()) if other <= target < other + period
+            ]:
+                return False
+        return True
 
 
 def _goes_back(
@@ -249,29 +276,6 @@ def _goes_back(
         and source.line < before.line
     ]
     return back[0] if len(back) == 1 and start + back[0] + 2 * period <= len(children) else 0
-
-
-def _equal_members(
-    children: list[RepeatedPart | int],
-    shapes: Sequence[object],
-    edges: dict[int, list[tuple[int, int]]],
-    one: int,
-    other: int,
-    period: int,
-) -> bool:
-    """Return whether the siblings [one, one + period) and [other, other + period) have equal shapes and inner edges."""
-    if shapes[one : one + period] != shapes[other : other + period]:
-        return False
-    if period == 1:
-        return True
-    for place in range(period):
-        a, b = one + place, other + place
-        if first_task(children[a]) - first_task(children[one]) != first_task(children[b]) - first_task(children[other]):
-            return False
-        inner = [(target - one, ends) for target, ends in edges.get(a, ()) if one <= target < one + period]
-        if inner != [(target - other, ends) for target, ends in edges.get(b, ()) if other <= target < other + period]:
-            return False
-    return True
 
 
 def _run_part(members: list[list[RepeatedPart | int]]) -> RepeatedPart:

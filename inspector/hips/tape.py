@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from ..graph.capture_records import StoredOperation
 from ..graph.graph import Edge, Graph, ModuleCall, Root, Task, TensorMeta
 from ..graph.kinds import Kind
+from ..graph.operations_and_calls import StoredOperation
 from ..torch_private.sequence_numbers import UNNUMBERED
 from ..validation import a_kind, expect
 

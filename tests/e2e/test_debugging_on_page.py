@@ -151,8 +151,8 @@ def test_a_task_by_its_number_is_a_breakpoint_of_that_task(deck: PosedDeck, gpt:
     for typed in ("#7", "53", "54th"):
         deck.page.keyboard.type(typed)
         deck.page.keyboard.press("Enter")
-    assert set(deck.value("breakpoints")) == {7, gpt.order[52], gpt.order[53]}
-    assert deck.asked() == []
+    tasks = (7, gpt.order[52], gpt.order[53])
+    assert deck.asked() == [{"kind": "breakpoint", "task": task, "on": True} for task in tasks]
 
 
 def test_tasks_at_which_a_run_may_stop_are_marked_where_they_are_listed(deck: PosedDeck, gpt: Graph) -> None:

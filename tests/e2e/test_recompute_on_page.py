@@ -15,9 +15,9 @@ from playwright.sync_api import Page, expect
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.recompute.planned_recompute import PlannedRecompute
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots
 from tapescope.widgets.deck.page_data import Document, schedule_content

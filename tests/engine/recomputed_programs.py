@@ -8,9 +8,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.apply_plan import apply_plan
 from tapescope.engine.recompute.plan import RecomputePlan
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram
 
 MakeLoss = Callable[[], Tensor]

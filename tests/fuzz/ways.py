@@ -14,7 +14,7 @@ from recomputed_programs import everything
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.engine.session.direct_session import Stepper
 
 POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "postorder", "liu", "random")

@@ -10,8 +10,8 @@ from operator import itemgetter
 from typing import Any
 
 from ...engine.execution.run_hooks import Hook
+from ...engine.memory.categories import Category
 from ...engine.memory.estimates import main_reason
-from ...engine.memory.lifetimes import Category
 from ...engine.memory.storage_sentences import MADE_IN_FORWARD, StorageWords
 from ...engine.memory.timeline import Storage, Timeline
 from ...engine.planning.policies import CLASSIC
@@ -22,8 +22,8 @@ from ...engine.recording.task_records import RecordedGradient, Trace
 from ...engine.schedule.dependencies import Pending
 from ...engine.schedule.policy import Choice, Policy, policy_name
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.capture_records import Operation, resolve_sources
 from ...inspector.graph.graph import Graph, TensorMeta, module_name
+from ...inspector.graph.operations_and_calls import Operation, resolve_sources
 from ...inspector.graph.phrases import folded, joined, operation_title, pattern
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.sizes_and_counts import dtype_name, share_text

@@ -111,9 +111,12 @@ class Played(anywidget.AnyWidget):
 
     def _hear(self, _: ipywidgets.Widget, message: Any, buffers: object) -> None:
         """Handle a message of the page. May be called in any thread."""
-        if message == {"kind": "unseen"} and not names_of(self):
-            self._still.release()
-            self.close_unseen()
+        match message:
+            case {"kind": "breakpoint", "task": int(task), "on": bool(on)}:
+                self.breakpoints = sorted({*self.breakpoints, task} if on else {*self.breakpoints} - {task})
+            case {"kind": "unseen"} if not names_of(self):
+                self._still.release()
+                self.close_unseen()
 
     def close(self) -> None:
         """Remove the widget from the page, and leave a picture of its last state."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...engine.recompute.plan import RecomputePlan
 from ...engine.recording.run import Run
 from ...engine.training.step import TrainingStep, step_began_ns
-from ...engine.training.step_timeline import BACKWARD, FORWARD, OPTIMIZER
+from ...engine.training.step_memory import BACKWARD, FORWARD, OPTIMIZER
 from ...errors import ending_where_called
 from ...inspector.validation import raise_no_attribute
 from .page_data import Document

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, pairwise
 from typing import NamedTuple
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
+from ...engine.memory.category_levels import category_levels_at_peak, forward_category_levels, later_category_levels
 from ...engine.memory.timeline import Timeline
-from ...engine.memory.timeline_categories import category_levels_at_peak, forward_category_levels, later_category_levels
 from ...inspector.drawing.svg_text import escaped, shorten, text_width
 from ...inspector.text.sizes_and_counts import nth, size_text
 from ..pages.theme import CATEGORY_COLOURS

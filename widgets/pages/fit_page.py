@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from ...engine.memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from ...engine.training.fits import Fit
 from ...inspector.text.sizes_and_counts import both_units
 from .figure_html import Figures

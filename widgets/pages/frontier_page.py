@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
 from ...engine.memory.timeline import Timeline
 from ...engine.recompute.module_table import module_sentences, ms_text, operation_name
 from ...engine.recompute.plan import PlannedStorage

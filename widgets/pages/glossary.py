@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
 
 CATEGORIES = {
     Category.SAVED: "saved by a node for the backward",

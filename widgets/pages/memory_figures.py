@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
 from ...engine.memory.storage_sentences import StorageWords
 from ...engine.memory.timeline import Storage, Timeline
 from ...engine.recording.peak_report import PeakGroup, PeakReport

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Protocol
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
 from ...engine.recording.peak_report import PeakReport
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import share_text, size_text

@@ -6,10 +6,10 @@ import heapq
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...engine.memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
+from ...engine.memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE, TEMPORARIES
 from ...engine.training.fits import Fit
 from ...engine.training.step import TrainingStep, place_of
-from ...engine.training.step_timeline import StepTimeline
+from ...engine.training.step_memory import StepTimeline
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import counted, size_text, unit_name, unit_of
 from .memory_figures import bars_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.memory.lifetimes import Category
+from ...engine.memory.categories import Category
 from ...inspector.drawing.svg_style import COLOURS
 from ...inspector.renderers import GraphTheme
 from ...inspector.validation import expect_choice

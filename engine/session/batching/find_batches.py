@@ -12,9 +12,9 @@ from torch import nn
 
 from ....inspector.capture.build_graph import graph_meant
 from ....inspector.garbage_collector import collector_paused
-from ....inspector.graph.capture_records import Operation
 from ....inspector.graph.graph import Edge, Graph, Outputs
 from ....inspector.graph.matrix_products import Factor, Product, Side, products_of
+from ....inspector.graph.operations_and_calls import Operation
 from ....inspector.graph.paths_and_repeats import ranks_from
 from ....inspector.text.progress import telling
 from ....inspector.torch_private.saved_variables import saved_facts

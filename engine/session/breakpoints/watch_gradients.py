@@ -9,8 +9,8 @@ from functools import partial
 from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
-from ....inspector.graph.capture_records import Operation
 from ....inspector.graph.graph import Graph, Task, unique_name
+from ....inspector.graph.operations_and_calls import Operation
 from ....inspector.text.sizes_and_counts import counted
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.tensors import version_of

@@ -24,13 +24,13 @@ from ....inspector.torch_private.allocators import WAITS_S
 from ...execution.accumulation_rule import PYTORCHS, Accumulation
 from ...execution.gradient_layouts import TensorLayout, contiguous, layout_of
 from ...execution.input_buffer import InputBuffer
+from ...memory.categories import Category
+from ...memory.category_levels import summed_inputs, with_names
 from ...memory.estimates import OF_PYTHON, Estimate
 from ...memory.hips_footprints import PYTHONS_BYTES, footprint_of, maker_of, one_measurement, start_storage
-from ...memory.lifetimes import Category
 from ...memory.simulation import simulated
 from ...memory.task_memory import Footprint, Footprints, Origin, StartStorage, TaskOutput
 from ...memory.timeline import Maker, Timeline
-from ...memory.timeline_categories import summed_inputs, with_names
 from .gradient_sums import REST, value_of
 
 BIRTH, DEATH, CHANGE = range(3)

@@ -27,9 +27,8 @@ from ..optimizer_checks import LeftOutUpdates
 from ..training_result import Training
 from .batch_source import inputs_alone
 from .models import Models
-from .read_step import write_step
 from .step_recorder import StepKeeper, Unit
-from .write_step import Reason, unit_as_written
+from .write_step import Reason, unit_as_written, write_step
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -1,22 +1,133 @@
-"""Converts a recorded unit to the content of a step's folder."""
+"""Writes a recorded unit as the folder of a step."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import tempfile
 import traceback
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....inspector.graph.phrases import joined
 from ....inspector.text.sizes_and_counts import counted, size_text
 from ...api.environment import flags_now, machine_now
-from .batch import why_not_kept
+from .batch import TensorFacts, own_copy, why_not_kept
 from .batch_source import inputs_alone
 from .models import Models, named
-from .read_step import STATE, Written
+from .read_step import FACTS, FORMAT, STATE, VERSION
 from .step_recorder import MicroBatch, Unit
+
+README = "README.md"
+MOST_FOLDERS = 16
+"""The most folders in one black box. The first bad steps explain more than later ones."""
+_ENTRY = 512  # largest overhead per tensor in torch's file, in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The content of a step's folder.
+
+    Attributes:
+        tensors: the loop's tensors, by name.
+        facts: everything else, as JSON.
+        readme: a text that describes the folder.
+    """
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any]
+    readme: str
+
+    @property
+    def nbytes(self) -> int:
+        """The size on disk in bytes, without the texts."""
+        return sum(each.numel() * each.element_size() + _ENTRY for each in self.tensors.values())
+
+
+def write_step(box: Path, name: str, written: Written, limit: int) -> Path:
+    """Write a folder under a temporary name, and rename it once it is complete.
+
+    Args:
+        box: the directory that contains the folders of steps.
+        name: the name of the folder, such as `step_37`; `step_37_2` is used if that exists.
+        limit: the most bytes for all folders in the box together.
+
+    Raises:
+        ValueError: if the step does not fit into the limit.
+        OSError: if the folder cannot be written.
+    """
+    box.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders = [each for each in box.iterdir() if each.name.startswith("step_")]
+    if len(folders) >= MOST_FOLDERS:
+        raise ValueError(f"there are already {len(folders)} folders in {box}; delete those that you no longer need")
+    there = bytes_in(box)
+    if there + written.nbytes > limit:
+        held = f", and {size_text(there)} are in {box}" if there else ""
+        raise ValueError(
+            f"it has {size_text(written.nbytes)}{held}, and the limit is {size_text(limit)}: "
+            'pass a larger one, such as ts.training(..., limit="8GB")'
+        )
+    free = shutil.disk_usage(box).free
+    if written.nbytes > free:
+        raise ValueError(
+            f"it has {size_text(written.nbytes)}, but only {size_text(free)} are free on the disk of {box}"
+        )
+    beside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=box))  # mkdtemp makes it readable by this user only
+    try:
+        _fill(beside, written)
+        place, number = box / name, 1
+        while place.exists() or place.is_symlink():
+            number += 1
+            place = box / f"{name}_{number}"
+        beside.rename(place)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    return place
+
+
+def bytes_in(box: Path) -> int:
+    """Return the bytes of all files in a folder and its subfolders, without following links."""
+    found = 0
+    for folder, _, files in os.walk(box):
+        for name in files:
+            try:
+                found += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:  # deleted by another process meanwhile
+                continue
+    return found
+
+
+def _fill(folder: Path, written: Written) -> None:
+    tensors = {name: own_copy(each, "cpu") for name, each in written.tensors.items()}
+    facts = {name: TensorFacts.of(tensors[name], each.device).as_json() for name, each in written.tensors.items()}
+    with _new(folder / STATE) as file:
+        torch.save(tensors, file)
+    _check_entries(folder / STATE, tensors)
+    content = {"format": FORMAT, "version": VERSION, **written.facts, "tensors": facts}
+    for name, text in ((FACTS, json.dumps(content, indent=1)), (README, written.readme)):
+        with _new(folder / name) as file:
+            file.write(text.encode())
+
+
+def _new(path: Path) -> Any:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def _check_entries(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Check that torch.save numbered the tensors' bytes in order, which lets the reader work without pickle."""
+    with zipfile.ZipFile(path) as archive:
+        sizes = {entry.filename.partition("/")[2]: entry.file_size for entry in archive.infolist()}
+    for number, (name, each) in enumerate(tensors.items()):
+        if sizes.get(f"data/{number}") != each.numel() * each.element_size():
+            raise ValueError(f"torch.save wrote the bytes of {name} to an unexpected entry")
 
 
 @dataclass(frozen=True, slots=True)

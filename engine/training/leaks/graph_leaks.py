@@ -49,7 +49,7 @@ class Leaks(LoopPart):
 
     def step_begins(self, number: int) -> None:
         if number > 0 and number & (number - 1) == 0:  # 1, 2, 4, 8, ..., because it visits all objects
-            self._tokens.mark_alive()
+            self._tokens.mark_alive(self._training.alive.tensors(number))
         self._number = number
         self._tokens.begin()
 

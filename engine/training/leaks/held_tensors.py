@@ -15,7 +15,6 @@ from ....inspector.torch_private.tensors import is_fake
 from ....inspector.torch_private.thread_state import unobserved
 from ...memory.census import Place, storages_of
 from .held_graphs import alike
-from .step_tokens import all_tensors
 
 _LOOKS = 3  # observations needed to report a growth
 _FIRST_SURE = 8  # number of the step by which a loop has allocated its initial tensors
@@ -47,20 +46,23 @@ class HeldTensors:
 class OldTensors:
     """Finds tensors without a graph that are older than the current step and younger than the loop.
 
+    Args:
+        tensors: those that are alive before the loop.
+
     Known limitations: a storage held only by C++ is not found, unless a node saves it (see `old_graphs`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         with unobserved():
-            self._before_loop = dict(_tensors_alive())
+            self._before_loop = dict(_without_graph(tensors))
         self._before_step: list[ref[Tensor]] = []
         self._looks: list[tuple[int, int]] = []
 
-    def step_begins(self, watching: object) -> None:
-        """Note the tensors that exist, without those of the observers."""
+    def step_begins(self, watching: object, tensors: Iterable[Tensor]) -> None:
+        """Note the tensors that are alive, without those of the observers."""
         with unobserved():
             own = set(map(id, _tensors_below(watching)))
-            self._before_step = [each for number, each in _tensors_alive() if number not in own]
+            self._before_step = [each for number, each in _without_graph(tensors) if number not in own]
 
     def storages(self, known: Container[Place]) -> dict[Place, tuple[int, ref[Tensor]]]:
         """Return, by place, the size and a tensor of each storage left by earlier steps, without the known ones."""
@@ -113,9 +115,9 @@ def held_tensors(storages: Iterable[tuple[int, ref[Tensor]]]) -> HeldTensors | N
     )
 
 
-def _tensors_alive() -> Iterator[tuple[int, ref[Tensor]]]:
+def _without_graph(tensors: Iterable[Tensor]) -> Iterator[tuple[int, ref[Tensor]]]:
     """Yield the id and a weak reference of each tensor without a graph."""
-    for each in all_tensors():
+    for each in tensors:
         if not is_fake(each) and not _has_graph(each):
             yield id(each), ref(each)
 

@@ -25,10 +25,10 @@ from ....inspector.torch_private.sequence_numbers import number_of, sequence_nr
 from ....inspector.torch_private.tensors import storage_of
 from ....inspector.validation import a_kind
 from ...api.restore_state import AsFound, same_versions
-from ...memory.lifetimes import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
+from ...memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..follow_loop import BackwardGiven, LoopFollower, RunBackward
 from ..simulated_step import FakeTraining, numbers_sentence, unfakeable_sentence
-from ..step_timeline import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
+from ..step_memory import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 

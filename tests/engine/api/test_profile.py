@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.memory import measurement
+from tapescope.engine.memory import measure_backward
 from tapescope.engine.memory.build_timeline import Lives, lives_of
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.timeline import Keeper, Storage, Timeline
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, raises
@@ -228,7 +228,7 @@ def test_lifetimes_in_random_programs_are_those_of_weak_references(seed, kept, r
 
     found: list[Lives] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "lives_of", lambda measured: found.append(lives_of(measured)) or found[0])
+        patch.setattr(measure_backward, "lives_of", lambda measured: found.append(lives_of(measured)) or found[0])
         timeline = ts.profile(make_loss, random_policy(seed)).timeline
     (lives,) = found
     born = {lives.rows[birth].address: number for number, birth in enumerate(lives.births) if birth < lives.first}

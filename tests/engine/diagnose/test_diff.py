@@ -21,7 +21,7 @@ import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.engine.diagnose.diff_gradients_and_memory import apart
 from tapescope.engine.diagnose.diff_task_matching import aligned, longest_common
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.recording.statistics import statistics
 from tapescope.engine.recording.task_records import RecordedGradient
 from tapescope.engine.session.direct_session import Stepper

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
 from tapescope.__main__ import main
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, says, says_none_of
 

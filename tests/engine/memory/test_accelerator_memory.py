@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.dry_run import dry_run
-from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.inspector.torch_private.allocators import profiler_is_on

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.memory import measurement
+from tapescope.engine.memory import measure_backward
 from tapescope.engine.memory.allocator_events import MARK_BYTES
 from tapescope.engine.memory.allocator_recording import (
     CudaAllocator,
@@ -27,7 +27,7 @@ from tapescope.engine.memory.allocator_recording import (
 from tapescope.engine.memory.device_choice import device_of
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.measurement import Measurement
+from tapescope.engine.memory.measure_backward import Measurement
 from tapescope.engine.memory.timeline import BlockLevels, Timeline
 from tapescope.engine.recording.peak_report import peak_report
 from tapescope.engine.studies.workloads import WORKLOADS
@@ -91,7 +91,9 @@ def in_cudas_words(monkeypatch: pytest.MonkeyPatch) -> CpuInCudasWords:
     """Makes measurements take the way of CUDA. The recorder that the next one uses."""
     first = CpuInCudasWords()
     recorders = [first]
-    monkeypatch.setattr(measurement, "_history_of", lambda devices: recorders.pop() if recorders else CpuInCudasWords())
+    monkeypatch.setattr(
+        measure_backward, "_history_of", lambda devices: recorders.pop() if recorders else CpuInCudasWords()
+    )
     return first
 
 
@@ -121,7 +123,7 @@ def test_one_recording_tells_what_two_do(name: str, in_cudas_words: CpuInCudasWo
     assert MARK_BYTES not in run.timeline.nbytes
     assert run.timeline.blocks.requested == array("q", [OLDER + peak for peak in run.timeline.task_peaks])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measurement, "_history_of", lambda devices: None)
+        patch.setattr(measure_backward, "_history_of", lambda devices: None)
         model.zero_grad()
         expected = ts.profile(make_loss, "bfs", device="cpu")
     assert expected.timeline is not None and expected.footprints is not None
@@ -136,7 +138,7 @@ def test_attached_late_the_history_tells_what_dies(name: str, in_cudas_words: Cp
     model.zero_grad()
     with pytest.MonkeyPatch.context() as patch:
         late = CpuInCudasWords()
-        patch.setattr(measurement, "_history_of", lambda devices: late)
+        patch.setattr(measure_backward, "_history_of", lambda devices: late)
         late.listen()
         loss = make_loss()
         run = ts.backward(loss, policy="bfs", memory=True)

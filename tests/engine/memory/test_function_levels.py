@@ -11,7 +11,7 @@ import torch
 import tapescope as ts
 from tapescope.engine.memory.function_levels import Step, allocated_levels, levels_of, traced_levels
 from tapescope.engine.memory.kernel_workspaces import _run
-from tapescope.engine.memory.measurement import Measurement
+from tapescope.engine.memory.measure_backward import Measurement
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import raises
 

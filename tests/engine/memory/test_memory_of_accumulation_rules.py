@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.timeline import Keeper, Timeline
 from tapescope.inspector.graph.kinds import Kind
 from tapescope.inspector.text.sizes_and_counts import size_text

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import tapescope as ts
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.lifetimes import Category, mean_level
+from tapescope.engine.memory.lifetimes import mean_level
 from tapescope.engine.memory.timeline import Keeper, Maker, Timeline
 from tapescope.tests.says import Snapshots, raises, says
 

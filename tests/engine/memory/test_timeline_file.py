@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tapescope as ts
 from tapescope.engine.api.profile import profile
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.timeline import BlockLevels, Maker, Timeline
 from tapescope.tests.says import Snapshots, raises
 

@@ -21,9 +21,9 @@ from tapescope.engine.execution.gradient_layouts import (
     suits,
     sum_of,
 )
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.estimates import direction_of
-from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.task_memory import Footprint, Footprints, LeafState, StartStorage, TaskOutput
 from tapescope.engine.memory.timeline import Maker, Timeline
 from tapescope.engine.planning.simulate import schedule, simulate
@@ -393,6 +393,7 @@ def test_simulations_with_the_same_footprints_do_not_disturb_each_other() -> Non
     assert kilobytes(simulate(graph, (2, 1, 0), found, retain_graph=True)) == [[1, 1], [1, -1], [-1, -1]]
     assert kilobytes(simulate(graph, (2, 0, 1), found)) == [[1, 1], [-1, -1], [1, -1, -1]]
     assert kilobytes(simulate(graph, (2, 1, 0), found)) == first
+    assert kilobytes(simulate(replace(graph), (2, 1, 0), found)) == first, "not taken from the cache"
 
 
 def test_a_policy_and_its_order_are_the_same() -> None:

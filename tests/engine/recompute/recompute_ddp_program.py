@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.plan import RecomputePlan
+from tapescope.engine.recompute.record_forward import record_forward
 
 STEPS = 3  # buckets are made up anew in the second
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.module_table import HEADINGS, module_cells, module_sentences
 from tapescope.engine.recompute.plan import PlanPrediction, RecomputePlan
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, says
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.recompute.plan import GraphOrder, PlanPrediction, RecomputePlan, graph_digest
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.plan import PlanPrediction, RecomputePlan
 from tapescope.engine.recompute.plan_by_task import (
     ReplayClock,
@@ -19,6 +18,7 @@ from tapescope.engine.recompute.plan_by_task import (
     planned_replays,
     recompute_signs,
 )
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.inspector.drawing.annotations import SIGN_TITLES
 from tapescope.inspector.drawing.svg import graph_to_svg

@@ -14,7 +14,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.recompute.module_table import module_cells, ms_text
 from tapescope.engine.recompute.plan import RecomputePlan
 from tapescope.engine.recompute.trial_runs import Extra, Runs

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.memory.task_memory import Footprints
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.planning.simulate import simulate
 from tapescope.engine.recompute.droppable_storages import FOR_RECOMPUTATION, footprints_for, recompute_storages
 from tapescope.engine.recompute.predicted_memory import INSIDE, RecomputedMemory, recomputed_footprints
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram
 from tapescope.tests.says import Snapshots, raises
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.follow_forward import ForwardFollower, state_of
 from tapescope.engine.recompute.plan import RecomputePlan
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.engine.recompute.replay_operations import Bytes
 from tapescope.inspector.torch_private.tensors import FollowedStorage
 from tapescope.tests.says import Snapshots, raises, says

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.planning.simulate import simulate
 from tapescope.engine.recompute.droppable_storages import footprints_for, recompute_storages
 from tapescope.engine.recompute.predicted_memory import RecomputedMemory
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.engine.recompute.solvers import Candidates, FoundDrops, Goal, greedy, search
 from tapescope.inspector.capture.forward_program import ForwardProgram
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import tapescope as ts
 from tapescope.engine.api.profile import profile
-from tapescope.engine.api.record_forward import record_forward
 from tapescope.engine.recompute.plan import RecomputePlan
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.engine.studies.workload_models import Bottleneck
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.warm_python import WarmPython

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.recording.peak_facts import Hint, HintKind
 from tapescope.engine.recording.peak_report import peak_report
 from tapescope.engine.studies.workloads import WORKLOADS, workload

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.storage_sentences import StorageWords
 from tapescope.engine.memory.timeline import GRADIENT_GRAPH, RANDOM_STATE, Keeper, Maker
 from tapescope.engine.planning.simulate import simulate

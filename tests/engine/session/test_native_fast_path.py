@@ -24,7 +24,7 @@ from torch.autograd.graph import Node, save_on_cpu
 import tapescope as ts
 from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
 from tapescope.engine.session import native_fast_path as unread
-from tapescope.inspector.graph import capture_records as facts
+from tapescope.inspector.graph import operations_and_calls as facts
 from tapescope.inspector.torch_private.nodes import notes_on
 from tapescope.tests.says import raises, says
 

@@ -24,7 +24,7 @@ from tapescope.engine.schedule.policy import Policy
 from tapescope.engine.schedule.ready_queue import KeyedQueue
 from tapescope.engine.session.direct_engine import DirectBackward
 from tapescope.engine.session.direct_session import Stepper
-from tapescope.inspector.graph.capture_records import Facts
+from tapescope.inspector.graph.operations_and_calls import Facts
 from tapescope.tests.says import raises
 
 from ..backward_programs import random_program

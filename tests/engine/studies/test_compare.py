@@ -20,8 +20,8 @@ import tapescope as ts
 from tapescope.engine.api.profile import profile
 from tapescope.engine.execution.accumulation_rule import Accumulation
 from tapescope.engine.memory.baseline import Baseline
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.estimates import Estimate
-from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.planning.policies import POLICIES
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.studies.compare import compare

@@ -18,7 +18,7 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 import tapescope as ts
-from tapescope.engine.training.step_timeline import StepTimeline
+from tapescope.engine.training.step_memory import StepTimeline
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
 

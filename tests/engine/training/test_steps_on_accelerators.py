@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import PARAMETERS
+from tapescope.engine.memory.categories import PARAMETERS
 from tapescope.engine.training.step import TrainingStep
-from tapescope.engine.training.step_timeline import StepTimeline
+from tapescope.engine.training.step_memory import StepTimeline
 from tapescope.tests.says import raises, says
 
 from ..memory.test_accelerator_memory import TwoAndCpu, counter

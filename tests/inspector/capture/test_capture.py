@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.inspector.graph.capture_records import Operation
 from tapescope.inspector.graph.kinds import Kind
 from tapescope.inspector.graph.operation_inputs import KeptInputs
+from tapescope.inspector.graph.operations_and_calls import Operation
 from tapescope.tests.says import Snapshots, raises, says
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tapescope.engine.api.record_forward import record_forward
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.forward_program import ForwardProgram, ForwardStorage, overlap
 from tapescope.inspector.torch_private.tensors import View
 from tapescope.tests.says import Snapshots, says

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import tapescope as ts
 from tapescope.inspector.capture import build_graph as walk
 from tapescope.inspector.capture import graph_cache as alike
-from tapescope.inspector.graph import capture_records as facts
+from tapescope.inspector.graph import operations_and_calls as facts
 from tapescope.tests.says import raises
 
 from ..programs import Twice

@@ -17,8 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import tapescope as ts
-from tapescope.inspector.graph.capture_records import Operation
 from tapescope.inspector.graph.node_metadata import operation_of
+from tapescope.inspector.graph.operations_and_calls import Operation
 from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 
 pytestmark = pytest.mark.skipif(not TELLS_OF_NEW_NODES, reason="torch tells of new nodes from 2.14 on")

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import tapescope as ts
-from tapescope.inspector.graph.capture_records import Operation, resolve_sources
+from tapescope.inspector.graph.operations_and_calls import Operation, resolve_sources
 from tapescope.inspector.graph.source_lines import OVERRIDES, Place, is_library, users_place
 from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 

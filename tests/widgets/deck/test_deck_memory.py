@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 import tapescope as ts
+from tapescope.engine.memory import simulation
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.dry_run import dry_run
-from tapescope.engine.memory.lifetimes import Category
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.planning.simulate import simulate
 from tapescope.engine.schedule.policy import AnyPolicy, QueueState
@@ -135,3 +137,39 @@ def test_a_bar_changes_its_colour_in_the_task_that_does_it(decode: Decode) -> No
             last = found["segments"][number][-1]
             assert last["category"] == Category.GRADIENT
             assert place <= last["from"] <= place + 1
+
+
+def test_a_deck_simulates_each_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[int, ...]] = []
+    run = simulation._Simulation.run
+
+    def counted(self: simulation._Simulation, order: Sequence[int]) -> Timeline:
+        ran.append(tuple(order))
+        return run(self, order)
+
+    monkeypatch.setattr(simulation._Simulation, "run", counted)
+    x = torch.randn(4, 8)
+    weights = [torch.randn(8, 8, requires_grad=True) for _ in range(4)]
+    deck = ts.deck(torch.stack([(x @ weight).relu() for weight in weights]).sum(), history=True)
+    deck._asking.ask(lambda: None)
+    opened = len(ran)
+    assert 3 <= opened <= 4, "the tabs heap, bfs, dfs, lpmf, of which two may have one order"
+    known = deck.compare(["heap", "bfs", "dfs", "lpmf"])
+    assert len(ran) == opened
+    deck.step(count=4)
+    deck.back(2)
+    deck.switch("bfs")
+    deck.run()
+    rows = deck.compare_branches().rows
+    deck.compare_branches()
+    assert len(ran) == len(set(ran)), "each order once"
+    graph = deck._live.session.footprints.graph
+    for policy, timeline in known.timelines.items():
+        alone = simulate(replace(graph), timeline.order, deck._live.session.footprints)
+        assert (list(alone.events), list(alone.nbytes), list(alone.changes)) == (
+            list(timeline.events),
+            list(timeline.nbytes),
+            list(timeline.changes),
+        ), policy
+    assert len(rows) == 2 and all(row.peak_bytes for row in rows)
+    deck.close()

@@ -118,6 +118,20 @@ def test_a_breakpoint_of_no_task_is_refused(page: Page) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_breakpoint_of_the_page_is_the_sessions(page: Page, engine: Engine) -> None:
+    deck = opened(page, engine=engine)
+    for task, on in ((9, True), (5, True), (9, False)):
+        deck._handle_custom_msg({"kind": "breakpoint", "task": task, "on": on}, [])
+    settle(deck)
+    assert [each.tasks for each in deck.stops] == [{5}] and deck.breakpoints == [5]
+    deck.stops.disable(2)
+    deck._handle_custom_msg({"kind": "breakpoint", "task": 5, "on": True}, [])
+    settle(deck)
+    assert [(each.number, each.enabled) for each in deck.stops] == [(2, True)], "no second one for its task"
+    agree(page)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_breakpoints_that_come_while_it_runs_stop_it(page: Page, engine: Engine) -> None:
     loss = forward(Branches())
     planned = ts.backward(loss, retain_graph=True, policy="heap").order

@@ -154,6 +154,9 @@ def test_a_recording_is_a_widget_that_runs_nothing(tmp_path: Path) -> None:
     assert state["_is_live"] is False and unpacked(state["_document"])["position"] == len(run.order)
     recording.breakpoints, recording.selection = [3], 2
     assert recording.get_state()["breakpoints"] == [3]
+    for task, on in ((5, True), (1, True), (3, False), (5, True)):
+        recording._handle_custom_msg({"kind": "breakpoint", "task": task, "on": on}, [])
+    assert recording.breakpoints == [1, 5]
     assert run.save_html(tmp_path / "run.html").read_text().startswith("<!doctype html>")
     recording._handle_custom_msg({"kind": "unseen"}, [])
     assert recording.comm is None, "nobody can get at it any more"

@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import Adam
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
-from tapescope.engine.memory.timeline_categories import category_levels_at_peak, later_category_levels
+from tapescope.engine.memory.categories import Category
+from tapescope.engine.memory.category_levels import category_levels_at_peak, later_category_levels
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck import still_memory_chart as still_memory

@@ -17,9 +17,9 @@ from IPython.utils.capture import capture_output
 
 import tapescope as ts
 from tapescope.engine.api.debug import debug
+from tapescope.engine.memory.category_levels import forward_category_levels
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.timeline import Timeline
-from tapescope.engine.memory.timeline_categories import forward_category_levels
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.inspector.text.sizes_and_counts import nth, size_text
 from tapescope.tests.says import Snapshots, says

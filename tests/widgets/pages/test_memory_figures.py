@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.timeline import Timeline
 from tapescope.engine.studies.compare import compare
 from tapescope.engine.studies.comparison import Comparison

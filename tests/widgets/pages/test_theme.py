@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.widgets.deck.save_deck import CODE
 from tapescope.widgets.pages.glossary import CATEGORIES
 from tapescope.widgets.pages.theme import CATEGORY_COLOURS, DARK, LIGHT

@@ -71,13 +71,16 @@ async function take(store: Store, kernel: KernelLink, news: DataView<ArrayBuffer
 const CHOICES = ["selection", "breakpoints", "_stops"] as const;
 
 /**
- * Choices synchronized with Python: the selected task and breakpoints in both directions, all stops from Python only.
+ * Choices synchronized with Python: the selected task in both directions, all stops from Python only. The page requests
+ * a breakpoint by a message, as every other change of a session; Python answers with the trait.
  */
 class Choices {
   /**
    * True while the page itself sets a trait: the model also reports such changes, and they must not be applied again.
    */
   isSharing = false;
+  /** The breakpoints that Python has once it has handled all messages. */
+  private requested: ReadonlySet<number> = new Set();
 
   constructor(private readonly model: Model) {}
 
@@ -89,21 +92,26 @@ class Choices {
       if (chosen && store.link) store.update({ stops: chosen as StopPoint[] });
     } else {
       const breakpoints = new Set((chosen as number[]).filter(isTask));
+      this.requested = breakpoints;
       if (!areEqual(breakpoints, store.state.breakpoints)) store.update({ breakpoints });
     }
   }
 
   /** Send the page's choices to Python. */
   share({ state }: Store, changed: Changed): void {
-    const { model } = this;
+    const { model, requested } = this;
     const { selected, breakpoints } = state;
-    const selects = changed.has("selected") && selected !== (model.get("selection") ?? null);
-    const breaks = changed.has("breakpoints") && !areEqual(breakpoints, new Set(model.get("breakpoints") as number[]));
-    if (!selects && !breaks) return;
+    if (changed.has("breakpoints")) {
+      this.requested = breakpoints;
+      for (const task of new Set([...requested, ...breakpoints])) {
+        const on = breakpoints.has(task);
+        if (on !== requested.has(task)) send(model, { kind: "breakpoint", task, on });
+      }
+    }
+    if (!changed.has("selected") || selected === (model.get("selection") ?? null)) return;
     this.isSharing = true;
     try {
-      if (selects) model.set("selection", selected);
-      if (breaks) model.set("breakpoints", [...breakpoints].sort((one, other) => one - other));
+      model.set("selection", selected);
       model.save_changes();
     } catch (error) {
       console.error(error); // the other views must still receive the change

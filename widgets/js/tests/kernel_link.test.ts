@@ -114,12 +114,15 @@ test("what is chosen on the page is told to Python, once", async () => {
   store.select(3);
   store.toggleBreakpoint(2);
   store.toggleBreakpoint(0);
-  assert.deepEqual([model.get("selection"), model.get("breakpoints"), model.saves], [3, [0, 2], 3]);
+  store.toggleBreakpoint(2);
+  assert.deepEqual([model.get("selection"), model.saves], [3, 1]);
+  const asked = [[2, true], [0, true], [2, false]].map(([task, on]) => ({ kind: "breakpoint", task, on }));
+  assert.deepEqual(model.sent.slice(1), asked);
   store.step();
   store.go(1);
   assert.equal(model.get("selection"), null, "what moves on deselects");
   await taken();
-  assert.equal(model.saves, 4);
+  assert.equal(model.saves, 2);
 });
 
 test("a choice that can't be told is shown all the same, and what Python chooses is heard", async (context) => {
@@ -146,6 +149,9 @@ test("what is chosen in Python is shown, and not told back", async () => {
   await taken();
   assert.equal(store.state.selected, 1);
   assert.deepEqual([...store.state.breakpoints], [3, 2], "there is no task 99");
+  assert.equal(model.sent.length, 1, "the greeting alone");
+  store.toggleBreakpoint(3);
+  assert.deepEqual(model.sent.slice(1), [{ kind: "breakpoint", task: 3, on: false }]);
   model.set("selection", 99);
   await taken();
   assert.equal(store.state.selected, null);

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.engine.memory.task_outputs import of_shapes
 from tapescope.engine.planning.policies import CLASSIC
 from tapescope.engine.session.direct_session import Stepper

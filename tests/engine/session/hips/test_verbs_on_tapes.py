@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category
+from tapescope.engine.memory.categories import Category
 from tapescope.widgets.deck.deck import Deck
 
 pytest.importorskip("autograd")

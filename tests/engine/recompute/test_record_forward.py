@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from tapescope.engine.api.record_forward import record_forward
+from tapescope.engine.recompute.record_forward import record_forward
 from tapescope.inspector.capture.build_graph import graph
 from tapescope.inspector.capture.forward_program import WHOLE
 from tapescope.inspector.torch_private.tensors import storage_of

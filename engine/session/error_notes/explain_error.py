@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from torch import nn
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Graph
-from ...inspector.torch_private.thread_state import unobserved
-from ..execution.saved_tensor_errors import saved_tensor_notes
-from ..memory.out_of_memory import explain_out_of_memory
+from ....inspector.graph.graph import Graph
+from ....inspector.torch_private.thread_state import unobserved
+from ...execution.saved_tensor_errors import saved_tensor_notes
+from ...memory.out_of_memory import explain_out_of_memory
 from .pytorch_errors import ERROR_NOTES
 from .raised_error import RaisedError
 

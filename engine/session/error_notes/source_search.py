@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ...inspector.graph.source_lines import OWN_CODE, Source, is_library
+from ....inspector.graph.source_lines import OWN_CODE, Source, is_library
 
 _CHANGING = frozenset(
     [

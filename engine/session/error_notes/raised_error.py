@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
-from ...inspector.capture.build_graph import read_graph
-from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.graph import Graph, module_name
-from ...inspector.graph.source_lines import Source, tensors_within
+from ....inspector.capture.build_graph import read_graph
+from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.graph import Graph, module_name
+from ....inspector.graph.source_lines import Source, tensors_within
 from .source_search import is_users
 
 Named = tuple[str, Tensor]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from ...inspector.graph.graph import Graph
-from .lifetimes import Category, CategoryWalk
+from .categories import Category, CategoryWalk
 from .timeline import Timeline
 
 

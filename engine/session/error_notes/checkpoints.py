@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ...inspector.graph.graph import unique_name
-from ...inspector.graph.phrases import joined
-from ...inspector.torch_private.saved_variables import packed_slots
+from ....inspector.graph.graph import unique_name
+from ....inspector.graph.phrases import joined
+from ....inspector.torch_private.saved_variables import packed_slots
 from .raised_error import RaisedError
 from .source_search import functions_of
 

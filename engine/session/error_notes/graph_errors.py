@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.graph import Task, unique_name
-from ...inspector.graph.phrases import joined, was_captured
-from ...inspector.torch_private.engine_errors import running_function
-from ...inspector.torch_private.tensors import share_storage
+from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.graph import Task, unique_name
+from ....inspector.graph.phrases import joined, was_captured
+from ....inspector.torch_private.engine_errors import running_function
+from ....inspector.torch_private.tensors import share_storage
 from .cuts_in_source import cut_of_loss
 from .raised_error import RaisedError
 from .source_search import FunctionSource, functions_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...inspector.graph.frame_variables import variables_of
+from ....inspector.graph.frame_variables import variables_of
 from .raised_error import RaisedError
 from .source_search import FunctionSource, is_users
 

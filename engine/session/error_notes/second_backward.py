@@ -9,9 +9,9 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.freed_nodes import begun_by_session, is_freed
-from ...inspector.graph.source_lines import Source, tensors_within
+from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.freed_nodes import begun_by_session, is_freed
+from ....inspector.graph.source_lines import Source, tensors_within
 from .raised_error import RaisedError, segment_at
 from .source_search import FunctionSource, is_users, methods_of
 

@@ -8,13 +8,13 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.graph import Graph, unique_name
-from ...inspector.graph.phrases import joined
-from ...inspector.graph.source_lines import Source, tensors_within
-from ...inspector.torch_private.saved_variables import WrittenSlot, written_slots
-from ...inspector.torch_private.tensors import share_storage
-from ..execution.saved_tensor_errors import recorded_writes
+from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.graph import Graph, unique_name
+from ....inspector.graph.phrases import joined
+from ....inspector.graph.source_lines import Source, tensors_within
+from ....inspector.torch_private.saved_variables import WrittenSlot, written_slots
+from ....inspector.torch_private.tensors import share_storage
+from ...execution.saved_tensor_errors import recorded_writes
 from .raised_error import RaisedError
 from .source_search import FunctionSource, functions_of, is_users
 

@@ -19,8 +19,7 @@ from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.torch_private.operators import Operator, SeenOperations
 from ...inspector.torch_private.sequence_numbers import sequence_nr
 from ...inspector.validation import expect_model
-from ..schedule.ddp_buckets import nothing_reduced
-from .make_loss import (
+from ..api.make_loss import (
     MakeLoss,
     expect_make_loss,
     for_all,
@@ -30,7 +29,8 @@ from .make_loss import (
     same_flags,
     same_random_numbers,
 )
-from .restore_state import AsFound
+from ..api.restore_state import AsFound
+from ..schedule.ddp_buckets import nothing_reduced
 
 
 def record_forward(make_loss: MakeLoss, repetitions: int = 3, *, model: nn.Module | None = None) -> ForwardProgram:

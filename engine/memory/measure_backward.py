@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.capture_records import CallRecord, Operation
 from ...inspector.graph.forward_allocations import forward_allocations
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.node_metadata import tensors_of
+from ...inspector.graph.operations_and_calls import CallRecord, Operation
 from ...inspector.graph.saved_tensors import SavedTensor
 from ...inspector.torch_private.allocators import begin_recording, leaving_out
 from ...inspector.torch_private.distributed import bucketed
@@ -30,10 +30,10 @@ from .allocator_events import CPU, AllocatorEvent, AllocatorRecording
 from .allocator_recording import CudaAllocator, RecordedAllocators
 from .baseline import baseline_on, census_before
 from .build_timeline import Kinds, Measured, between_tasks, lives_of, maker_of, timeline_of, variables_of
+from .categories import BATCH, PARAMETERS
 from .device_choice import devices_of, measurable
 from .estimates import HIDDEN, PACKED, UNSAVED_CASTS, Estimate, limit_sentence
 from .footprints_from_run import footprints_of
-from .lifetimes import BATCH, PARAMETERS
 from .start_storages import ForwardStorages
 from .task_boundaries import Followed, MemoryWatch, kept_by, look
 from .task_memory import Footprints, LeafState

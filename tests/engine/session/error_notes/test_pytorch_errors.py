@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import tapescope as ts
-from tapescope.engine.error_notes.pytorch_errors import ERROR_NOTES
+from tapescope.engine.session.error_notes.pytorch_errors import ERROR_NOTES
 from tapescope.tests.says import says
 
 HERE = "test_pytorch_errors.py:"

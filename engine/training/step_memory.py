@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from ...inspector.text.sizes_and_counts import size_text
 from ..memory.baseline import Baseline
-from ..memory.lifetimes import OF_A_STEP, TEMPORARIES, CategoryWalk, Lifetimes
+from ..memory.categories import OF_A_STEP, TEMPORARIES, CategoryWalk
+from ..memory.lifetimes import Lifetimes
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = FORWARD, BACKWARD, OPTIMIZER

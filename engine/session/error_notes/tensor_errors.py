@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...inspector.graph.frame_variables import variables_of
-from ...inspector.graph.phrases import joined
-from ...inspector.torch_private.hooks import node_hooks
+from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.phrases import joined
+from ....inspector.torch_private.hooks import node_hooks
 from .raised_error import RaisedError, segment_at
 
 Note = Callable[[RaisedError], "str | None"]

@@ -1,4 +1,4 @@
-"""Finds parameters that get gradients and that no optimizer holds, or that an optimizer holds and that get none."""
+"""Finds parameters that get gradients and that no optimizer steps, and the reason, over the whole loop."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _PendingComparison(NamedTuple):
     found: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]]
 
 
-class HeldParameters(LoopPart):
+class NeverStepped(LoopPart):
     """Looks for parameters that have a gradient and that no optimizer holds.
 
     Parameters are listed in the first steps, after 10, 20, 40, ... steps (`every=`), after a module or parameter was

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tapescope.inspector.graph.capture_records import Facts
+from tapescope.inspector.graph.operations_and_calls import Facts
 
 
 def test_modules_have_the_paths_that_torch_gives_them() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...inspector.graph.phrases import joined
+from ....inspector.graph.phrases import joined
 from .raised_error import RaisedError
 from .source_search import functions_of
 
