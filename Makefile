@@ -34,7 +34,7 @@ full: lint docs $(VENV)/models.stamp $(VENV)/hips.stamp ## lint, build the docs,
 	$(PYTEST) --hypothesis-profile=random
 
 # mypy wants a folder named like the package; a clone may be called anything.
-lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and how rooms may import each other
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict on the packages, and which packages may import each other
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(VENV)/typecheck

@@ -20,7 +20,7 @@ FULL = "TAPESCOPE_TRACEBACKS"
 """The environment variable that keeps all frames if it is "full"."""
 
 _PACKAGE = __name__.partition(".")[0]
-_OTHERS = {"torch", "traitlets"}  # their errors are clear, too; a deck's attributes are traits
+_OTHERS = {"torch", "traitlets"}  # their errors are clear as well; a deck's attributes are traits
 _REMOVABLE = {_PACKAGE, *_OTHERS, *sys.stdlib_module_names}
 _RAISE = opmap["RAISE_VARARGS"]
 _MARK = "_ends_where_called"
@@ -108,8 +108,8 @@ def missing_in_torch(error: Exception) -> str | None:
 def _is_deliberate(error: Exception) -> bool:
     """Return whether an error is deliberate: raised by a `raise` of tapescope, by torch, or by the system for a file.
 
-    An invalid call is deliberate, too. Bugs of tapescope and errors in the user's own code are not; they keep all of
-    their frames.
+    An error about an invalid call is also deliberate. Bugs of tapescope and errors in the user's own code are not; they
+    keep all of their frames.
     """
     traceback = last = error.__traceback__
     if traceback is not None and traceback.tb_next is None:

@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
         near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
         if found and near:
-            message = message.replace(found[1], f"{found[1]}, did you mean {near[0]!r}?", 1)
+            message = message.replace(found[1], f"{found[1]} (did you mean {near[0]!r}?)", 1)
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -112,7 +112,7 @@ def is_terminal(stream: object) -> bool:
 class ProgressLine:
     """A progress line on stderr, if that is a terminal.
 
-    It has no thread, because the time of a thread would be measured, too.
+    It has no thread, because the time of a thread would also be measured.
     """
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ _ended: list[int | None] = []  # native ids of threads whose work has ended
 
 @atexit.register
 def _wait_for_native_ends() -> None:
-    """Wait at the interpreter's exit until the threads are gone for the operating system, too.
+    """Wait at the interpreter's exit until the threads are also gone for the operating system.
 
     `Thread.join` returns before the thread's C++ thread-locals are destroyed. Those of PyTorch hold Python objects
     (at::impl::ThreadLocalPythonObjects) and take the GIL for that; once the interpreter has been finalized this ends

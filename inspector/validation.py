@@ -119,9 +119,9 @@ def a_kind(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return text to follow an unknown word: `, did you mean 'heap'?` for the nearest known word, otherwise `;`."""
+    """Return text to follow an unknown word: ` (did you mean 'heap'?);` for the nearest known word, otherwise `;`."""
     near = get_close_matches(word, [*known], 1)
-    return f", did you mean {near[0]!r}?" if near else ";"
+    return f" (did you mean {near[0]!r}?);" if near else ";"
 
 
 def raise_no_attribute(asked: object, name: str, what: str, elsewhere: Mapping[str, str]) -> Any:

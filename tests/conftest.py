@@ -177,7 +177,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def accelerators(request: pytest.FixtureRequest) -> tuple[torch.device, torch.device]:
-    """Two devices that have ready queues of their own: CUDA's where there are two, else the second device's."""
+    """Return two devices with separate ready queues: two CUDA devices if there are, else those of the second device."""
     if torch.cuda.device_count() > 1:
         return torch.device("cuda:0"), torch.device("cuda:1")
     if not request.config.getoption("second_device"):

@@ -157,7 +157,7 @@ def _over(colour: Colour, opacity: float, below: Colour) -> Colour:
 
 
 def _contrast(one: Colour, other: Colour) -> float:
-    """As WCAG 2 has it."""
+    """Return the contrast as defined by WCAG 2."""
     dark, light = sorted((_luminance(one), _luminance(other)))
     return (light + 0.05) / (dark + 0.05)
 

@@ -1,4 +1,4 @@
-"""How tests are dealt to the processes of `pytest -n auto --dist loadfile`."""
+"""The distribution of tests to the processes of `pytest -n auto --dist loadfile`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test may leave behind by which others fail, depending on which ran before: each test is held to leave none."""
+"""Side effects of a test that can make other tests fail, depending on their order: each test must leave none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Leftovers:
         self._hooks = hooks_registered()
 
     def sentences(self, grace_s: float = _GRACE_S) -> list[str]:
-        """What is otherwise now. Threads that are about to end are given so many seconds."""
+        """Return the changes as sentences. Threads that are ending get this many seconds."""
         found: list[str] = []
         for thread in set(threading.enumerate()) - self._threads:
             if thread.name.startswith("tapescope"):  # servers and kernels that several tests share have others

@@ -14,6 +14,6 @@ PUBLIC_NAMES = sorted(
 
 
 def public(name: str) -> Any:
-    """What a public name stands for."""
+    """Return the object with a public name."""
     space, _, its_name = name.rpartition(".")
     return getattr(getattr(ts, space) if space else ts, its_name)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-_TORCH = "2.13"  # of constraints.txt: other versions have other operations and other words of their own
+_TORCH = "2.13"  # from constraints.txt: other versions have other operations and messages
 _TITLE = re.compile(r"^=== (.+)$", re.MULTILINE)
 
 

@@ -19,7 +19,7 @@ PLACEHOLDER = "value"  # what stands in an f-string between braces
 
 
 def messages(path: Path) -> Iterator[tuple[str, int]]:
-    """The strings of a file that are no docstrings, with their lines."""
+    """Yield the strings of a file that are not docstrings, with their lines."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     skipped = {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, documented) and node.body}

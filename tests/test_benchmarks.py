@@ -1,4 +1,4 @@
-"""That the benchmarks still run: every function of theirs once, on tiny models. Nothing here looks at a clock."""
+"""Run every function of the benchmarks once, on tiny models, without checking times."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_the_page_of_a_loop_is_opened_and_zoomed_in_a_browser(benchmarks: ModuleType) -> None:
-    # In a thread of its own: a browser of other tests may have an event loop in this one.
+    # In a separate thread, since a browser of other tests may have an event loop in this one.
     with ThreadPoolExecutor(1) as thread:
         rows = thread.submit(lambda: [*benchmarks.BENCHMARKS["loop_page"](benchmarks.Effort(repetitions=1, tiny=True))])
         *written, opened, zoomed = rows.result()
@@ -169,7 +169,7 @@ def test_each_rule_of_accumulation_is_held_against_the_gradient_by_hand(benchmar
 def test_products_as_one_are_timed_and_counted_beside_each_by_itself(
     benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Where any tensor of the process has a hook, as other tests may leave one, trees run product by product.
+    # If any tensor of the process has a hook, as other tests may leave one, trees run product by product.
     monkeypatch.setattr(hook_watch, "_none_of", hooks_registered())
     effort = benchmarks.Effort(repetitions=1, tiny=True)
     rows = {row.what: row for row in benchmarks.BENCHMARKS["batching"](effort)}
@@ -297,7 +297,7 @@ def test_a_tool_past_its_limit_takes_its_children_with_it(benchmarks: ModuleType
 
 
 def _runs(pid: str) -> bool:
-    """Whether the process is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     found = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True).stdout
     return bool(found.strip()) and not found.startswith("Z")
 

@@ -1,4 +1,4 @@
-"""Which tests run in one process, and which first."""
+"""The tests that run in one process, and those that run first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_process_gets_whole_files_and_those_that_share_a_server_and_the_long_o
 
 
 class _Node:
-    """A process, which is told the numbers of its tests."""
+    """A process, which receives the numbers of its tests."""
 
     shutting_down = False
     gateway = SimpleNamespace(id="gw")

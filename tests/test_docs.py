@@ -51,7 +51,7 @@ READ_ON_GITHUB = [*sorted(ROOT.glob("*.md")), *PAGES]
 
 @pytest.fixture(scope="module")
 def committed() -> set[Path]:
-    """What a reader on GitHub can open."""
+    """Return the files that a reader on GitHub can open."""
     try:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -1,4 +1,4 @@
-"""What public functions and classes say of themselves: the reference has nothing else."""
+"""The docstrings of public functions and classes, which are all that the reference contains."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ INSIDE = {
 
 
 def words_on(name: str) -> str:
-    """What the docstring of a function says, and those of the functions that it refers to."""
+    """Return the docstring of a function, and those of the functions that it refers to."""
     names = [name]
     for each in names:
         found = re.findall(r"`ts\.((?:[a-z]+\.)?\w+)", inspect.getdoc(public(each)) or "")
@@ -67,7 +67,7 @@ def test_a_docstring_tells_of_each_argument_and_of_what_is_refused(name: str) ->
 
 
 def found_at(path: str) -> object:
-    """What `.. autoclass::` and the like mean by a path."""
+    """Return the object that `.. autoclass::` and the like mean by a path."""
     module, _, name = path.rpartition(".")
     public_name = path.removeprefix("tapescope.")
     return public(public_name) if public_name in PUBLIC_NAMES else getattr(import_module(module), name)
@@ -86,16 +86,16 @@ def is_ours(kind: object) -> bool:
 
 
 class Attribute(NamedTuple):
-    """What users can write after the dot."""
+    """An attribute that users can access."""
 
     name: str
-    gives: str  # its type, as it is written
+    gives: str  # its type, as written
     module: str
-    words: str  # all that is said of it
+    words: str  # all its documentation
 
 
 def attributes_of(kind: type) -> Iterator[Attribute]:
-    """Those of a class and of its bases of ours; what a base says counts."""
+    """Return the attributes of a class and of tapescope's bases; documentation of a base counts."""
     bases = [base for base in kind.__mro__ if is_ours(base)]
     entries = [entry for base in bases for entry in entries_of(inspect.getdoc(base) or "")]
     for base in bases:
@@ -197,7 +197,7 @@ def named_in(text: str, module: ModuleType) -> Iterator[type]:
 
 @cache
 def imports_of(module: ModuleType) -> dict[str, tuple[str, str]]:
-    """By name what a module imports from others, for the checker of types alone as well."""
+    """Return the imports of a module by name, including those for type checkers."""
     nodes = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
     return {
         alias.asname or alias.name: ("." * node.level + (node.module or ""), alias.name)

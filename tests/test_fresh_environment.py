@@ -43,7 +43,7 @@ nbformat.write(notebook, out)
 
 
 def bare_shell() -> dict[str, str]:
-    """What the shell has, without what leads to packages and settings of the environment that is here."""
+    """Return the shell's environment, without the settings that lead to packages of the present one."""
     kept = {
         name: value for name, value in os.environ.items() if not re.match("PYTHON|JUPYTER|IPYTHON|VIRTUAL_ENV", name)
     }
@@ -52,7 +52,7 @@ def bare_shell() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of an environment in which the README's two lines have been typed, in a clone."""
+    """Return Python of an environment in which the README's two lines have been run, in a clone."""
     folder = tmp_path_factory.mktemp("fresh")
     litter = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "out", "*.egg-info", "node_modules")
     clone = shutil.copytree(ROOT, folder / "tapescope", ignore=litter)
@@ -68,7 +68,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     of_tapescope = next(line for line in lines if ".[notebook]" in line)
     if pip(
         *of_torch, "--retries", "0", "--timeout", "15"
-    ).returncode:  # that index is out of reach: "or any torch that is there"
+    ).returncode:  # the package index cannot be reached: "or any torch that is there"
         done = pip("install", f"torch=={torch.__version__.partition('+')[0]}")
         assert done.returncode == 0, done.stderr
     done = pip(*takewhile(lambda word: word != "&&", of_tapescope))
@@ -78,7 +78,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def executed(python: Path, path: Path, out: Path) -> NotebookNode:
-    """The notebook as it is after a run in that environment."""
+    """Return the notebook after a run in that environment."""
     import nbformat  # which costs four seconds, and each test process imports this file to collect tests
 
     done = subprocess.run(

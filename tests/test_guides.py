@@ -1,4 +1,4 @@
-"""What a page shows as Python runs as it stands, from its first block to its last, given what the page speaks of."""
+"""The code of a docs page runs as Python, from its first block to its last, given the things that the page assumes."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def first_backwards() -> list[str]:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page takes for granted.
+    """The things that a page assumes.
 
     Attributes:
         before: the code that makes it, in a file model.py.

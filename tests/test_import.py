@@ -107,8 +107,9 @@ import importlib, pathlib, sys, torch
 import tapescope
 
 root = pathlib.Path(tapescope.__file__).parent
-rooms = "inspector", "engine", "widgets", "commands"
-files = [root / each for each in sys.argv[1:]] or sorted(each for room in rooms for each in (root / room).rglob("*.py"))
+packages = "inspector", "engine", "widgets", "commands"
+files = [root / each for each in sys.argv[1:]]
+files = files or sorted(each for one in packages for each in (root / one).rglob("*.py"))
 for path in files:
     for name in [each for each in sys.modules if each.partition(".")[0] == "tapescope"]:
         del sys.modules[name]

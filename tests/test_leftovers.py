@@ -1,4 +1,4 @@
-"""What tests leave behind is found, and named."""
+"""Side effects of tests are found, and named."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def assert_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """That bad input gives one sentence and exit code 2."""
+    """Assert that bad input gives one sentence and exit code 2."""
     try:
         code: object = main(arguments)
     except SystemExit as exit_of_argparse:
@@ -444,7 +444,7 @@ def test_compare_prints_the_table_and_the_peak_and_writes_the_page(
 
 
 def _is_row(cells: list[str]) -> bool:
-    """Whether a line is of the table: a policy and its peak."""
+    """Return whether a line is a row of the table: a policy and its peak."""
     return len(cells) > 2 and cells[0] in ("bfs", "dfs", "heap") and cells[2] in ("B", "KiB", "MiB")
 
 

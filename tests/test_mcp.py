@@ -124,7 +124,7 @@ def test_gradients_that_cannot_be_read_are_neither_found_bad_nor_called_finite(
 
 
 def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the server answers, one after the other; of a tool that it does not have nothing."""
+    """Return the server's answers in order; none for a tool that it does not have."""
     mcp = pytest.importorskip("mcp", reason="the Model Context Protocol's SDK is not installed: pip install mcp")
     from mcp.client.stdio import StdioServerParameters
 
@@ -140,7 +140,7 @@ def talk(arguments: list[str], *asked: tuple[str, dict[str, Any]]) -> list[dict[
                 for name, given in asked
             ]
 
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own: a browser's tests leave an event loop in this one
+    with ThreadPoolExecutor(1) as pool:  # a separate thread, since browser tests leave an event loop in this one
         return pool.submit(lambda: asyncio.run(ask())).result()
 
 

@@ -39,7 +39,7 @@ WRONG: dict[tuple[str, str], str] = {
 
 @cache
 def cells(sampled: bool) -> Mapping[tuple[str, str], dict[str, object]]:
-    """What came of all programs of the sample, or of all others, in one process."""
+    """Return the results of all programs of the sample, or of all others, in one process."""
     chosen = [name for name in PROGRAMS if (name in SAMPLE) == sampled]
     with TemporaryDirectory() as folder:
         ran = metered(build(Path(folder)), str(FOLDER), "--counted", "--json", "--only", *chosen)

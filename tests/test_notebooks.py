@@ -188,7 +188,7 @@ def execute(notebook: NotebookNode, folder: Path | None = None) -> None:
 
 
 def outputs_of(notebook: NotebookNode) -> list[list[NotebookNode]]:
-    """By cell of code what it shows."""
+    """Return the outputs of each code cell."""
     return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -292,7 +292,7 @@ def store_module() -> ModuleType:
 
 
 def stored(path: Path) -> NotebookNode:
-    """A tour that says of which code its outputs are."""
+    """A tour that stores which code its outputs belong to."""
     notebook = read(path)
     if "tapescope" not in notebook.metadata:
         pytest.skip("stored before tours said of which code they are; python notebooks/store.py")

@@ -1,4 +1,4 @@
-"""What a user gets: the wheel and the sdist, and which package may import which."""
+"""The wheel and the sdist, and which package may import which."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(script: str, library: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the script in a Python of its own which finds tapescope in the folder `library`."""
+    """Run the script in a separate Python that finds tapescope in the folder `library`."""
     script = f"import sys\nsys.path.insert(0, sys.argv[1])\n{script}"
     return subprocess.run([sys.executable, "-I", "-c", script, str(library)], cwd=cwd, capture_output=True, text=True)
 

@@ -1,4 +1,4 @@
-"""No module of the pages' TypeScript imports itself through others; imports of types count, too."""
+"""No module of the pages' TypeScript imports itself through others; imports of types count as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .structure.imports import circles
+from .structure.imports import cycles
 
 SOURCES = Path(__file__).parents[1] / "widgets" / "js" / "src"
 IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*["'](\.[^"']+\.ts)["']""", re.MULTILINE)
@@ -26,7 +26,7 @@ def test_no_imports_form_a_circle() -> None:
     imports = imports_of({path: path.read_text(encoding="utf-8") for path in SOURCES.rglob("*.ts")})
     assert len(imports) > 100
     assert all(frozenset(imports) >= names for names in imports.values()), "an import names a file that is not there"
-    assert circles(imports) == []
+    assert cycles(imports) == []
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_no_imports_form_a_circle() -> None:
 def test_each_form_of_import_can_close_a_circle(line: str) -> None:
     first, second = Path("/page/first.ts"), Path("/page/second.ts")
     imports = imports_of({first: 'import { second } from "./second.ts";\n', second: f"/** Text. */\n\n{line}\n"})
-    assert [set(circle) for circle in circles(imports)] == [{str(first), str(second)}]
+    assert [set(circle) for circle in cycles(imports)] == [{str(first), str(second)}]

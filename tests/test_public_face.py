@@ -1,4 +1,4 @@
-"""Of everything public each argument is accepted, or refused in a sentence: nothing is raised from inside."""
+"""Each argument of the public API is accepted, or refused in a sentence; no error is raised from inside."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ MEANT = {
     ("studies.own_program.make_loss", "of none"),  # it is called when the study runs
     ("studies.own_program.name", "text"),
     ("studies.own_program.title", "text"),
-    ("advise.model", "module"),  # whose names may be asked for in vain
+    ("advise.model", "module"),  # names that may be unknown
     ("capture.model", "module"),
     ("training.model", "module"),
     ("training.black_box", "text"),
@@ -215,7 +215,7 @@ ANOTHER_FIRST = {"replay.make_model", "replay.loss_of"}
 
 
 def called_by_users() -> Mapping[str, Callable[..., Any]]:
-    """What users call, by name. Of classes those that are not only returned."""
+    """Return the callables of users by name. Classes that are only returned are left out."""
     classes = ("BackwardCall", "GroupRules", "NativeSession", "Stepper")
     called = {*(f"types.{name}" for name in classes), "capture", "recompute", "record_steps"}
     every = {name: public(name) for name in PUBLIC_NAMES}

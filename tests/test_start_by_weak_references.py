@@ -1,4 +1,4 @@
-"""What is alive as a backward starts is what weak references to the storages that the forward made show."""
+"""The storages alive at the start of a backward are those that weak references to the forward's storages find."""
 
 from __future__ import annotations
 

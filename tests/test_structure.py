@@ -21,13 +21,13 @@ def structure(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("file", "line", "said"),
     [
-        ("engine/schedule/dependencies.py", "    from ..planning.plan_order import plan_order", "arrows up: 1"),
+        ("engine/schedule/dependencies.py", "    from ..planning.plan_order import plan_order", "imports up: 1"),
         (
             "inspector/graph/operations_and_calls.py",
             "    from ...engine.memory.timeline import Timeline",
-            "arrows up: 1",
+            "imports up: 1",
         ),
-        ("engine/schedule/ready_queue.py", "    from .device_queues import DeviceQueues", "circles: 1"),
+        ("engine/schedule/ready_queue.py", "    from .device_queues import DeviceQueues", "cycles: 1"),
         (
             "engine/schedule/dependencies.py",
             "    from ..memory.timeline import Timeline",

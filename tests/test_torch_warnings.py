@@ -53,7 +53,7 @@ def test_others_are_not() -> None:
 
 
 def test_warnings_from_c_are_found() -> None:
-    """torch's C++ warns without a frame of its own, as `warnings.warn` itself does."""
+    """torch's C++ warns without a frame, as `warnings.warn` itself does."""
     call = function(OURS, "call", "warn('from C', DeprecationWarning)", warn=warnings.warn)
     with torch_warnings() as found, warnings.catch_warnings(record=True):
         call()

@@ -1,4 +1,4 @@
-"""Python in processes of their own that need not import torch: forks of a process that already has.
+"""Python in separate processes that need not import torch: forks of a process that already has.
 
 For tests that need a fresh process. Tests of imports, of terminals and of what starts Python stay with `subprocess`.
 """

@@ -68,7 +68,7 @@ def backward(
         memory: measure the memory that each task allocates and frees, on each device: `Run.timeline`, `Run.timelines`,
             `Run.peak()`. Of the forward this finds its results and the saved tensors. A constant that nodes save and
             your code holds counts as an input (`Timeline.constant_bytes`), unless a capture with every_call recorded
-            its creation. `ts.profile` measures the forward, too, and so has everything. For queues="per device" see
+            its creation. `ts.profile` also measures the forward, and so has everything. For queues="per device" see
             `ts.profile`.
         accumulate, release: how gradients are summed, and when they are freed; see `Accumulation`. Rules other than
             PyTorch's need engine="direct".

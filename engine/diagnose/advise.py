@@ -377,7 +377,7 @@ def _of_all(ensemble: Ensemble, together: Groups) -> Iterator[str]:
     if parts:
         yield f"Their products form {' and '.join(parts)}, with one product of every member each; see ts.find_batches."
     if ensemble.differing:
-        yield f"The members' {', '.join(ensemble.differing)} differ, which did not change the result."
+        yield f"The members differ in {', '.join(ensemble.differing)}, which did not change the result."
     if ensemble.more:
         yield f"The same holds in {counted(len(ensemble.more), 'other place')}: {', '.join(ensemble.more)}."
 

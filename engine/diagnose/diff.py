@@ -178,7 +178,7 @@ class _Walk:
                 continue
             inputs = record.inputs, other.inputs
             outputs = record.outputs, self._swapped(task, other.task, other.outputs)
-            takes, gives = _aparts(*inputs), self._gives(task, other.task, *outputs)
+            takes, gives = _differences(*inputs), self._gives(task, other.task, *outputs)
             self._given[task.id] = gives
             self._passed[task.id] = max((each.share for each in takes if each is not None), default=0.0)
             small = frozenset(
@@ -211,7 +211,7 @@ class _Walk:
         An output that still has to be summed to the shape of the next input is not compared: only the direct engine
         records it before the sum.
         """
-        found = list(_aparts(first, second))
+        found = list(_differences(first, second))
         graphs = self._traces[0].graph, self._traces[1].graph
         for edge, twin in zip(graphs[0].out_edges[task.id], graphs[1].out_edges[other.id], strict=False):
             each = found[edge.output] if edge.output == twin.output < len(found) else None
@@ -245,8 +245,8 @@ class _Walk:
         return fewer and max(norm for _, norm in given) < self._tolerance * max(norm for _, norm in taken)
 
 
-def _aparts(first: _Gradients, second: _Gradients) -> tuple[Apart | None, ...]:
-    """Compare gradients pairwise; return () if the numbers of gradients differ, as with another kernel's node."""
+def _differences(first: _Gradients, second: _Gradients) -> tuple[Apart | None, ...]:
+    """Compare gradients pairwise; return () if their numbers differ, as for the nodes of different kernels."""
     if len(first) != len(second):
         return ()
     return tuple(map(apart, first, second))

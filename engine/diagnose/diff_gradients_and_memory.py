@@ -213,7 +213,7 @@ class MemoryDifference:
         for name, timeline, groups in zip(names, self.timelines, self.only, strict=True):
             if groups:
                 nbytes = sum(group.nbytes for group in groups)
-                yield f"Only at the peak of {name}{on} are {size_text(nbytes)} alive: {_listed(timeline, groups)}."
+                yield f"{size_text(nbytes)} are alive only at the peak of {name}{on}: {_listed(timeline, groups)}."
 
 
 @dataclass(frozen=True, slots=True)

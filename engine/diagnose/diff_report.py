@@ -109,7 +109,7 @@ class ValueDifference:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One factor between all gradients of two runs below a task.
+    """The common factor between the gradients of two runs, from one task on.
 
     Attributes:
         value: the factor from the first run's gradients to the second's.

@@ -207,7 +207,7 @@ def arrived_at(loss: Tensor, graph: Graph, leaves: Sequence[Tensor]) -> list[Arr
     """Run the backward of a loss, which frees its graph, and return each leaf's gradient state. No .grad changes.
 
     Tensor hooks run. Hooks on .grad (`register_post_accumulate_grad_hook`, DistributedDataParallel's) do not, except in
-    a graph with reentrant checkpoints, and on leaves for which a custom Function runs a backward of its own.
+    a graph with reentrant checkpoints, and on leaves for which a custom Function runs its own backward.
     """
     watch = ZeroWatch(graph)
     counts = watch.counts
@@ -238,7 +238,7 @@ def _looked_at(
 ) -> list[tuple[Callable[[], State], str]]:
     """Return the state of each leaf's gradient, and the reason why it can't be read; `inside`: the graph's leaves.
 
-    Other leaves may get gradients too: a custom Function (of reversible layers, say) can run a backward of its own.
+    Other leaves may get gradients too: a custom Function (of reversible layers, say) can run its own backward.
     """
     with own_gradients(leaves, zeroed=True):
         gradients = torch.autograd.grad(loss, inside, allow_unused=True) if inside else ()

@@ -164,7 +164,7 @@ class HookWatch:
         return self.registered() or any(tensor.retains_grad for each in self._tensors if (tensor := each()) is not None)
 
     def registered(self) -> bool:
-        """Return whether there may be new hooks, at almost no cost. Gradients retained before are not included."""
+        """Return whether there may be new hooks, at almost no cost. Earlier calls of retain_grad() do not count."""
         if RemovableHandle.next_id == self._next_handle and noting.accesses == self._asked:
             return self._found
         self._next_handle = RemovableHandle.next_id  # some handles may be tapescope's own

@@ -118,7 +118,7 @@ def freed_graph(
     names = [_name_in_frames(graph, edge) or _name_elsewhere(graph, edge) for edge in crossings[:_MOST_SHOWN]]
     uses = []
     for name, edge in zip(names, crossings, strict=False):
-        user, made = (_told(graph, each, maker) for each in (edge.task, edge.next_task))
+        user, made = (_described(graph, each, maker) for each in (edge.task, edge.next_task))
         meta = graph.tasks[edge.next_task].inputs[edge.input]
         uses.append(f"{user} uses {f'{name}, ' if name else ''}the result of {made}, {meta}")
     more = f"; {counted(len(crossings), 'tensor')} lead there" if len(crossings) > len(names) else ""
@@ -185,7 +185,7 @@ def _keeps(graph: Graph, task_id: int) -> bool:
     return not hides_saved(node) and holds_saved(node)
 
 
-def _told(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
+def _described(graph: Graph, task_id: int, maker: Callable[[Node], object] | None) -> str:
     made = None if maker is None or graph.tasks[task_id].source is not None else maker(graph.nodes[task_id])
     return unique_name(graph, task_id) + (f" of {made}" if made else "")
 
@@ -255,7 +255,7 @@ def modified_tensors(graph: Graph, maker: Callable[[Node], object] | None = None
         name = _slot_name(slot, leaves)
         called = f", {name}," if name else ""
         yield (
-            f"{_told(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
+            f"{_described(graph, task_id, maker)} saved {slot.name}{called} at version {slot.version}; it was "
             f"modified{recorded_writes(slot)} and is now at version {slot.now}"
         )
     if len(found) > _MOST_SHOWN:

@@ -107,7 +107,7 @@ class CudaRecording(AllocatorRecording):
 
 
 def blocks_of(recording: AllocatorRecording, marks: Sequence[tuple[int, int]]) -> BlockLevels | None:
-    """Return the highest levels by place, from a task's start to the next one's; None if no levels were read.
+    """Return the highest levels from each task's start to the next one's, by place; None if no levels were read.
 
     Args:
         recording: the recording.

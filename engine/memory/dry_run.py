@@ -109,7 +109,7 @@ def dry_run(graph: Graph, device: torch.device | str | None = None, *, names_hoo
     they stay as long as the graph. Parameters and buffers of the model never count, nor do inputs and targets that the
     caller holds. Without a capture, a tensor that the forward created and the caller holds looks like an input: such a
     leaf is among the limits, and such a constant (a mask that a module keeps) counts as an input
-    (`Footprints.constant_bytes`). Results of nodes that variables still hold count, too; they are found among the
+    (`Footprints.constant_bytes`). Results of nodes that variables still hold also count; they are found among the
     objects that Python's garbage collector tracks. Results of the same forward that are not in the graph, such as an
     auxiliary output, count together with the tensors that their nodes saved. A root known only as a GradientEdge,
     without its tensor, counts in the same way.

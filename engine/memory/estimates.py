@@ -138,21 +138,20 @@ HOOKED = "tasks with hooks, which were not run"
 NEED_VALUES = "nodes that cannot run without values"
 DEFINED = "primitives that you defined, whose formulas are not called"
 HELD_LEAVES = (
-    "leaves that are not parameters and that something holds: the forward may have created them, and they are not "
-    "counted; run the forward under ts.capture(every_call=True) to find out"
+    "leaves that are not parameters and are held outside the graph: the forward may have created them, and they are "
+    "not counted; run the forward under ts.capture(every_call=True) to find out"
 )
 CASTS = (
     "casts of weights that an open torch.autocast may have cached in an earlier forward: they are counted; run the "
     "forward under ts.capture() to see which are its own"
 )
-UNSAVED_CASTS = "casts of weights that an open torch.autocast has cached and no node saved. Graphs"
+UNSAVED_CASTS = "casts of weights that an open torch.autocast has cached and no node saved"
 EARLIER = (
     "tensors outside the graph that the capture saw before the forward's first node and after other nodes: they may "
-    "belong to an earlier step and are not counted; capture a single forward to find out. Graphs"
+    "belong to an earlier step and are not counted; capture a single forward to find out"
 )
 BESIDE = (
-    "nodes of results that the graph does not lead to, which hide or have packed their saved tensors: these are not "
-    "counted. Graphs"
+    "nodes of other results of the forward, which hide their saved tensors or have packed them: these are not counted"
 )
 HIDDEN = "nodes that hide the tensors they keep from the forward"
 CHECKPOINTED = "nodes packed by saved_tensors_hooks (a checkpoint, which recomputes them)"
@@ -187,8 +186,9 @@ SAME_IN_EVERY_ORDER = frozenset((*OTHER_FORMULAS.values(), HELD_LEAVES, EARLIER,
 
 
 def limit_sentence(graph: Graph, what: str, task_ids: list[int], unknown: str = _UNKNOWN) -> Estimate:
-    """Return the sentence about tasks for which something is not known."""
-    sentence = f"{unknown}: {what}: {len(task_ids):,}, the first is {graph.describe(task_ids[0])}"
+    """Return the sentence about tasks for which something is not known: `what` with their number, and the first."""
+    which = f"the first of {len(task_ids):,} tasks" if len(task_ids) > 1 else "the only task"
+    sentence = f"{unknown}: {what}; {which} is {graph.describe(task_ids[0])}"
     return Estimate(sentence, "at least" if what in _NOT_COUNTED else "at most" if what in _MAY_BE_OLDER else "unknown")
 
 

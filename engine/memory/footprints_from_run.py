@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...inspector.graph.kinds import Kind
+from ...inspector.text.sizes_and_counts import counted
 from ..execution.find_hooks import TensorHooks
 from ..execution.gradient_layouts import TensorLayout
 from .build_timeline import HIDDEN, Kinds, Lives, Measured, forward_maker
@@ -137,9 +138,9 @@ class _Reader:
                 found.append(hidden[0])
         if found:
             self._limits[
-                f"{len(found):,} storages are saved in a way that torch does not show, until "
-                f"{measured.graph.describe(found[0])}{' and others' if len(set(found)) > 1 else ''} had run: in "
-                "another order, another task may be the last to keep them"
+                f"Python cannot see all tasks that save {counted(len(found), 'storage')}: in this order, "
+                f"{measured.graph.describe(found[0])}{' and others' if len(set(found)) > 1 else ''} ran last; in "
+                "another order, another task may be the last to hold them"
             ] = None
 
     def _limit_held(self) -> None:

@@ -266,7 +266,7 @@ def _run(
                 outputs.append(None)
                 continue
             if storage.address in returned:
-                return REFUSED  # another output is on it, too
+                return REFUSED  # another output is also on it
             returned[storage.address] = storage.nbytes
             outputs.append(LaidOut(tuple(each.shape), each.stride(), storage.nbytes))
     level = highest = 0

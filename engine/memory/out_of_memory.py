@@ -35,7 +35,7 @@ _WHY_UNNAMED = {
 }
 _UNSEEN = "memory invisible to Python: gradients in input buffers and workspaces of kernels"
 _HELP = {
-    SAVED: "recomputing some of it instead of saving it (ts.plan_recompute(make_loss)), or a smaller batch",
+    SAVED: "recomputing saved tensors instead of keeping them (ts.plan_recompute(make_loss)), or a smaller batch",
     PARAMETERS: "another dtype for the parameters, or fewer of them on this device",
     GRADIENTS: "zero_grad() before the forward, if the old gradients are no longer needed",
     STATE: "an optimizer with less state",

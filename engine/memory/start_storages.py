@@ -189,7 +189,7 @@ class ForwardStorages:
 
     def _addresses_of_saved(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return the addresses of saved storages, by number in `Graph.saved`, and the addresses of their data."""
-        numbers = iter(self._graph.saved)
+        numbers = iter(self._graph.saved)  # in the order of the nodes and their slots, as below
         found, begins = {}, {}
         for node in self._graph.nodes:
             for slot in saved_slots(node):

@@ -177,7 +177,7 @@ class StorageWords:
             yield "saved by " + joined(self._named(found.saving))
         if found.recomputing:
             needing = joined(self._named(found.recomputing))
-            yield f"the random state that a checkpoint saved, to recompute what {needing} need"
+            yield f"the random state that a checkpoint saved, to recompute the saved tensors of {needing}"
         if found.left:
             yield f"kept for the one product of a sum, which {joined(self._named(found.left))} computes"
         if found.listed:

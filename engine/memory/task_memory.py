@@ -175,12 +175,12 @@ def difference(graph: Graph, other: Graph) -> str | None:
     if graph is other:
         return None
     if len(graph) != len(other):
-        return f"they are for a graph of {len(other):,} tasks; this one has {len(graph):,}"
+        return f"that graph has {len(other):,} tasks, this one has {len(graph):,}"
     if (graph.edges, graph.roots) != (other.edges, other.roots):
-        return "their tasks depend on each other differently"
+        return "the tasks of that graph depend on each other differently"
     for task, its in zip(graph.tasks, other.tasks, strict=True):
         if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
-            return f"where it has {graph.describe(task)}, theirs is {other.describe(its)} or takes another gradient"
+            return f"in that graph, {graph.describe(task)} is {other.describe(its)} or receives other gradients"
     return None
 
 

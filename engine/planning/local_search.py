@@ -221,7 +221,7 @@ class _Search:
         return SearchResult(tuple(self._best), self._peak, self._start, self.bound, self.tried, seconds, interrupted)
 
     def _go_by(self, model: Problem, order: Sequence[int]) -> None:
-        """Judge further moves, of this order, by this model's blocks."""
+        """Judge further moves of this order by the blocks of this model."""
         self._model = model
         self._levels = _Levels(model, order)
         self._blocks = [block for block, size in enumerate(model.blocks.sizes) if size]

@@ -122,7 +122,7 @@ def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
     """Yield the cases to consider."""
     graph, tasks, needs = problem.graph, problem.tasks, memory.needs
     yield _Case("as the backward starts,", [_Moment(None, waiting=tasks)])
-    yield _Case("at the end, whatever the order,", [_Moment(None, ran=tasks)])
+    yield _Case("at the end of the backward, in every order,", [_Moment(None, ran=tasks)])
     few = len(tasks) > _ALL
     if few:
         order = problem.heap_order
@@ -136,14 +136,14 @@ def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
         left -= 2 * len(kind)
         if left < 0:
             break
-        words = f"as of {len(kind):,} tasks like {graph.describe(kind[0])} the"
+        words = f"whichever of {len(kind):,} tasks like {graph.describe(kind[0])} runs"
         others = [[task for task in kind if task != one] for one in kind]
         yield _Case(
-            f"{words} last runs, whichever that is,",
+            f"{words} last,",
             [_Moment(one, ran=rest) for one, rest in zip(kind, others, strict=True)],
         )
         yield _Case(
-            f"{words} first runs, whichever that is,",
+            f"{words} first,",
             [_Moment(one, waiting=rest) for one, rest in zip(kind, others, strict=True)],
         )
     left = _FEW if few else _PASS
@@ -157,8 +157,7 @@ def _cases(problem: Problem, memory: CertainMemory) -> Iterator[_Case]:
         left -= len(givers)
         if left < 0:
             break
-        gradients = f"{len(each.arrivals):,} gradients arrives at {graph.describe(each.task)}"
-        words = f"as the second of {gradients}, whichever that is,"
+        words = f"whichever of {len(each.arrivals):,} gradients arrives second at {graph.describe(each.task)},"
         yield _Case(words, [_Moment(task, sum=each) for task in givers])
 
 

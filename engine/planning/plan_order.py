@@ -75,7 +75,7 @@ class OrderPlan(ShownAsTable):
         Raises:
             ValueError: the policy was not planned here.
         """
-        return row_called(policy, ((row.policy, row) for row in self.rows), "was not planned here; planned were")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "policy")
 
     @property
     def best(self) -> PlannedOrder:
@@ -196,7 +196,7 @@ def plan_order(
     if footprints is not None:
         expect(footprints, Footprints, "footprints", "those of a measured run, ts.profile(...).footprints")
     if footprints is not None and (other := difference(graph, footprints.graph)) is not None:
-        raise ValueError(f"the footprints are not this graph's: {other}")
+        raise ValueError(f"the footprints belong to another graph: {other}")
     if footprints is not None:
         footprints = for_graph(footprints, graph)
     chosen = _chosen(policies)

@@ -20,7 +20,7 @@ from ..memory.compiled_footprints import (
 )
 from .scheduling_problem import Problem
 
-_FOR_GOOD = -1  # as a set of tasks: all tasks, and more that never run
+_FOR_GOOD = -1  # a set of all tasks, and of further ones that never run
 
 
 @dataclass(slots=True)

@@ -160,7 +160,7 @@ class _FollowedCalls(TorchFunctionMode):
             return self._other(function, call, args, kwargs)
         watch.call += 1
         watch.between = False
-        # Keywords may ask for an in-place write, too: relu(x, inplace=True), add(x, y, out=z).
+        # Keywords may also ask for an in-place write: relu(x, inplace=True), add(x, y, out=z).
         writes = call.writes or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
         if not call.drops and not call.saves and not (writes and watch.knows_any(args, kwargs)):
             result = function(*args, **kwargs)
@@ -179,7 +179,7 @@ class _FollowedCalls(TorchFunctionMode):
         watch = self._watch
         watch.place = call.begin
         # Only the innermost of nested hooks pack a tensor (PyDefaultSavedVariableHooks::get_hooks in
-        # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside hooks of the user's nothing is ours to drop.
+        # torch/csrc/autograd/python_saved_variable_hooks.cpp): inside the user's hooks no tensor can be dropped.
         saves = call.saves and hooks_are_enabled() and open_pack_hook() is self._hook
         if saves:
             open_hooks(watch.hooks.pack_hook, watch.hooks.unpack_hook)

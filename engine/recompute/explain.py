@@ -337,7 +337,7 @@ class _Judge:
     ) -> str:
         """Explain why a storage is recomputed; `without` is the peak if it were kept."""
         size, time, peak = size_text(storage.nbytes), ms_text(seconds), size_text(self._levels.peak_bytes)
-        said = f"No node saves its {size}, but recomputing others reads them, so they are recomputed, too, in {time}"
+        said = f"No node saves its {size}, but recomputing others reads them, so they are also recomputed, in {time}"
         if storage.saved_by:
             said = f"The {size} that {self._savers(storage)} are dropped and recomputed in {time}"
         again = tuple(each for each in self._memory.storages[number].needs if each in self._dropped)
@@ -397,7 +397,7 @@ class _Judge:
             return (
                 "not recomputable",
                 None,
-                f"{head}. A variable, a hook or another graph holds them, too, so dropping them frees nothing.",
+                f"{head}. A variable, a hook or another graph also holds them, so dropping them frees nothing.",
             )
         # Drop it alone, with its inputs up to products, or with all its inputs.
         candidates = Candidates(self._memory)
@@ -481,9 +481,7 @@ class _Judge:
         if said := self._describe_useless([best, *others]):
             others = [each for each in (best, *others) if not each.kept]
             more = (
-                f"; recomputing the operations before it, too, would take {ms_text(others[0].seconds)}"
-                if others
-                else ""
+                f"; recomputing also the operations before it would take {ms_text(others[0].seconds)}" if others else ""
             )
             return "no gain", best, f"{head}. Nothing is gained: {said}{more}."
         plain = memory.plain

@@ -153,7 +153,7 @@ def state_of(plan: RecomputePlan) -> PlanState:
 
 
 class _NoBytesError(Exception):
-    """Raised for a tensor without a storage of its own, such as a sparse tensor."""
+    """Raised for a tensor without its own storage, such as a sparse tensor."""
 
 
 class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
@@ -393,7 +393,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
                 f"{message}; plan again for this one with ts.plan_recompute. For a trainer, which calls the model in "
                 "its own way, use ts.recompute(budget=...)"
             )
-        note = f"From there on all saved tensors are kept: {message}."
+        note = f"All later saved tensors are kept: {message}."
         if note not in self._tally.notes:
             self._tally.notes.append(note)
         warn(f"ts.recompute: {note} Plan again if the forward stays this way")
@@ -472,7 +472,7 @@ class ForwardFollower(SeenOperations):  # type: ignore[no-untyped-call]
 
 
 def _leaves(values: object) -> dict[int, FollowedStorage]:
-    """Return the storages of the parameters among the arguments, by address, which stays theirs while followed."""
+    """Return the storages of the parameters among the arguments, by address. Following them reserves the addresses."""
     found = {}
     for tensor in tensors_of(values):
         if tensor.requires_grad and tensor.is_leaf and (storage := storage_of(tensor)) is not None:

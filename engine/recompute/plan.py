@@ -172,7 +172,7 @@ class RecomputePlan:
     def of(program: ForwardProgram, drop: Collection[int], predicted: PlanPrediction | None = None) -> RecomputePlan:
         """Return the plan that drops the given storages.
 
-        The inputs of their recomputation are kept unless they are dropped, too. A storage is ignored if no node saves
+        The inputs of their recomputation are kept unless they are also dropped. A storage is ignored if no node saves
         it and no dropped storage is recomputed from it.
 
         Args:

@@ -45,7 +45,7 @@ def progress_shown(progress: Progress | bool | None) -> Iterator[Progress | None
         progress: a callback; True for a line, False for none; None for a line only on a terminal or in a notebook.
     """
     if callable(progress) or progress is False:
-        with quiet():  # the functions called inside would show progress lines, too
+        with quiet():  # the functions called inside would also show progress lines
             yield progress or None
     else:
         with line_shown(_AFTER_S, always=bool(progress)) as line:
@@ -262,7 +262,7 @@ def _best(goal: Goal, tries: Sequence[_Tried]) -> _Tried:
 def _solved(
     memory: RecomputedMemory, goal: Goal, solver: str, seconds: float, start: Iterable[int] | None, progress: _Progress
 ) -> FoundDrops:
-    """Return a choice without recomputed products if it reaches the goal or comes about as near, else one with them."""
+    """Return a choice. It recomputes matrix products only if that clearly lowers the peak."""
     solve = SOLVERS[solver]
     # Products take most of the time, so the search first tries to do without them.
     without = solve(memory, replace(goal, products=False), 0.4 * seconds, None, progress)

@@ -45,19 +45,19 @@ class recompute:
             def training_step(self, *args, **kwargs):
                 return self.recompute(super().training_step, *args, **kwargs)
 
-    Gradients are the same bits as without, those of dropout included, and so is what the forward writes (the running
-    statistics of a batch-norm are updated once). The backward is PyTorch's own, inside the `with` block or after it,
-    and so are optimizer, autocast, GradScaler, DistributedDataParallel, gradient accumulation and the user's
-    checkpoints.
+    Gradients are bitwise equal to those without recomputation, even under dropout, and the forward modifies the same
+    tensors (the running statistics of a batch-norm are updated once). The backward is PyTorch's own, inside the `with`
+    block or after it, and so are optimizer, autocast, GradScaler, DistributedDataParallel, gradient accumulation and
+    the user's checkpoints.
 
     The first forward under a plan keeps all saved tensors. At its end each storage that the plan drops is recomputed,
-    compared with the original, and dropped if it is the same to the bit. If it is not, as with data that was written
-    behind torch's back, it is kept from then on (`report.banned`), with a warning. A storage is recomputed from the
+    compared with the original, and dropped if it is the same to the bit. If it is not, for example because NumPy
+    modified its data, it is kept from then on (`report.banned`), with a warning. A storage is recomputed from the
     forward's own inputs. If they were modified in place meanwhile, the backward raises as PyTorch does for saved
     tensors.
 
     Args:
-        plan: from `ts.plan_recompute` or `RecomputePlan.load`. Forwards of other sizes may use it, too: the storages
+        plan: from `ts.plan_recompute` or `RecomputePlan.load`. Forwards of other sizes may also use it: the storages
             that it drops are recomputed with their own operations. If the first forward runs other operations than the
             plan's, it is refused. If a later one does, it keeps all saved tensors from there on, with a warning. With a
             plan that drops nothing the block does nothing and takes no time.

@@ -103,7 +103,7 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
     times = [each for each in rounds if each is not None]
     notes: tuple[str, ...] = ()
     if len(times) < len(rounds):
-        notes = ("The forward runs other operations each time: where they differ from the first run's, nothing fits.",)
+        notes = ("The forward runs different operations each time; the figures are those of the recorded run only.",)
         times = times or [[each.seconds for each in program.operations]]
     operations = [
         replace(each, seconds=min(taken))

@@ -70,7 +70,7 @@ class Saved(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """True if the tensor was modified in place after it was saved, which PyTorch refuses, too."""
+        """True if the tensor was modified in place after it was saved, which PyTorch also refuses."""
         later = self.bytes.writes[self.writes :]
         return any(overlap(self.view, written, self.bytes.nbytes) for written in later)
 

@@ -14,7 +14,7 @@ from .peak_facts import COPYING, SCALAR_BYTES, VIEWING, Hint, Peak, count_text, 
 
 _MOST_OF_VIEW = 0.5  # the largest share of its storage for which a view is said to keep too much
 _LEAST_OF_FORWARD = 0.2  # of the forward's peak: the least that variables keep for a hint
-_TIMES = 4  # how much larger than its factors a product is that is called broadcast
+_TIMES = 4  # a product that is this many times larger than its factors is called broadcast
 _LEAST_OF_PARTS = 0.25  # of the peak: the least that other parts of a loss keep for a hint
 _SMALL = 1024  # bytes of the terms of a loss
 _SUMMING = ("Add", "Sub", "Neg", "Mul", "Div", "Mean", "Sum", "Stack", "Cat", "Select", "Unbind", "ToCopy", *VIEWING)

@@ -352,7 +352,7 @@ def saved_twice(peak: Peak) -> Iterator[Hint]:
         tasks = dict.fromkeys(task for _, task in copies.values())
         yield Hint(
             sum(copy.nbytes for copy in found),
-            f"{count_text(found, 'saved tensor')} {is_text(found)} a copy of a tensor that is saved, too: "
+            f"{count_text(found, 'saved tensor')} {is_text(found)} a copy of a tensor that is also saved: "
             f"{joined([unique_name(graph, task) for task in tasks])} copied {them_text(found)} in the forward",
             "use the original, or copy before its first use, so that only the copy is kept",
             "copy",

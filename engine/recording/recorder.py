@@ -119,6 +119,7 @@ class Recorder:
                 self._periods.pop()  # it chose no task
             self._periods.append(period)
             for arrival, task_id in enumerate(columns.arrivals):
+                # Tasks that have run need no key; the new policy is asked only for those that still wait.
                 waits = columns.started_ns[task_id] < 0
                 period.arrive(self.graph, task_id, arrival, None if waits else ())
 

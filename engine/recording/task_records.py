@@ -375,11 +375,11 @@ class TaskRecord:
             return f"first of {count} under {term.policy}: {term.rule}"
         first = trace._replay.first(self.place)
         if first is None:
-            return f"not the first of {count} under {term.policy}"
+            return f"not {term.policy}'s choice among {count}"
         waits = any(batch.kind != "tree" for batch in trace.batches.of(first))
         which = trace.graph.describe(first, trace._places.get(first))
         held = ", held back for others of its batch" if waits else ""
-        return f"not the first of {count} under {term.policy}, which was {which}{held}"
+        return f"not {term.policy}'s choice among {count}, which was {which}{held}"
 
     @property
     def batches(self) -> tuple[Batch, ...]:

@@ -68,7 +68,7 @@ def queue_lengths(graph: Graph, order: Sequence[int]) -> list[int]:
     for kind in set(map(type, order)) - {int}:
         raise TypeError(f"order must contain the ids of the tasks as they ran, got a {kind.__name__}")
     for task_id in (min(order), max(order)) if order else ():
-        graph.task(task_id)  # raises if there is none
+        graph.task(task_id)  # raises for an unknown task
     pending = Pending(graph, set(order))
     ready = len(pending.start())
     lengths = []

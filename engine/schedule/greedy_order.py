@@ -88,6 +88,7 @@ def chosen_order(
     make_queue: MakeQueue = ready_queue,
 ) -> list[int]:
     """Return all tasks in the order of a policy's choices among the ready ones, after those that `ran`."""
+    # Only for the plain queue, by identity: keys are enough for it; other queues hold tasks back.
     if make_queue is ready_queue and isinstance(policy, Policy) and not policy.dynamic and not ran:
         return _order_by_keys(graph, policy, pending)
     order: list[int] = []
@@ -160,8 +161,9 @@ def legal_order(graph: Graph, order: Sequence[int], edges: tuple[Sequence[int], 
         if after >= 0 and not 0 <= place_of[edge.task] < after:
             describe = graph.in_order(order).describe
             first, then = describe(edge.task), describe(edge.next_task)
-            why = f"comes before {first}" if place_of[edge.task] >= 0 else f"is in it without {first}"
-            raise ValueError(f"not a legal order: {then} {why}, whose gradient it needs")
+            if place_of[edge.task] < 0:
+                raise ValueError(f"not a legal order: it lacks {first}, whose gradient {then} needs")
+            raise ValueError(f"not a legal order: {then} comes before {first}, whose gradient it needs")
     numbers = stages(graph, frozenset(order)) or ()
     for before, after in pairwise(order) if numbers else ():
         if numbers[after] < numbers[before]:

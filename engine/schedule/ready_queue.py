@@ -289,7 +289,7 @@ class ChoiceQueue(_Arrivals):
         """Describe what the user's policy returned in place of a ready task."""
         graph, known = self._graph, range(len(self._tasks))
         if isinstance(chosen, int) and not isinstance(chosen, bool):
-            meant = f"the id of {unique_name(graph, chosen)}" if chosen in known else "no task's id"
+            meant = f"the id of {unique_name(graph, chosen)}" if chosen in known else "an unknown id"
             return f"{chosen}, {meant} and not a ts.Task"
         if not isinstance(chosen, Task):
             return f"{chosen!r}, which is not a ts.Task"

@@ -179,7 +179,7 @@ def wrong_gradients(
             yield WrongGradient(f"returns the gradients for {name} and {other} swapped")
         elif other is not None:
             given = "nothing" if raw.get(name) is None else "another gradient"
-            yield WrongGradient(f"returns the gradient for {name} in the place of {other}, and {given} for {name}")
+            yield WrongGradient(f"returns the gradient for {name} at the position of {other}, and {given} for {name}")
         elif raw.get(name) is None:
             yield WrongGradient(f"returns None for {name}, on which the result depends")
         elif differences.is_flat(place):

@@ -147,7 +147,7 @@ def check_task(
         task: the task or its number.
         gradients: the task's input buffer; random gradients replace missing ones.
         known: comparisons of operations that created several tasks, such as an LSTM; this call adds to them.
-        second: whether to compare its second derivative, too.
+        second: whether to also compare its second derivative.
 
     Returns:
         The result.
@@ -344,7 +344,7 @@ class _Comparison:
             near_gradients, near_returned = self._gradients(nearby)
             near_off = _relative_errors(nearby, near_gradients)
             if all(each <= ALLOWED for each in near_off):
-                self._is_right_but_here(here, gradients, off, nearby, max(near_off))
+                self._note_wrong_at_inputs(here, gradients, off, nearby, max(near_off))
                 return
         if any(each > ALLOWED for each in near_off):
             self._findings.faults += self._gradient_faults(nearby, near_gradients, near_returned)
@@ -386,7 +386,7 @@ class _Comparison:
             )
         if returned.wrote:
             self._findings.warnings.append(
-                f"{self._subject} modifies its incoming gradient in place: other nodes may use that tensor, too"
+                f"{self._subject} modifies its incoming gradient in place: other nodes may also use that tensor"
             )
         self._findings.faults += faults
         return bool(faults)
@@ -492,7 +492,7 @@ class _Comparison:
             self._findings.faults += faults
             self._findings.notes.append(line)
 
-    def _is_right_but_here(
+    def _note_wrong_at_inputs(
         self,
         here: FiniteDifferences,
         gradients: Sequence[Tensor | None],
@@ -500,8 +500,7 @@ class _Comparison:
         nearby: FiniteDifferences,
         near_off: float,
     ) -> None:
-        """Record a result that is right a small step away but not at the inputs: a fault if the operation is smooth
-        there."""
+        """Record gradients that are wrong at the inputs but right a small step away: a fault unless there is a kink."""
         smooth = [
             place
             for place, each in enumerate(off)

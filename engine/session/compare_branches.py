@@ -119,7 +119,7 @@ class BranchComparison(ShownAsTable):
             for leaf in row.different[:1]:
                 whose = f"{row.branch.name.capitalize()}: the gradient of {leaf.name}"
                 if leaf.relative is None or not math.isfinite(leaf.relative):
-                    found.append(f"{whose} is finite and {current} is not, or the other way round, or {current} is 0.")
+                    found.append(f"{whose} cannot be compared with {current}: one is not finite, or the latter is 0.")
                 else:
                     found.append(f"{whose} differs from {current} by {percent_text(leaf.relative)}.")
         if self.note:

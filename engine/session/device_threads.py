@@ -243,7 +243,7 @@ class Lanes(Worker):
         return edited
 
     def _holds(self, task_id: int, stop: Stop | None) -> bool:
-        """Return whether the thread waits before this task; if the run ends here, all other threads will wait, too."""
+        """Return whether the thread waits before this task; if the run ends here, all other threads will also wait."""
         if self.abandoned or self.raised_in is not None:
             return False
         if task_id == self.until or (stop is not None and self.order and self.until != NEXT):
@@ -334,5 +334,5 @@ class LanesBackward(NativeBackward):
     def _resume(self, until: int) -> None:
         if not self.worker.begun and devices_are_held():
             raise RuntimeError("another session already steps the devices' queues; close it first")
-        with task_errors_reported():  # only while tasks run, since this affects other backwards, too
+        with task_errors_reported():  # only while tasks run, since this also affects other backwards
             super()._resume(until)

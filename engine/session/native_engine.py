@@ -409,7 +409,7 @@ class Watch:
     def owns(self, task_id: int) -> bool:
         """Return whether the engine calls this task's hook for the observed run."""
         graph_task = real_graph_task_id()
-        # Hooks stay on nodes that other backwards share, such as leaves, and are called for those, too. The first graph
+        # Hooks stay on nodes that other backwards share, such as leaves, and are also called for those. The first graph
         # task that runs a root is the observed one.
         if self._graph_task is None and task_id in self._roots:
             self._graph_task = graph_task

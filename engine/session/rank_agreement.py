@@ -4,17 +4,17 @@ Collectives of a backward are matched by the order in which each rank starts the
 silently sum the wrong tensors. So a rank runs an order other than PyTorch's own only if every rank has confirmed the
 same one.
 
-How it is decided: each question has one key for the verdict, which is set only once (`compare_set`). The last rank to
-answer sets it to "yes". A rank sets it to a reason against if it sees a different answer, has no order of its own, or
-has reached the time limit. All ranks read this verdict before they act. So a rank that stops waiting has decided for
-all, and a rank that does not ask prevents a "yes" because its answer is missing. The store itself may fail. Before this
-rank has answered, no rank can have read "yes", so PyTorch's own order is safe. After that another rank may have, so the
-backward is refused before any of it runs.
+The decision: each question has one key for the verdict, which is set only once (`compare_set`). The last rank to answer
+sets it to "yes". A rank that sees a different answer, has no other order, or has reached the time limit sets it to the
+reason for refusing. All ranks read this verdict before they act. So a rank that stops waiting has decided for all, and
+a rank that does not ask prevents a "yes" because its answer is missing. The store itself may fail. Before this rank has
+answered, no rank can have read "yes", so PyTorch's own order is safe. After that another rank may have, so the backward
+is refused before any of it runs.
 
-What is asked: for a graph that cannot communicate, once per kind of graph and order, and the answer is cached. For any
-other graph, before each backward, because ranks may be at different kinds of graphs at the same time. The ranks then
-also compare the number of collectives each has started, to be sure that they mean the same backward. Nothing here is a
-collective, and no rank asks while it is inside a backward.
+The questions: ranks ask once for each order of a kind of graph that cannot communicate, and cache the answer. For any
+other graph they ask before each backward, because ranks may be at different kinds of graphs at the same time. The ranks
+then also compare the number of collectives each has started, to be sure that they mean the same backward. Nothing here
+is a collective, and no rank asks while it is inside a backward.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class _Question:
     def run(self) -> None:
         try:
             self.verdict = self._find()
-        except Exception as error:  # stores raise exception classes of their own
+        except Exception as error:  # stores raise their own exception classes
             self.error = error
 
     def _find(self) -> str:

@@ -37,9 +37,9 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("save_html", "save_perfetto"),
         "session.result().{name}(path) writes the tasks run so far, ts.profile(make_loss).{name}(path) a complete "
-        "backward with its memory, and a deck, ts.deck(loss), has {name} outside of notebooks, too",
+        "backward with its memory, and a deck, ts.deck(loss), has {name} also outside of notebooks",
     ),
-    "save_picture": "ts.deck(loss).save_picture(path) saves one outside of notebooks, too, and "
+    "save_picture": "ts.deck(loss).save_picture(path) saves one also outside of notebooks, and "
     "ts.graph(loss).save_svg(path) draws the graph",
     "save": "session.save_trace(path) writes the tasks run so far",
     "compare": "ts.plan_order(loss) predicts the memory of several policies, ts.compare(make_loss) measures it",

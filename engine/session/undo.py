@@ -48,7 +48,8 @@ class Rewinder:
         backward = self._backward
         nbytes = expect_budget(budget_bytes, "budget_bytes")
         if (groups := backward.groups) is not None:
-            backward.inside(lambda: groups.dissolve_all(backward, lambda at: f"a history undoes {at} alone"))
+            undone_alone = "a history can undo {} only if it runs alone".format
+            backward.inside(lambda: groups.dissolve_all(backward, undone_alone))
         if backward.past is None:
             why = f"the history was started after {counted(len(backward.order), 'task')}" if backward.order else ""
             if (streams := backward.runner.streams) is not None:

@@ -277,7 +277,7 @@ class Verbs(SessionBase):
         Args:
             conditions: the conditions; any of them stops the run.
             at: check only at this place, as in `break_at`; usually a module.
-            synchronize: True waits for each task on accelerators, too; False does not wait on the CPU either.
+            synchronize: True also waits for each task on accelerators; False does not wait on the CPU either.
 
         Raises:
             ValueError: a condition or the place is unknown.
@@ -368,7 +368,7 @@ class Verbs(SessionBase):
 
         Args:
             task: the task or its number; None for the current one.
-            second: whether to compare the derivative of that backward, too, as torch.autograd.gradgradcheck does. None:
+            second: whether to also compare the derivative of that backward, as torch.autograd.gradgradcheck does. None:
                 if the graph is differentiated twice.
         """
         from .check_second_derivative import is_differentiated_twice

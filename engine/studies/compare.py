@@ -459,7 +459,7 @@ def _assert_same_graph(expected: _Signature, drawn: Graph, policy: str) -> None:
     if (tasks, edges) == expected:
         return
     if len(tasks) != len(expected[0]):
-        how = f"of {len(expected[0]):,} tasks at first, of {len(tasks):,} under {policy}"
+        how = f"{len(expected[0]):,} tasks at first, {len(tasks):,} under {policy}"
     else:
         differing = [number for number, task in enumerate(tasks) if task != expected[0][number]]
         how = (

@@ -135,7 +135,7 @@ class Comparison(ShownAsTable):
         Raises:
             ValueError: if the policy is not in the comparison.
         """
-        return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "policy")
 
     def step_bytes(self, policy: str) -> int:
         """Return the peak of the whole step if its backward ran as this row, with parameters and optimizer state.

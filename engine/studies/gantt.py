@@ -314,7 +314,7 @@ class MakespanReport(ShownAsFindings):
         Raises:
             ValueError: if the policy is not in the report.
         """
-        return row_called(policy, ((row.policy, row) for row in self.rows), "is not compared here; compared are")
+        return row_called(policy, ((row.policy, row) for row in self.rows), "policy")
 
     def __repr__(self) -> str:
         spans = ", ".join(f"{row.policy} {time_text(row.makespan_ns)}" for row in self.rows)

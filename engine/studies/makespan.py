@@ -139,7 +139,7 @@ def task_times(*runs: Run) -> list[int]:
                 'ts.backward(loss, policy="bfs", trace="off") records times, and durations= takes the run it returns'
             )
         if run.graph is not graph and not _alike(run.graph, graph):
-            raise ValueError(f"the runs are of different graphs: of {len(graph):,} and of {len(run.graph):,} tasks")
+            raise ValueError(f"the runs are of different graphs, with {len(graph):,} and {len(run.graph):,} tasks")
         for task in graph.tasks:
             if run.trace.columns.ended_ns[task.id] < 0:
                 raise ValueError(f"{graph.describe(task)} did not run to its end under {run.policy}; it has no time")

@@ -180,7 +180,8 @@ class Workload:
             raise ValueError(f"unknown size {size!r} of workload {self.name}; expected small or full")
         for knob in knobs:
             if knob not in self.full:
-                raise ValueError(f"workload {self.name} has no knob {knob!r}; expected one of {', '.join(self.full)}")
+                known = ", ".join(self.full)
+                raise ValueError(f"workload {self.name} takes no argument {knob!r}; expected one of {known}")
         return {**(self.small if size == "small" else self.full), **knobs}
 
 
@@ -209,7 +210,7 @@ class OwnProgram(Workload):
     def refuse_knobs(self, knobs: Mapping[str, int]) -> None:
         """Raise ValueError if any knob is passed."""
         for knob in knobs:
-            raise ValueError(f"{self.name} is your own function, which has no knob {knob!r}")
+            raise ValueError(f"{self.name} is your own function, which takes no argument {knob!r}")
 
 
 def own_program(make_loss: Callable[[], Tensor], name: str, title: str | None = None) -> Workload:

@@ -93,7 +93,7 @@ class StudiedWorkload:
         return self.comparison[policy].timeline.start_bytes
 
     def rise_bytes(self, policy: str) -> int:
-        """Return the rise of the level in the backward above its start."""
+        """Return the peak of the backward minus the level at its start."""
         return self.comparison[policy].peak_bytes - self.start_bytes(policy)
 
     def makespan_ns(self, policy: str) -> int | None:

@@ -69,7 +69,8 @@ def workload(name: str) -> Workload:
     """
     expect(name, str, "name", "the name of a workload, such as resnet50")
     if name not in WORKLOADS:
-        raise ValueError(f"unknown workload {name!r}{did_you_mean(name, WORKLOADS)} known: {', '.join(WORKLOADS)}")
+        known = ", ".join(WORKLOADS)
+        raise ValueError(f"unknown workload {name!r}{did_you_mean(name, WORKLOADS)} expected one of {known}")
     return WORKLOADS[name]
 
 

@@ -38,7 +38,7 @@ FindingKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding about a training loop. As text it is its sentence.
+    """A finding about a training loop. `str()` returns its sentence.
 
     Attributes:
         kind: the kind.

@@ -1,4 +1,4 @@
-"""`ts.fits`: whether a training step fits into memory, and what would take less."""
+"""`ts.fits`: predicts whether a training step fits into memory, and which changes reduce the memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way to need less memory.
+    """A change of the training step that reduces its peak.
 
     Attributes:
         name: "fused", "recompute", "accumulation" or "checkpoints".
@@ -50,7 +50,7 @@ class Remedy:
         peak_bytes: the peak of a steady step with it; for a recompute plan, an upper bound.
         saved_bytes: the bytes that it saves.
         fits: whether the step fits into the memory with it, its preparation included.
-        price: what it costs, in words.
+        price: its cost, in words.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _fused(recipe: Recipe, learned: Sequence[Workspaces]) -> Iterator[Found]:
 
     try:
         step = fake_step(recipe, learned=learned, change=fuse)
-    except (RuntimeError, TypeError):  # an optimizer without one
+    except (RuntimeError, TypeError):  # an optimizer without a fused kernel
         return
     if kinds:
         yield (
@@ -336,7 +336,7 @@ class Fit(ShownAsTable):
         verdict = (
             f"It fits{of}: {peak} of {there}{on}{kept}"
             if self.fits
-            else (f"It does not fit{of}: {peak}, and there are {there}{on}{kept}")
+            else f"It does not fit{of}: it needs {peak} of {there}{on}{kept}"
         )
         share = share_text(largest[1], self.peak_bytes)
         where = f"at its highest in the {self.highest.phase}, where {share} is {largest[0]}"
@@ -348,11 +348,11 @@ class Fit(ShownAsTable):
             return ""
         try:
             largest = self.largest_batch
-        except Exception as error:  # another batch size may fail; the answer for this one stands
-            said = str(error).partition("\n")[0].rstrip(".")
-            return f"The largest batch that fits is not known; another size raised {type(error).__name__}: {said}."
+        except Exception as error:  # another batch size may fail; the prediction for this one is still valid
+            said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+            return f"The largest batch that fits is unknown, because another size raised {said}."
         if largest is None:
-            return f"A batch of {_LARGEST_TRIED:,} fits, too."
+            return f"Even a batch of {_LARGEST_TRIED:,} fits."
         return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
 
 

@@ -106,7 +106,7 @@ class SecondBackward:
         return lambda node: self._forwards.maker_of(node, names)
 
 
-class SpoiledBackwards(LoopPart):
+class InvalidGraphs(LoopPart):
     """Finds backwards whose graph was freed or whose saved tensors were modified.
 
     It knows which graphs wait for their backward by a mark on the results of the loop's outermost modules.

@@ -105,40 +105,40 @@ class TrainingWatch(LoopFollower):
         super().__init__()
         self.number = 0
         self.stepped: WeakSet[Optimizer] = WeakSet()
-        self._has_stepped = False  # an optimizer, which may be gone by now
+        self._has_stepped = False  # whether an optimizer has stepped in this step; it may have been freed since
         self._training = training
         self._parts, self._all_parts = list(parts), list(parts)
         self._overriding: dict[str, tuple[LoopPart, ...]] = {}  # by the name of a method
-        self._told_of_modules = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
+        self._module_observers = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
-        self._strangers: WeakSet[nn.Module] = WeakSet()
+        self._unwatched: WeakSet[nn.Module] = WeakSet()
         # For each passed optimizer or wrapper: the optimizers whose steps it runs.
         self._given: list[WeakSet[Optimizer]] = [WeakSet(stepping_for(each)) for each in optimizers]
         self._known: WeakSet[Optimizer] = WeakSet()
         self._alive: WeakSet[Optimizer] | None = None
         self._by_hand = False
-        self._is_to_tell = False  # `optimizer_begins` is still to be called, after the closure
+        self._owes_optimizer_begins = False  # `optimizer_begins` is still to be called, after the closure
         self._last_failure = 0  # the id of an exception, until the next backward
-        self._told_since: int | None = None  # when the call of observers under way began
+        self._notified_since: int | None = None  # when the call of observers under way began
         self._observers_ns = 0
 
     def start(self, stack: ExitStack) -> None:
         """Begin, and install the hooks; closing the stack removes them."""
-        stack.callback(self._told_the_end)
-        self._tell("begins", self._training)
+        stack.callback(self._end_observers)
+        self._notify("begins", self._training)
         self.install_hooks(stack)
-        self._tell("step_begins", self.number)
+        self._notify("step_begins", self.number)
 
-    def _told_the_end(self) -> None:
+    def _end_observers(self) -> None:
         self._over = True
         with unobserved():
             for part in self._all_parts:
-                self._tell_one(part, "ends")
+                self._notify_one(part, "ends")
         self._all_parts.clear()
         self._parts.clear()
         self._overriding.clear()
-        self._told_of_modules.clear()
+        self._module_observers.clear()
 
     def end(self, error: BaseException | None) -> None:
         """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
@@ -146,7 +146,7 @@ class TrainingWatch(LoopFollower):
             self._failed(error)
         if not self._over:
             if self._has_stepped:
-                self._tell("step_ends", self.number)
+                self._notify("step_ends", self.number)
                 self.number += 1
             self._over = True
 
@@ -160,68 +160,68 @@ class TrainingWatch(LoopFollower):
         if id(error) != self._last_failure:
             self._last_failure = id(error)
             self._explain(error)
-            self._tell("failed", error)
+            self._notify("failed", error)
 
     def _explain(self, error: BaseException) -> None:
         explain_error(error, modules=[module for _, module in self._training.watched.modules()])
 
     def loop_ns(self) -> int:
         """Return the nanoseconds that have passed outside of the observers."""
-        return (perf_counter_ns() if self._told_since is None else self._told_since) - self._observers_ns
+        return (perf_counter_ns() if self._notified_since is None else self._notified_since) - self._observers_ns
 
-    def _tell(self, what: str, *told: object) -> None:
-        self._told_since = started = perf_counter_ns()
+    def _notify(self, method: str, *arguments: object) -> None:
+        self._notified_since = started = perf_counter_ns()
         try:
             with unobserved(), left_out_of_recording():
-                for part in self._told_of(what):
-                    if not self._tell_one(part, what, *told):
-                        self._tell_no_more(part)
+                for part in self._observers_of(method):
+                    if not self._notify_one(part, method, *arguments):
+                        self._drop_observer(part)
         finally:
-            self._told_since = None
+            self._notified_since = None
             self._observers_ns += perf_counter_ns() - started
 
-    def _told_of(self, what: str) -> tuple[LoopPart, ...]:
+    def _observers_of(self, method: str) -> tuple[LoopPart, ...]:
         """Return the observers that override this method."""
-        found = self._overriding.get(what)
+        found = self._overriding.get(method)
         if found is None:
-            base = getattr(LoopPart, what)
-            found = tuple([part for part in self._parts if getattr(type(part), what) is not base])
-            self._overriding[what] = found
+            base = getattr(LoopPart, method)
+            found = tuple([part for part in self._parts if getattr(type(part), method) is not base])
+            self._overriding[method] = found
         return found
 
-    def _tell_no_more(self, part: LoopPart) -> None:
+    def _drop_observer(self, part: LoopPart) -> None:
         self._parts.remove(part)
         self._overriding.clear()
-        if part in self._told_of_modules:
-            self._told_of_modules.remove(part)
+        if part in self._module_observers:
+            self._module_observers.remove(part)
 
-    def _tell_one(self, part: LoopPart, what: str, *told: object) -> bool:
+    def _notify_one(self, part: LoopPart, method: str, *arguments: object) -> bool:
         """Call one method of one observer; return whether it did not raise."""
         try:
-            getattr(part, what)(*told)
+            getattr(part, method)(*arguments)
         except Exception as error:
             since = f"{type(part).__name__} stopped in step {self.number} after an error"
             self._training.note(f"{since}: {type(error).__name__}: {error}")
             return False
         return True
 
-    def _is_meant(self, module: nn.Module) -> bool:
+    def _is_watched_module(self, module: nn.Module) -> bool:
         """Return whether the module is watched: it was passed, or contains one that was."""
         if not self._modules or module in self._modules or module in self._around:
             return True
-        if module in self._strangers:
+        if module in self._unwatched:
             return False
         found = any(each in self._modules for each in module.modules())
-        (self._around if found else self._strangers).add(module)
+        (self._around if found else self._unwatched).add(module)
         return found
 
     def _step_is_over(self) -> None:
-        self._tell("step_ends", self.number)
+        self._notify("step_ends", self.number)
         self._known.update(self.stepped)
         self.stepped.clear()
         self._has_stepped = False
         self.number += 1
-        self._tell("step_begins", self.number)
+        self._notify("step_begins", self.number)
 
     def _may_be_over(self) -> None:
         """End the step if all optimizers have stepped: the forward or backward that begins is the next step's."""
@@ -236,44 +236,44 @@ class TrainingWatch(LoopFollower):
             return self._known <= self.stepped
         if self._alive is None:
             self._alive = WeakSet(each for each in optimizers_alive() if has_hooks(each))
-        return self._alive == self.stepped  # they differ where one is hidden by gc.freeze: then others may be, too
+        return self._alive == self.stepped  # they differ if gc.freeze hides an optimizer, as it may hide others
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._is_meant(module):
+        if self._is_watched_module(module):
             self._may_be_over()
             self._training.watched.add(module)
             self._training.autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
-            self._tell("forward_begins", module, beneath_all_transforms(given))
+            self._notify("forward_begins", module, beneath_all_transforms(given))
 
     def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
         # torch also calls the hooks of a module that raised, while it handles the exception.
         if is_forward and result is None and (error := sys.exception()) is not None:
             self._explain(error)
         result = beneath_all_transforms(result)
-        for part in self._told_of_modules:
-            if not self._tell_one(part, "module_ends", module, result):
-                self._tell_no_more(part)
+        for part in self._module_observers:
+            if not self._notify_one(part, "module_ends", module, result):
+                self._drop_observer(part)
                 break
-        if is_forward and self._is_meant(module):
-            self._tell("forward_ends", module, result)
+        if is_forward and self._is_watched_module(module):
+            self._notify("forward_ends", module, result)
 
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
         if not self._calls and not self._stepping:
             self._may_be_over()
         self._last_failure = 0
         try:
-            self._tell("backward_begins", given)
+            self._notify("backward_begins", given)
             result = run()
         except BaseException as error:
-            self._tell("backward_ends", given, error)
+            self._notify("backward_ends", given, error)
             self._failed(error)
             raise
-        self._tell("backward_ends", given, None)
+        self._notify("backward_ends", given, None)
         return result
 
     def _gradients_begin(self, outputs: Sequence[Tensor | GradientEdge]) -> None:
         if not self._over:
-            self._tell("gradients_begin", outputs)
+            self._notify("gradients_begin", outputs)
 
     def _is_watched(self, optimizer: Optimizer) -> bool:
         return not self._is_ignored and (not self._given or any(optimizer in each for each in self._given))
@@ -283,27 +283,27 @@ class TrainingWatch(LoopFollower):
             self._step_is_over()
 
     def _optimizer_begins(self, optimizer: Optimizer, has_closure: bool) -> None:
-        self._is_to_tell = True
+        self._owes_optimizer_begins = True
         if not has_closure:
-            self._tell_of_beginning(optimizer)
+            self._notify_optimizer_begins(optimizer)
 
-    def _tell_of_beginning(self, optimizer: Optimizer) -> None:
+    def _notify_optimizer_begins(self, optimizer: Optimizer) -> None:
         """Call `optimizer_begins` once. In a step with a closure, this is after the closure's first run, which computes
         the gradients.
         """
-        if self._is_to_tell:
-            self._is_to_tell = False
-            self._tell("optimizer_begins", optimizer)
+        if self._owes_optimizer_begins:
+            self._owes_optimizer_begins = False
+            self._notify("optimizer_begins", optimizer)
 
     def _optimizer_ends(self, optimizer: Optimizer, is_skipped: bool) -> None:
         self.stepped.add(optimizer)
         self._has_stepped = True
         if is_skipped:
-            self._tell("optimizer_skipped", optimizer)
+            self._notify("optimizer_skipped", optimizer)
         else:
-            self._tell_of_beginning(optimizer)
-            self._tell("optimizer_ends", optimizer)
+            self._notify_optimizer_begins(optimizer)
+            self._notify("optimizer_ends", optimizer)
 
     def _closure_ends(self, optimizer: Optimizer) -> None:
         if len(self._stepping) == 1:
-            self._tell_of_beginning(optimizer)
+            self._notify_optimizer_begins(optimizer)

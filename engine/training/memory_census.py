@@ -45,7 +45,7 @@ class Holders:
         self._followed: dict[Place, FollowedStorage] = {}
 
     def add_module(self, module: nn.Module) -> None:
-        """Add a module. Raises NotImplementedError if its parameters have no memory, or none that is measured."""
+        """Add a module. Raises NotImplementedError if the memory of its parameters cannot be measured."""
         if module in self._modules:
             return
         known: set[torch.device] = set()
@@ -53,8 +53,8 @@ class Holders:
             for name, each in module.named_parameters():
                 if is_fake(each):
                     raise NotImplementedError(
-                        f"{name} of {type(module).__name__} is {without_bytes(each)}: there is no memory to measure. "
-                        "ts.fits(...) predicts a step without it"
+                        f"{name} of {type(module).__name__} is {without_bytes(each)}, so it has no memory to measure; "
+                        "use ts.fits(...) to predict the step"
                     )
                 if each.device not in known:
                     try:

@@ -109,7 +109,7 @@ class NormJudge:
         if total is not None:
             self._bad = None
             self._totals.append((step, total))
-        elif lost or not skipped:  # else it is the scaler's own affair
+        elif lost or not skipped:  # otherwise the scaler handles it by a lower scale
             self._say_non_finite(step, row, lost)
         for jump in tuple(self._jumps):
             self._follow(jump, scalars)
@@ -129,11 +129,11 @@ class NormJudge:
         kind = "NaN" if any(math.isnan(float(row[each])) for each in bad) else "infinite"
         there = [each for each in order if float(row[each]) != ABSENT]
         if len(bad) == len(there):
-            spread = f"and so is that of all {counted(len(there), 'module')}" if len(bad) > 1 else "the only one"
-            begins = "the loss is not finite, either: it begins in the forward" if lost else "the loss was finite"
+            spread = f"so are the gradients of all {counted(len(there), 'module')}" if len(bad) > 1 else "the only one"
+            begins = "the loss is not finite either: it begins in the forward" if lost else "the loss was finite"
         else:
             more = len(bad) - 1
-            spread = "no other module's is" if not more else f"that of {counted(more, 'module')} after it is, too"
+            spread = f"so are those of {counted(more, 'module')} after it" if more else "no other gradient is"
             begins = f"those of {counted(len(there) - len(bad), 'module')} are finite"
         self._bad = Finding(
             "non-finite",
@@ -228,7 +228,7 @@ class NormJudge:
         self._add(Finding("learning rate", jump.step, sentence, tensor=of))
 
     def _look_for_spike(self, step: int, total: float | None, scalars: Sequence[OptimizerScalars]) -> None:
-        """Look for one step with a huge norm after which the loss does not come back."""
+        """Look for a single step with a huge norm after which the loss does not recover."""
         spike = self._spike
         if spike is None:
             if total is None or len(self._totals) < 2 or total <= _ABOVE_ALL * self._totals[-2][1]:
@@ -248,7 +248,7 @@ class NormJudge:
             self._say_if_lost(spike, step)
 
     def end(self, step: int) -> None:
-        """Judge a huge norm shortly before the end of the loop."""
+        """Report a huge norm shortly before the end of the loop, if the loss has not recovered."""
         if self._spike is not None and self._spike.steps >= 2 * _AFTER:
             self._say_if_lost(self._spike, step)
 
@@ -261,7 +261,7 @@ class NormJudge:
                 sentence = (
                     f"The norm of all gradients was {_number(spike.norm)} in step {spike.step}, "
                     f"{_times(spike.norm / spike.usual)} its usual {_number(spike.usual)}, and {spike.steps} steps "
-                    f"later the loss has not come back: it is {_number(worst)} instead of {_number(median(known))}. "
+                    f"later the loss has not recovered: it is {_number(worst)} instead of {_number(median(known))}. "
                     "Clip such a step (torch.nn.utils.clip_grad_norm_), and look at its batch"
                     f"{self._advice.replace('such a step', 'it')}."
                 )
@@ -276,7 +276,7 @@ class NormJudge:
         if not at.numel() or int(at[0]) == 0:
             return ""
         place = int(at[0])
-        earlier = found[max(0, place - _EVERY) : place]  # of a large model a row has some of the modules
+        earlier = found[max(0, place - _EVERY) : place]  # a row of a large model covers only some modules
         now, before = found[place], torch.where(earlier > 0, earlier, math.nan).nanmedian(0).values
         there = (now > 0) & (before > 0)
         if not bool(there.any()):

@@ -80,7 +80,7 @@ class NormWatch(LoopPart):
         self._before: tuple[list[Tensor], list[Tensor], list[int], list[int]] | None = None
         self._is_ordered = False
         self._next_column: dict[int, int] = {}  # by optimizer, the first column still to measure
-        self._told_unread = False
+        self._reported_unread = False
         self._stack = ExitStack()
 
     def begins(self, training: Training) -> None:
@@ -229,9 +229,9 @@ class NormWatch(LoopPart):
     def _say_unread(self) -> None:
         """Report once the gradients that cannot be read and have no norms."""
         unread = self._sums.unread
-        if not unread or self._told_unread:
+        if not unread or self._reported_unread:
             return
-        self._told_unread = True
+        self._reported_unread = True
         first = self._columns.names[min(unread)]
         others = f", nor can those of {counted(len(unread) - 1, 'other module')}" if len(unread) > 1 else ""
         sentence = (
@@ -295,7 +295,7 @@ class NormWatch(LoopPart):
 
 
 def _rate(optimizer: Optimizer) -> float | None:
-    """Return the largest learning rate of its groups, without those that only the device knows."""
+    """Return the largest learning rate of its groups, ignoring those stored as tensors on an accelerator."""
     rates = map(rate_of, optimizer.param_groups)
     return max((each for each in rates if each is not None), default=None)
 

@@ -88,9 +88,9 @@ class StaleCasts(LoopPart):
                     found |= {id(leaf)} & held
         if found:
             self._looks, self._found = 0, True
-            self._tell(who, [name for name, each in self._training.watched.parameters() if id(each) in found])
+            self._report(who, [name for name, each in self._training.watched.parameters() if id(each) in found])
 
-    def _tell(self, who: str, names: list[str]) -> None:
+    def _report(self, who: str, names: list[str]) -> None:
         which = joined(names) if names else "parameters"
         self._training.add(
             Finding(

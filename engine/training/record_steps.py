@@ -80,7 +80,7 @@ class LoopRecording:
         self._open.callback(self._recorder.close)  # an interrupt may come as soon as it has begun
         self._recorder.start()
         self._open.callback(self._stop_recorder)
-        self._open.enter_context(ready_for_new_nodes())  # an optimizer may step, and so delimit steps, in a backward
+        self._open.enter_context(ready_for_new_nodes())  # an optimizer may step, and so end a step, during a backward
         self._open.enter_context(leaving_out(self._apart))
         self.watch.install_hooks(self._open)
         self._open.callback(self._follow_no_more)
@@ -124,9 +124,9 @@ class LoopRecording:
             self._capture.renew()
 
     def stepped(self) -> None:
-        """Prepare for the next step: one that its optimizer delimits is seen only when it is over.
+        """Prepare for the next step, because a step that an optimizer ends is recognized only afterwards.
 
-        The capture forgets the modules here, so that a model which was made in the step is freed with it.
+        The capture forgets the modules here, so that a model created in the step is freed with it.
         """
         if self._following is not None:
             self._capture.renew()
@@ -163,7 +163,7 @@ class LoopRecording:
     def _read(self) -> Iterator[TrainingStep]:
         watch = self.watch
         ends = [each.first for each in watch.steps[1:]] + [len(watch.moments) - 1]
-        ended = len(watch.steps) - 1 if watch.by_hand else watch.wanted  # by hand the last one is not over
+        ended = len(watch.steps) - 1 if watch.by_hand else watch.wanted  # with step(), the last one has not ended
         spans = list(zip(watch.steps, ends, strict=True))[:ended]
         windows = self._windows([(seen.first, end) for seen, end in spans])
         before: TrainingStep | None = None
@@ -251,7 +251,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
     def __enter__(self) -> Self:
         if self._opened is not None:
-            raise RuntimeError("these steps are being recorded already; make another ts.record_steps()")
+            raise RuntimeError("these steps are being recorded already; create a new ts.record_steps()")
         self._steps = []
         self._recording = LoopRecording(self._wanted, 1, self._model)
         self._opened = Opened(self, self._recording.start)
@@ -272,7 +272,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         finally:
             opened.close(kind, error, traceback)
         with telling(None, "reading what was recorded") as tell:
-            tell("which step took what")
+            tell("assigning memory to steps")
             self._steps = recording.steps()
 
     def step(self) -> None:
@@ -322,7 +322,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
 
     def __getitem__(self, number: int | slice) -> TrainingStep | list[TrainingStep]:
         if self._opened is not None:
-            raise RuntimeError("the steps can be looked at when the `with` block of ts.record_steps() has ended")
+            raise RuntimeError("read the steps after the `with` block of ts.record_steps() has ended")
         if isinstance(number, int) and not -len(self) <= number < len(self):
             seen = (
                 f"{len(self)} were recorded"
@@ -344,7 +344,7 @@ class record_steps(ShownAsTable, Sequence[TrainingStep]):
         )
 
     def __str__(self) -> str:
-        return super().__str__() if self._steps else "\n".join(self.sentences)  # no headings above nothing
+        return super().__str__() if self._steps else "\n".join(self.sentences)  # no headings for an empty table
 
     words = ("step", "at its highest in", "optimizers")
     html = "phases as HTML"

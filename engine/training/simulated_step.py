@@ -216,6 +216,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if len(self._learned) < 2 or self._size is None:
             return TOO_LARGE
         call = len(self.workspaces)
+        # A workspace grows linearly with the batch, unless the kernel uses another algorithm for another size.
         (small, first), (large, second) = (
             (each.size, each.nbytes[call] if call < len(each.nbytes) else None) for each in self._learned
         )
@@ -351,7 +352,7 @@ class _Trained:
         parameters = [each for each in model.parameters() if each.requires_grad]
         if not parameters:
             raise ValueError(
-                "make_model() gave a model without parameters that require gradients: expected one to train"
+                "make_model() returned a model without parameters that require gradients; expected a model to train"
             )
         try:
             optimizer = recipe.make_optimizer(parameters)

@@ -1,4 +1,4 @@
-"""One training step, recorded: its memory by phase and category, and what it did."""
+"""A recorded training step: its memory by phase and category, its optimizers and its backwards."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TrainingStep(ShownAsTable):
             ValueError: it was not traced task by task, for example under `ts.policy`.
         """
         if self._backwards is None:
-            raise ValueError("there is no graph of this step: it was not followed")
+            raise ValueError("this step has no graph, because its backward was not traced")
         with collector_paused():
             return self._backwards.at_peak()
 
@@ -200,7 +200,7 @@ class TrainingStep(ShownAsTable):
         at_peak = timeline.peak_phase.name == FORWARD
         yield (
             f"{size_text(nbytes)} of gradients of the previous step stay alive through the forward, which "
-            f"{'holds the peak' if at_peak else 'is not where the peak is'}: call "
+            f"{'contains' if at_peak else 'does not contain'} the peak: call "
             "optimizer.zero_grad(set_to_none=True) before the forward."
         )
 
@@ -319,11 +319,11 @@ class StepPeak(ShownAsTable):
         return self.answer
 
 
-_PLACES = {BETWEEN: "what is between forwards", AFTER_BACKWARD: "what follows the backward"}
+_PLACES = {BETWEEN: "the time outside forward and backward", AFTER_BACKWARD: "the phase after the backward"}
 
 
 def place_of(phase: str) -> str:
-    """Return the name of a phase for use after "in": `the backward`, `what follows the backward`."""
+    """Return the name of a phase for use after "in": `the backward`, `the phase after the backward`."""
     return _PLACES.get(phase, f"the {phase}")
 
 
@@ -340,5 +340,5 @@ def step_began_ns(step: TrainingStep) -> int:
         ValueError: no backward of it was traced.
     """
     timeline = step.run.timeline
-    assert timeline is not None, "a step's run has its memory"
+    assert timeline is not None, "a step's run has a timeline"
     return timeline.event_ns[0] - (0 if step.timeline.before else step.timeline.event_ns[0])

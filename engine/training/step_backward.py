@@ -1,4 +1,4 @@
-"""A backward of a step looked at task by task, and the step's memory as a timeline of that backward."""
+"""A step's backward traced task by task, and the step's memory as a timeline of that backward."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class StepBackwards:
         """
         found = [] if self.why_not else self.followed
         if not found:
-            raise ValueError(f"there is no graph of this step: {self.why_not or self.why_none}")
+            raise ValueError(f"this step has no graph: {self.why_not or self.why_none}")
         window = self._window
         events = window.events(self.start, self.end)
         peak = self.timelines[str(window.device)].peak_event

@@ -28,7 +28,7 @@ class PhaseStart:
     Attributes:
         phase: its name.
         mark: the number of the allocator's mark there.
-        walked: places of gradients, state or parameters, of the categories that were read here.
+        walked: places of gradients, state or parameters, for the categories that were read at this start.
         optimizer: the class name of the optimizer whose step begins here or has ended.
         ended: places of storages freed since the previous phase began.
     """
@@ -135,7 +135,7 @@ class StepPhases(LoopFollower):
         return self.moments[-1].phase
 
     def _enter(self, phase: str, *walk: Kind, optimizer: str = "") -> None:
-        ended = self._holders.ended()  # before others may be at the same places
+        ended = self._holders.ended()  # before new storages can reuse their addresses
         of = {GRADIENTS: self._holders.gradients, STATE: self._holders.state}
         walked: Walked = {name: of[name]() for name in walk}
         if phase == FORWARD:  # parameters may have been moved since, as by `.data = ...`
@@ -322,7 +322,7 @@ class Window:
         return list(self._events(self.row(start), self.row(end)))
 
     def _events(self, first: int, last: int) -> Iterator[tuple[int, int, bool]]:
-        """A release without a row of its own comes after the row before."""
+        """Yield the events of one row range; a release without a row is placed after the previous row."""
         ended: dict[int, list[int]] = {}
         for number, block in enumerate(self.blocks):
             if block.died is not None and first < block.died <= last and self._unseen_end(number, block.died):

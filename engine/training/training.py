@@ -14,7 +14,7 @@ from ...inspector.torch_private.optimizer_steps import is_optimizer
 from ...inspector.torch_private.thread_state import unobserved
 from ...inspector.validation import a_kind, expect, expect_number, expect_truth
 from .black_box.black_box import USUAL, BlackBox, kinds_of
-from .freed_graphs import SpoiledBackwards
+from .freed_graphs import InvalidGraphs
 from .leaks.graph_leaks import Leaks
 from .leaks.retained_graphs import RetainedGraphs
 from .ledger.clearing import Clearing
@@ -56,7 +56,7 @@ class Writer(LoopPart):
         self._write()
 
     def ends(self) -> None:
-        """Write the last step. The loop's own `log` cannot come in between."""
+        """Write the last step. The loop calls its own `log` no more."""
         if not self._raised:
             self._logger.commit()  # else the last step would replace the one before it
             self._write()
@@ -77,7 +77,7 @@ PARTS: list[Callable[[], LoopPart]] = [
     RetainedGraphs,
     HeldMemory,
     SkippedSteps,
-    SpoiledBackwards,
+    InvalidGraphs,
     Clearing,
     NeverStepped,
     Movement,

@@ -216,7 +216,7 @@ def read_document(text: str) -> TrainingDocument:
     found = json_object(text, FORMAT, VERSION)
     modules, optimizers = _texts(found["modules"]), _texts(found["optimizers"])
     if len(modules) > _MOST_MODULES:
-        raise ValueError(f"it has {len(modules):,} modules; {_MOST_MODULES:,} are read at most")
+        raise ValueError(f"it has {len(modules):,} modules; at most {_MOST_MODULES:,} are supported")
     rows, samples, looks = (_spans(found[name]) for name in ("rows", "samples", "looks"))
     befores = _spans(found.get("baseline_steps", []))  # missing in older pages
     counts = {
@@ -278,7 +278,7 @@ def _finding(given: dict[str, Any]) -> Finding:
 
 def _texts(given: Sequence[object]) -> tuple[str, ...]:
     if not all(isinstance(each, str) for each in given):
-        raise ValueError("a name is not a text")
+        raise ValueError("a name is not a string")
     return tuple(map(str, given))
 
 

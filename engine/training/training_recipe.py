@@ -80,7 +80,7 @@ class Recipe:
             raise TypeError(f"make_batch is {a_kind(make_batch)}; expected a function that makes a batch")
         expect_callable(make_optimizer, 1, "make_optimizer", "a function that takes parameters and makes an optimizer")
         if loss_of is not None:
-            expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+            expect_callable(loss_of, 2, "loss_of", "a function of the model and the batch that returns the loss")
         size = _size_of(make_batch)
         takes_size = size is not None
         default = None if size is None else size.default
@@ -178,7 +178,9 @@ def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     missing = [each for each in by_place if each.default is each.empty]
     if len(missing) > 1 or any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in parameters):
-        raise TypeError("make_batch wants more than the size of a batch; expected make_batch() or make_batch(size)")
+        raise TypeError(
+            "make_batch requires arguments besides the batch size; expected make_batch() or make_batch(size)"
+        )
     return by_place[0] if by_place else None
 
 
@@ -238,7 +240,7 @@ def model_on_fakes(recipe: Recipe, fakes: FakeKernels) -> nn.Module:
 
     Raises:
         TypeError: `make_model` did not return a module.
-        NotImplementedError: a tensor's subclass has operations of its own.
+        NotImplementedError: a tensor's subclass has its own operations.
     """
     made = recipe.make_model
     _refuse_wrappers(made)
@@ -321,7 +323,7 @@ def stand_in(model: nn.Module) -> nn.Module:
     """Return a copy of a model on fake tensors, allocating nothing. The model is left unchanged.
 
     Raises:
-        NotImplementedError: a tensor's subclass has operations of its own.
+        NotImplementedError: a tensor's subclass has its own operations.
     """
     wholes: dict[int, Tensor] = {}
     memo: dict[int, Any] = {}
@@ -345,7 +347,7 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
         )
     if storage is None or (computes_itself(tensor) and not is_fake(tensor)):
         raise NotImplementedError(
-            f"{name} is {a_kind(tensor)}, whose class has operations of its own; pass a function that returns the "
+            f"{name} is {a_kind(tensor)}, whose class has its own operations; pass a function that returns the "
             "model instead"
         )
     view = View.of(tensor)

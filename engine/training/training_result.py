@@ -207,7 +207,7 @@ class Training(ShownAsFindings):
 
     def __enter__(self) -> Self:
         if self._watcher is None:
-            raise RuntimeError("this training has been watched already; make another ts.training()")
+            raise RuntimeError("this training has been watched already; create a new ts.training()")
         if self._opened is None:  # else it was started
             self._opened = Opened(self, self._watcher.start)
         return self
@@ -229,7 +229,7 @@ class Training(ShownAsFindings):
             RuntimeError: the loop is not being watched.
         """
         if self._opened is None or self._watcher is None:
-            raise RuntimeError("this training is not being watched: step() is for inside of the `with` block")
+            raise RuntimeError("this training is not being watched; call step() inside the `with` block")
         self._watcher.next_step()
 
     @property
@@ -346,7 +346,7 @@ class Training(ShownAsFindings):
         """
         if make_model is not None or loss_of is not None:
             expect_callable(make_model, 0, "make_model", "a function that makes the model")
-            expect_callable(loss_of, 2, "loss_of", "a function that takes model and batch and gives the loss")
+            expect_callable(loss_of, 2, "loss_of", "a function of the model and the batch that returns the loss")
         with unobserved():
             return drawn("training as a widget", self, make_model, loss_of, recorded_steps(steps))
 

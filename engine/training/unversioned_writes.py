@@ -137,7 +137,7 @@ class DataWrites:
     ends; bytes that differ in the backward were written since.
 
     Attributes:
-        told: writes through `.data`, in order.
+        through_data: writes through `.data`, in order.
         shared: bytes shared with arrays, which may have been written since, in order.
 
     Known limitations: no mode intercepts `torch.from_numpy`, so tensors created from an array are not covered. Of more
@@ -145,7 +145,7 @@ class DataWrites:
     """
 
     def __init__(self, forwards: Forwards) -> None:
-        self.told: list[SilentStep] = []
+        self.through_data: list[SilentStep] = []
         self.shared: list[SilentStep] = []
         self.step = 0
         self._forwards = forwards
@@ -154,40 +154,40 @@ class DataWrites:
         self._followed: dict[
             int, FollowedStorage
         ] = {}  # kept so that no other storage reuses the address of a written one
-        self._begun: dict[int, _Begun] = {}  # by the tensor's id, until the call is over
+        self._open_writes: dict[int, _OpenWrite] = {}  # by the tensor's id, until the call is over
         self._arrays: list[ref[Any]] = []
 
     @property
     def writes(self) -> list[SilentStep]:
-        return [*self.told, *self.shared]
+        return [*self.through_data, *self.shared]
 
     def pause(self) -> None:
         """Pause while an optimizer steps; `SilentWrites` checks its writes."""
         self._is_paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._is_paused = False
 
     @property
-    def _looks_away(self) -> bool:
+    def _ignores_writes(self) -> bool:
         if self._is_paused or get_ident() != self._thread:
             return True
         return not self._forwards.unseen and not self._forwards.waiting()
 
     def begins(self, tensor: Tensor) -> None:
-        if not self._looks_away and (copy := _bytes_of(tensor)) is not None:
-            self._begun[id(tensor)] = _Begun(copy, View.of(tensor), storage_of(tensor))
+        if not self._ignores_writes and (copy := _bytes_of(tensor)) is not None:
+            self._open_writes[id(tensor)] = _OpenWrite(copy, View.of(tensor), storage_of(tensor))
 
     def ends(self, what: str, place: Place | None, tensor: Tensor) -> None:
-        begun = self._begun.pop(id(tensor), None)
-        if begun is None or self._looks_away:
+        opened = self._open_writes.pop(id(tensor), None)
+        if opened is None or self._ignores_writes:
             return
         made = SilentStep(what, place, self.step, sequence_nr(), {}, _OF_DATA)
-        if (begun.view, begun.storage) == (View.of(tensor), storage_of(tensor)):
-            self._add(self.told, made, tensor, WrittenBytes(begun.copy))
-        elif not computes_itself(tensor) and (begun.view.shape, begun.view.dtype) == (tensor.shape, tensor.dtype):
-            before = on_storage(begun.copy.untyped_storage(), begun.view)
-            self._add(self.told, made, tensor, WrittenBytes(before, ref(tensor), is_other=True))
+        if (opened.view, opened.storage) == (View.of(tensor), storage_of(tensor)):
+            self._add(self.through_data, made, tensor, WrittenBytes(opened.copy))
+        elif not computes_itself(tensor) and (opened.view.shape, opened.view.dtype) == (tensor.shape, tensor.dtype):
+            before = on_storage(opened.copy.untyped_storage(), opened.view)
+            self._add(self.through_data, made, tensor, WrittenBytes(before, ref(tensor), is_other=True))
 
     def is_shared(self, array: Any) -> None:
         if get_ident() == self._thread and isinstance(array.base, Tensor):
@@ -225,29 +225,29 @@ class DataWrites:
         steps[:] = [each for each in steps if each.written]
 
     def _forget(self, address: int) -> None:
-        for steps in (self.told, self.shared):
+        for steps in (self.through_data, self.shared):
             for each in steps:
                 each.written.pop(address, None)
 
     def forget_old(self) -> None:
         """Forget writes that no waiting graph precedes, and freed storages."""
-        self._begun.clear()  # calls that raised or only read
+        self._open_writes.clear()  # calls that raised or only read
         self._arrays = [each for each in self._arrays if each() is not None]
-        if not self.told and not self.shared:
+        if not self.through_data and not self.shared:
             return
         for address in [each for each, followed in self._followed.items() if not followed.alive]:
             del self._followed[address]
             self._forget(address)
         oldest = None if self._forwards.unseen else min((each.start for each in self._forwards.waiting()), default=None)
-        for steps in (self.told, self.shared):
+        for steps in (self.through_data, self.shared):
             if not self._forwards.unseen:
                 steps[:] = [each for each in steps if oldest is not None and each.number > oldest]
             steps[:] = [each for each in steps if each.written]
-        if not self.told and not self.shared:
+        if not self.through_data and not self.shared:
             self._followed.clear()
 
 
-class _Begun(NamedTuple):
+class _OpenWrite(NamedTuple):
     """A tensor that a call may write to: a copy of its storage before the call, and the tensor's place in it."""
 
     copy: Tensor
@@ -270,7 +270,7 @@ _MOST_COPIED = 2  # steps with copies; bounds a loop whose graphs never run
 
 
 @dataclass(slots=True)
-class _Spoiled:
+class _Modified:
     """A saved tensor that was modified since."""
 
     node: Node
@@ -295,7 +295,7 @@ class SilentWrites:
     def __init__(self, training: Training, forwards: Forwards) -> None:
         self._training = training
         self._forwards = forwards
-        self._loud: WeakSet[Optimizer] = WeakSet()  # optimizers whose steps increment versions
+        self._versioned: WeakSet[Optimizer] = WeakSet()  # optimizers whose steps increment versions
         self._steps: list[SilentStep] = []
         self._before: list[tuple[Tensor, int, Tensor | None]] | None = None  # for the current step
         self.by_others = DataWrites(forwards)
@@ -308,13 +308,13 @@ class SilentWrites:
             return
         given = [each for each in parameters_of(optimizer) if each.grad is not None]
         newest = max((each.number for each in self._steps), default=0)
-        copied = optimizer not in self._loud and any(each.end > newest for each in waiting)
+        copied = optimizer not in self._versioned and any(each.end > newest for each in waiting)
         copies = [each.detach().clone() if copied else None for each in given]
         self._before = [(each, version_of(each), copy) for each, copy in zip(given, copies, strict=True)]
 
     def optimizer_ends(self, optimizer: Optimizer, step: int) -> None:
         before, self._before = self._before, None
-        self.by_others.go_on()
+        self.by_others.resume()
         if before is None:
             return
         title, place = f"{type(optimizer).__name__}.step(){' (fused)' if is_fused(optimizer) else ''}", users_place()
@@ -326,7 +326,7 @@ class SilentWrites:
             elif (storage := storage_of(parameter)) is not None:
                 written[storage.address] = WrittenBytes(copy, ref(parameter))
         if len(written) < len(before):
-            self._loud.add(optimizer)
+            self._versioned.add(optimizer)
         if written:
             self._steps.append(SilentStep(title, place, step, sequence_nr(), written, _OF_A_STEP))
             self._forget_old()
@@ -346,23 +346,26 @@ class SilentWrites:
         self.by_others.forget_old()
         if not self._steps and not self.by_others.writes:
             return
-        found = self._spoiled(roots_of(given[0]), given)
-        by_step: dict[int, list[_Spoiled]] = {}
+        found = self._modified(roots_of(given[0]), given)
+        by_step: dict[int, list[_Modified]] = {}
         for each in found:
             by_step.setdefault(id(each.by), []).append(each)
-        for spoiled in by_step.values():
-            self._training.add(self._finding(spoiled, step))
+        for modified in by_step.values():
+            self._training.add(self._finding(modified, step))
 
     def backward_ends(self) -> None:
         self._forget_old()
         self.by_others.forget_old()
 
-    def _spoiled(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Spoiled]:
+    def _modified(self, roots: Sequence[Node], given: BackwardGiven) -> list[_Modified]:
         """Return the modified saved tensors that this backward reads, those of the youngest node first."""
-        steps = [*sorted([*self._steps, *self.by_others.told], key=lambda each: each.number), *self.by_others.shared]
+        steps = [
+            *sorted([*self._steps, *self.by_others.through_data], key=lambda each: each.number),
+            *self.by_others.shared,
+        ]
         newest = max(each.number for each in steps)
         runs = needed_edges(roots, given[4] if len(given) > 4 else None)
-        found: list[_Spoiled] = []
+        found: list[_Modified] = []
         for number, node in youngest_first(roots):
             if number >= newest or not runs(node):
                 continue
@@ -375,15 +378,15 @@ class SilentWrites:
                 since = ((by, by.written.get(storage.address)) for by in steps if by.number > number)
                 for by, written in since:
                     if written is not None and written.is_of(slot.tensor) and not written.is_as_before(slot.tensor):
-                        found.append(_Spoiled(node, number, slot, by, written))
+                        found.append(_Modified(node, number, slot, by, written))
                         break
         return found
 
-    def _finding(self, spoiled: Sequence[_Spoiled], step: int) -> Finding:
-        first = spoiled[0]
+    def _finding(self, modified: Sequence[_Modified], step: int) -> Finding:
+        first = modified[0]
         by = first.by
         name = self._name_of(first)
-        others = len({id(each.written) for each in spoiled}) - 1
+        others = len({id(each.written) for each in modified}) - 1
         more = f" and {counted(others, 'other parameter')}" if others else ""
         when = "" if by.step == step else f" in step {by.step}"
         forward = self._forwards.forward_of(first.number)
@@ -397,22 +400,22 @@ class SilentWrites:
             step,
             f"{by.who}{at(by.place)} wrote {name or by.words.unnamed}{more}{when} after {first.node.name()}{line}{of}"
             f"{earlier} had saved it as {first.slot.name}; the backward{at(users_place())} uses the new values"
-            f"{_how_far(spoiled)}, so its gradients do not match the forward, and PyTorch does not detect this: "
+            f"{_how_far(modified)}, so its gradients do not match the forward, and PyTorch does not detect this: "
             f"{by.words.why}. What to do: run this backward before that {by.words.noun}, or compute its loss again "
             f"after it; {by.words.instead}.",
             module=None if name is None else name.rpartition(".")[0],
             tensor=name,
             at=at(by.place).removeprefix(" at ") or None,
-            certain=all(each.written.copy is not None for each in spoiled),
+            certain=all(each.written.copy is not None for each in modified),
         )
 
-    def _name_of(self, spoiled: _Spoiled) -> str | None:
+    def _name_of(self, modified: _Modified) -> str | None:
         """Return the name of the parameter on the written bytes."""
         watched = self._training.watched
-        if spoiled.written.parameter is not None:
-            parameter = spoiled.written.parameter()
+        if modified.written.parameter is not None:
+            parameter = modified.written.parameter()
             return None if parameter is None else watched.name_of(parameter)
-        here = storage_of(spoiled.slot.tensor)
+        here = storage_of(modified.slot.tensor)
         return next((name for name, each in watched.parameters() if storage_of(each) == here), None)
 
 
@@ -439,9 +442,9 @@ def _read_for(node: Node, slot: SavedSlot) -> int | None:
     return _READ_FOR.get((node.name(), slot.name), 0 if slot.name == "weight" else None)
 
 
-def _how_far(spoiled: Sequence[_Spoiled]) -> str:
+def _how_far(modified: Sequence[_Modified]) -> str:
     """Return by how much the saved tensors changed, as text, if the previous values are known."""
-    found = [each.written.off(each.slot.tensor) for each in spoiled]
+    found = [each.written.off(each.slot.tensor) for each in modified]
     known = [each for each in found if each is not None]
     return f" (up to {max(known):.2g} off)" if len(known) == len(found) else ""
 

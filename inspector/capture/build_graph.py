@@ -71,8 +71,8 @@ def why_no_graph(tensor: Tensor) -> str:
     if not torch.is_grad_enabled():
         return "gradients are switched off here, by torch.no_grad() or torch.set_grad_enabled(False)"
     return (
-        "it was computed under torch.no_grad(), or cut off by .detach(), .data or .item(), or nothing that went into "
-        "it requires grad, as where all parameters are frozen"
+        "it was computed under torch.no_grad(), cut off by .detach(), .data or .item(), or computed from tensors that "
+        "do not require grad, for example because all parameters are frozen"
     )
 
 

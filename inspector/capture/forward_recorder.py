@@ -171,7 +171,7 @@ class ForwardRecorder(SeenOperations):  # type: ignore[no-untyped-call]
         makes: list[tuple[int, int]] = []
         seconds = 0.0
         began = perf_counter()
-        try:  # an operation that raises counts, too, since the forward may continue
+        try:  # an operation that raises also counts, since the forward may continue
             result = operator(*args, **kwargs)
             seconds = perf_counter() - began
             for output, tensor in [(WHOLE, result)] if isinstance(result, Tensor) else _numbered(result):

@@ -79,7 +79,7 @@ def writes_between(address: int, version: int, now: int) -> list[Write]:
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _ARRAYS = (torch.Tensor.numpy, torch.Tensor.__array__)
-_aliases: dict[int, ref[Tensor]] = {}  # by id(): results of `.data`, which have a version counter of their own
+_aliases: dict[int, ref[Tensor]] = {}  # by id(): results of `.data`, which have their own version counter
 
 Versions = Sequence[tuple[Tensor, int]]
 """The tensors that a call may write, with their versions before it."""

@@ -74,7 +74,7 @@ def _made_here(facts: Facts, owner: Tensor) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of the tensor's bytes; 0 for a tensor without bytes of its own, and for subclasses."""
+    """Return the address of the tensor's bytes; 0 for a tensor without its own bytes, and for subclasses."""
     return address_below(tensor) or 0 if type(tensor) in (Tensor, Parameter) and not tensor.is_sparse else 0
 
 

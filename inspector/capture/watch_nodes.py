@@ -193,7 +193,7 @@ def watch_nodes(stack: ExitStack, record: CaptureRecord, *, modules: bool) -> No
     Args:
         stack: closes what is opened here.
         record: the capture's record.
-        modules: whether to watch the calls of modules, too.
+        modules: whether to also watch the calls of modules.
     """
     if modules:
         stack.enter_context(stacking_module_calls(record.calls))

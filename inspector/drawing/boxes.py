@@ -248,7 +248,7 @@ class RowCell:
         self.tasks = [task.id for task in tasks]
         self.own, self.shared = own, shared
         self.label = f"{shorten(short_name(tasks[0].name), WIDEST_LABEL)} ×{len(tasks)}"
-        # The deck uses this layout, too, and writes the number of finished tasks below the label.
+        # The deck also uses this layout, and writes the number of finished tasks below the label.
         progress = text_width(f"{len(tasks):,} of {len(tasks):,} done")
         self.label_width = ceil(max(text_width(self.label, bold=True), progress)) + 4
         self.grid = len(tasks) > ROW_LINE
@@ -323,7 +323,7 @@ class FoldedCell:
     ) -> None:
         self.group, self.depth, self.sides, self.shades = group, depth, sides, shades
         self.title, self.subtitle, widest = _fitted_label(group, WIDEST_FOLDED)
-        if group.is_views:  # the deck uses this layout, too, and shows the name of the running view
+        if group.is_views:  # the deck also uses this layout, and shows the name of the running view
             names = {short_name(graph.tasks[task].name) for task in group.items if isinstance(task, int)}
             running = (f"{shorten(name, WIDEST_FOLDED)} ⋯ {len(group.items)}" for name in names)
             widest = max(widest, *(text_width(text, bold=True) for text in running))

@@ -45,7 +45,7 @@ def first_view(
         if placed is not None:
             return placed
     # Start with all modules closed, and open those that fit, the outermost and largest first. If equal layers do not
-    # fit when open, single modules of the same kind stay closed, too.
+    # fit when open, single modules of the same kind also stay closed.
     opened = tree.failed()
     placed = _fitted(graph, tree, opened, width, height)
     if placed is None:

@@ -60,7 +60,7 @@ def fold_views(
 ROW_LENGTH: int = LAYOUT["ROW_LENGTH"]  # this many siblings of the same name are drawn as a row of chips
 ROW_LINE: int = LAYOUT["ROW_LINE"]  # chips per line; a longer row becomes a grid
 MOST_SHOWN = 60  # a repeated block with more tasks is drawn closed
-MOST_LOOSE = 120  # in a box with more items, runs of tasks outside of modules are folded, too
+MOST_LOOSE = 120  # in a box with more items, runs of tasks outside of modules are also folded
 MOST_DRAWN = 200_000  # boxes and tasks: 70 MB of SVG
 _MOST_NAMES = 3  # in the title of a folded run of tasks
 

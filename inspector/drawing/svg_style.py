@@ -25,7 +25,7 @@ LIGHT, DARK = (
 )
 
 BOX_OPACITY = 0.032
-MOST_SHADES = 8  # nested boxes up to which labels have a background of their own
+MOST_SHADES = 8  # nested boxes up to which labels have their own background
 QUIETEST_INK = (3, 6)  # depths at which the third and the second ink fall below a contrast of 4.5
 
 

@@ -94,7 +94,7 @@ def allocations_were_seen(graph: Graph) -> bool:
 
 
 def _address(tensor: Tensor) -> int:
-    """Return the address of the tensor's bytes; 0 for a tensor without bytes of its own."""
+    """Return the address of the tensor's bytes; 0 for a tensor without its own bytes."""
     return address_below(local_of(tensor)) or 0
 
 

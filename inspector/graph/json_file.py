@@ -209,7 +209,7 @@ class Section:
         return Section(self._content, found, f"{self._where}.{key}" if self._where else key)
 
     def text(self, key: str) -> str:
-        found: str = self._typed(key, str, "a text")
+        found: str = self._typed(key, str, "a string")
         return found
 
     def one_of(self, key: str, known: Sequence[str]) -> Any:

@@ -87,7 +87,7 @@ class _KeptObject:
     def value(self) -> object:
         value = self._reference()
         if value is None:
-            raise LookupError(f"its argument {self._name}, a {self._kind}, is not kept by a capture and is gone")
+            raise LookupError(f"its argument {self._name}, a {self._kind}, was not kept by the capture and was freed")
         return value
 
 
@@ -96,7 +96,7 @@ class KeptInputs:
 
     Attributes:
         tensors: those among them, in order.
-        subclassed: the names of tensors whose subclass has operations of its own (DTensor); they are not kept.
+        subclassed: the names of tensors whose subclass has its own operations (DTensor); they are not kept.
     """
 
     __slots__ = ("_args", "_kwargs", "subclassed", "tensors")

@@ -94,7 +94,7 @@ class RepeatedPart:
         self.members: list[list[RepeatedPart | int]] = []
         self.above = ""  # the path of the box around it
         self.calls = 1
-        self.is_views = False  # a chain of views, in no module of their own
+        self.is_views = False  # a chain of views, outside of any module
         self.made_at = ""  # for a run of tasks without modules: the lines that made them, or their number
         self.closed = False
         self.repeat: int | None = None
@@ -171,7 +171,7 @@ def fold_runs(
 ) -> list[RepeatedPart | int]:
     """Fold each run of equal siblings, of a period of one or more, into one part.
 
-    Each period contains at least one module. With `source_of`, runs of tasks without modules are folded, too; each
+    Each period contains at least one module. With `source_of`, runs of tasks without modules are also folded; each
     begins where the forward went back to an earlier line.
     """
     folded: list[RepeatedPart | int] = []

@@ -91,15 +91,13 @@ def cells_table(
     return FittedTable(cells, right, range(len(cells)) if bold is None else bold)
 
 
-def row_called(
-    name: str, rows: Iterable[tuple[str, Row]], otherwise: str = "is not studied here; studied are", between: str = ", "
-) -> Row:
+def row_called(name: str, rows: Iterable[tuple[str, Row]], kind: str = "row", between: str = ", ") -> Row:
     """Return the row with this name.
 
     Args:
         name: the name of the row.
         rows: all rows, by name.
-        otherwise: the error text for an unknown name; the known names follow it.
+        kind: the noun for a row in the error for an unknown name.
         between: the text between two known names.
 
     Raises:
@@ -109,7 +107,8 @@ def row_called(
     for each, row in found:
         if each == name:
             return row
-    raise ValueError(f"{name!r} {otherwise} {between.join(each for each, _ in found) or 'none'}")
+    known = between.join(each for each, _ in found)
+    raise ValueError(f"unknown {kind} {name!r}; expected one of {known or 'none'}")
 
 
 class ShownAsFindings(_Shown):

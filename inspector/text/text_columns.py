@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 WIDTH = 80
-"""Characters per line if the width is unknown: the default width of a terminal, used for pipes, too."""
+"""Characters per line if the width is unknown: the default width of a terminal, also used for pipes."""
 
 GAP = 2
 """Spaces between columns."""

@@ -204,7 +204,7 @@ def _title(function: Any) -> str:
     return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-# Skip only this frame: if dynamo skipped everything it calls, too, it would turn itself on again at its end.
+# Skip only this frame: if dynamo also skipped everything it calls, it would turn itself on again at its end.
 keep_compiler_out(_watched_switch, of_calls=False)
 
 

@@ -44,7 +44,7 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
     """Call `redirect` instead of the engine in all backwards of the process. Return a function that ends this.
 
     The call of the engine inside `torch.autograd.backward` is replaced. At that point torch has completed the
-    arguments, and tensor subclasses have had their turn; code that imported `backward` by name is redirected, too.
+    arguments, and tensor subclasses have had their turn; code that imported `backward` by name is also redirected.
     `torch.autograd.grad` is not.
     """
     global _redirected

@@ -149,7 +149,7 @@ class _Noting:
 
     A replacement function would be visible to torch.compile and to modes; with a descriptor, `torch.Tensor.retain_grad`
     is still torch's own method. Calls through the class are not recorded, except that the access itself is. torch's own
-    tables access it, too, but only compare it.
+    tables also access it, but only compare it.
 
     Attributes:
         accesses: number of times a tensor's method was accessed.

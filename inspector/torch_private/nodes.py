@@ -274,7 +274,7 @@ def function_of(node: BackwardCFunction) -> type[Function]:
 
 
 def call_node(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Call the node of a C++ or custom Function without its hooks. A single output is returned as a tuple, too."""
+    """Call the node of a C++ or custom Function without its hooks. A single output is also returned as a tuple."""
     outputs = node(*gradients) if callable(node) else node.apply(*gradients)  # type: ignore[attr-defined]
     return outputs if type(outputs) is tuple else (outputs,)
 

@@ -317,7 +317,7 @@ Operator = OpOverload
 class SeenOperations(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each ATen operation of this thread to `run`, below autograd and autocast.
 
-    Excluded are operations of a backward, `detach` (which hooks and in-place views call, too), profiler ranges, and
+    Excluded are operations of a backward, `detach` (which hooks and in-place views also call), profiler ranges, and
     device queries of fake tensors. Higher-order operators such as flex_attention are excluded with their contents.
     """
 
@@ -343,7 +343,7 @@ keep_compiler_out(SeenOperations.__torch_dispatch__)
 class EveryOperation(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that passes each computing operation of this thread to `run`, in forwards and backwards.
 
-    It is below autograd, autocast and the transforms of torch.func. For subclasses with operations of their own
+    It is below autograd, autocast and the transforms of torch.func. For subclasses with their own operations
     (DTensor, jagged tensors) it sees the operations on the inner tensors. Higher-order operators such as flex_attention
     count as one operation.
     """

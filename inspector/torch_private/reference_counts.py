@@ -45,7 +45,7 @@ def kept_by_others(tensors: Sequence[Tensor]) -> list[bool]:
 
     This may be a variable, another graph, a hook, or a leaf's AccumulateGrad. References are counted to the tensors, to
     their bases, and to the storages. Saved tensors that nodes hide (see `saved_slots`) are unknown, and count as other
-    holders. For a tensor without a storage of its own, only references to the tensor count.
+    holders. For a tensor without its own storage, only references to the tensor count.
 
     Args:
         tensors: one per slot, as returned by `saved_slots`. The caller must not have other references to them.

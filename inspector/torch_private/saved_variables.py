@@ -280,7 +280,7 @@ def unpacking(node: Node) -> Iterator[object]:
 
 
 def saves_subclass(saved: Sequence[Any]) -> bool:
-    """Return whether one of these is a tensor subclass with operations of its own (see `computes_itself`).
+    """Return whether one of these is a tensor subclass with its own operations (see `computes_itself`).
 
     Fake tensors do not count.
     """

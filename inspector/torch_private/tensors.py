@@ -58,7 +58,7 @@ def local_of(tensor: Tensor) -> Tensor:
 def storage_of(tensor: Tensor) -> StorageBytes | None:
     """Return the storage of a tensor, or of this rank's part of a DTensor.
 
-    Return None for tensors without a storage of their own (sparse, nested, not yet initialised).
+    Return None for tensors without their own storage (sparse, nested, not yet initialised).
     """
     try:
         storage = local_of(tensor).untyped_storage()
@@ -182,7 +182,7 @@ def beneath_transforms(tensor: Tensor) -> Tensor:
 def nodes_beneath_transforms(tensor: Tensor) -> Iterator[Node]:
     """Yield the nodes that made the tensors beneath functorch's wrappers, from the innermost transform outwards.
 
-    Each level that differentiates has a graph of its own. A level of `vmap` has none: its wrapper's `grad_fn` is None.
+    Each level that differentiates has its own graph. A level of `vmap` has none: its wrapper's `grad_fn` is None.
     """
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -215,7 +215,7 @@ class Elements(NamedTuple):
     """The elements of a tensor.
 
     Attributes:
-        parts: strided tensors that hold them; none is of a subclass with operations of its own.
+        parts: strided tensors that hold them; none is of a subclass with its own operations.
         unread: the reason why they cannot be read, in which case `parts` is empty; "" if `parts` has all of them.
     """
 
@@ -249,7 +249,7 @@ def elements_of(tensor: Tensor) -> Elements:
 
 
 def _inner_elements(tensor: Tensor) -> Elements:
-    """Return the elements of a tensor whose subclass has operations of its own."""
+    """Return the elements of a tensor whose subclass has its own operations."""
     if not is_traceable_wrapper_subclass(tensor):
         if bytes_are_elsewhere(tensor):
             return Elements(unread=_unread(tensor))
@@ -324,11 +324,11 @@ def stored_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def computes_itself(tensor: Tensor) -> bool:
-    """Return whether the tensor's subclass has operations of its own (`__torch_dispatch__`: DTensor, FakeTensor)."""
+    """Return whether the tensor's subclass has its own operations (`__torch_dispatch__`: DTensor, FakeTensor)."""
     return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
-# From torch 2.14 on some fake tensors are implemented in C++, without a class of their own.
+# From torch 2.14 on some fake tensors are implemented in C++, without their own class.
 is_fake: Callable[[object], bool] = getattr(
     fake_tensor, "is_fake_tensor", lambda tensor: isinstance(tensor, FakeTensor)
 )

@@ -208,7 +208,7 @@ class ThreadState:
 
     def __init__(self) -> None:
         if torch._C._autograd._profiler_enabled():
-            raise NotImplementedError("a profiler of this thread, which would not see the other one")
+            raise NotImplementedError("a profiler of this thread, which does not record other threads")
         self._function_modes = list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
         self._dispatch_modes = list(_get_current_dispatch_mode_stack())
         for mode in self._dispatch_modes:
@@ -236,7 +236,7 @@ class ThreadState:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Apply the state to this thread, which must be new, without a state of its own."""
+        """Apply the state to this thread, which must be new, without its own state."""
         for stream in self._streams:
             torch.accelerator.set_stream(stream)
         if self._device is not None:

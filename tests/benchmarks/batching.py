@@ -125,7 +125,7 @@ def _operands(found: ts.types.Groups, graph: ts.Graph, group: Group, gradients: 
 
 
 def _peak(name: str, model: nn.Module, make_loss: Callable[[], Tensor]) -> Row:
-    """Of the backward, as the CPU's allocator says: as one, one by one under heap, and under bfs."""
+    """Return the peaks of a backward measured by the CPU's allocator: batched, one by one under heap, and under bfs."""
 
     def peak(run: Callable[[Tensor], object]) -> int:
         def compute(step: Step) -> None:
@@ -145,7 +145,7 @@ def _peak(name: str, model: nn.Module, make_loss: Callable[[], Tensor]) -> Row:
 
 
 def _ran(call: Callable[[], object]) -> float:
-    """What a run says of itself: without reading the graph and finding groups."""
+    """Return the times that a run reports, without reading the graph and finding groups."""
     run = call()
     assert isinstance(run, ts.Run)
     return run.elapsed_ns / 1e9

@@ -1,4 +1,4 @@
-"""What `ts.capture()` costs: the forward inside it over the plain forward."""
+"""The cost of `ts.capture()`: the time of a forward inside it relative to a plain forward."""
 
 from __future__ import annotations
 

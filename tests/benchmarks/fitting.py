@@ -1,4 +1,4 @@
-"""How near `ts.fits` is to what a step was measured to take, and how long it looks for the largest batch."""
+"""The accuracy of `ts.fits` compared with measured steps, and the time of its search for the largest batch."""
 
 from __future__ import annotations
 

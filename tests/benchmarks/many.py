@@ -27,12 +27,12 @@ from engine.graph_shapes import chain, transformer
 
 _TASKS = 1_000_000
 _SHAPES = ("chain", "blocks, captured")
-_STACK_BYTES = 1 << 30  # torch lets go of a long chain that Python has seen by recursion
+_STACK_BYTES = 1 << 30  # torch frees a long chain that Python has seen by recursion
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1 << 10
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """Each shape in a process of its own, so that the memory is its own, too."""
+    """Yield a row for each shape, each measured in a separate process, so that its memory does not include others'."""
     for shape in _SHAPES:
         command = [sys.executable, __file__, shape, str(200 if effort.tiny else _TASKS)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -80,4 +80,4 @@ if __name__ == "__main__":
     measuring.start()
     measuring.join()
     sys.stdout.flush()
-    os._exit(0)  # nobody waits for a million nodes to be let go
+    os._exit(0)  # skip the release of a million nodes

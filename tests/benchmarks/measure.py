@@ -1,4 +1,4 @@
-"""How a row of the table is measured: in turns, so that what slows the machine slows both sides."""
+"""Measurement of a row of the table: both sides alternate, so that a slow machine slows both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Timed = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much work a benchmark may do. `tiny` shrinks what is measured, for the test that it still runs."""
+    """The amount of work of a benchmark. `tiny` makes it small, for the test that the benchmark still runs."""
 
     repetitions: int = 20
     tiny: bool = False
@@ -43,7 +43,7 @@ class Row:
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """How long one call took. What it returns is let go after the clock has stopped."""
+    """Return the time of one call. Its result is freed after the clock has stopped."""
     start = time.perf_counter()
     result = call()
     elapsed = time.perf_counter() - start

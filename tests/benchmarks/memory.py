@@ -1,4 +1,4 @@
-"""What it costs to measure the memory of a step, and to predict that of an order."""
+"""The cost of measuring the memory of a step, and of predicting that of an order."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def chain(tasks: int) -> tuple[Graph, Footprints]:
 
 
 def fan(tasks: int) -> tuple[Graph, Footprints]:
-    """The last task gives its gradient to all others, and each of them one of its own to the leaf."""
+    """Return a graph whose last task passes its gradient to all others, each of which passes one to the leaf."""
     leaf, root = 0, tasks - 1
     middle = range(1, root)
     graph = Graph(

@@ -35,7 +35,7 @@ def _against_heap(row: StudiedWorkload, policy: str) -> Iterator[Row]:
 
 
 def _against_bfs(row: StudiedWorkload) -> Iterator[Row]:
-    """Of the workload on which creation order loses: simulated on two devices."""
+    """Simulate the workload for which creation order is slow on two devices."""
     bfs = row.makespan_ns("bfs")
     for policy in ("dfs", "heap"):
         span = row.makespan_ns(policy)

@@ -1,4 +1,4 @@
-"""The same models drawn by other tools, each in a process of its own that may be killed.
+"""The same models drawn by other tools, each in a separate process that may be killed.
 
 torchviz draws the backward as `ts.graph` does. torchview and torchvista draw the forward and run it themselves, which
 is measured with them. torchvista lays the graph out in the browser: its time is that of tracing and writing the page.

@@ -1,4 +1,4 @@
-"""What planning an order costs, how that grows, and what the orders that are found save."""
+"""The cost of planning an order, its growth, and the memory that the planned orders save."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _growth(shape: str, effort: Effort) -> Iterator[Row]:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """Of the line that fits best."""
+    """Return the slope of the line that fits best."""
     x, y = (sum(each) / len(points) for each in zip(*points, strict=True))
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 

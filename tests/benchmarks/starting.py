@@ -1,4 +1,4 @@
-"""What a new process pays: `import tapescope` beyond torch, and the first deck, each in processes of their own.
+"""The cost of a new process: `import tapescope` in addition to torch, and the first deck, each in separate processes.
 
 Python has compiled all modules before, as pip does.
 """
@@ -53,7 +53,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 
 def _fresh(script: str, times: int) -> tuple[float, ...]:
-    """What the script prints, each time in a process of its own."""
+    """Return the output of the script, run each time in a separate process."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def once() -> float:

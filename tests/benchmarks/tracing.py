@@ -1,4 +1,4 @@
-"""What a trace costs: each task while it is recorded, and a million tasks recorded, saved and loaded."""
+"""The cost of a trace: recording each task, and recording, saving and loading a million tasks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(effort: Effort) -> Iterator[Row]:
     many = 2000 if effort.tiny else 1_000_000
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
-        for step in ("save", "load"):  # each in a process of its own, whose memory is its own
+        for step in ("save", "load"):  # a separate process for each, to measure its memory alone
             command = [sys.executable, __file__, step, str(many), str(path)]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             for what, (unit, value) in json.loads(done.stdout).items():

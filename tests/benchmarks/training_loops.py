@@ -1,4 +1,4 @@
-"""What it costs to watch a training loop: a step under ts.training over a plain one."""
+"""The cost of watching a training loop: a step under ts.training relative to a plain one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MOST = 8  # of each kind, in turns: two minutes for all of them
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """A GPT and a ResNet: with all observers, with each write recorded as well, and with the leak check alone.
+    """Yield rows for a GPT and a ResNet: watched completely, also with each write recorded, and watched for leaks only.
 
-    The steps are those between two visits of all objects; a visit has a row of its own.
+    The steps are those between two visits of all objects; a visit has its own row.
     """
     gpt = {"vocabulary": 1000, "context": 64, "width": 128, "batch": 8, "heads": 4, "layers": 1 if effort.tiny else 4}
     yield from _rows(effort, "GPT", workload("gpt2").build(**gpt), 1.06)
@@ -91,6 +91,6 @@ def _in_turns(kinds: list[Callable[[], T]], repetitions: int) -> list[tuple[T, .
 
 
 def _leaks_alone(training: Around) -> AbstractContextManager[object]:
-    """Of the loop's parts the watch for leaks alone; the list of them is read where a training is made."""
+    """Leave only the observer of leaks; the list of observers is read when a training is created."""
     with patch.object(verbs, "PARTS", [Leaks]):
         return training()

@@ -1,4 +1,4 @@
-"""PyTorch PR #4746's example of a graph on which creation order loses (**), on real threads, beside `ts.makespan`.
+"""PyTorch PR #4746's example of a graph for which creation order is slow (**), on real threads, beside `ts.makespan`.
 
 Each device has a ready queue and a thread of its own. A kernel that computes says little on a machine with few cores:
 here the backward of each Linear sleeps instead, without Python's lock. The devices are CUDA's, or those of

@@ -1,4 +1,4 @@
-"""What watching a ResNet-50's backward for NaN costs, beside `torch.autograd.detect_anomaly` in the same run.
+"""The cost of watching a ResNet-50's backward for NaN, beside `torch.autograd.detect_anomaly` in the same run.
 
 Each backward begins with a fresh forward, which is not measured; a session's time is that from `ts.debug` to its end.
 """

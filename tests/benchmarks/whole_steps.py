@@ -1,4 +1,4 @@
-"""What it costs to record whole training steps: each recorded step over a plain one."""
+"""The cost of recording whole training steps: a recorded step relative to a plain one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 8
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """Of a window of eight steps of a GPT, of which the second is followed task by task."""
+    """Yield a row for a window of eight steps of a GPT, of which the second is traced task by task."""
     knobs = {"vocabulary": 1000, "context": 64, "width": 128, "batch": 8, "heads": 4, "layers": 1 if effort.tiny else 4}
     model, make_loss = workload("gpt2").build(**knobs)
     optimizer = Adam((each for each in model.parameters() if each.requires_grad), foreach=True)

@@ -1,4 +1,4 @@
-"""The pytest plugin in a project of its own, found by its entry point."""
+"""The pytest plugin in a separate project, found through its entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is held against PyTorch: engines and policies, for gradients, gradients of gradients, and with inputs=."""
+"""The checks against PyTorch: engines and policies, for gradients, double backward, and inputs=."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _of_operator(op: OpInfo, limit: int | None) -> Iterator[Program]:
         samples = list(enumerate(_samples(op, dtype)))
         yield from _of_samples(name, op, op.get_op(), samples, limit)
         if in_place:
-            # A broadcast input can't take the result; PyTorch's own tests leave these out, too.
+            # A broadcast input cannot store the result; PyTorch's own tests also leave these out.
             fit = [(number, sample) for number, sample in samples if not sample.broadcasts_input]
             yield from _of_samples(f"{name} in-place", op, _on_a_copy(in_place), fit, limit)
             yield from _of_samples(f"{name} in-place on a view", op, _on_a_view(in_place), fit, limit)
@@ -67,7 +67,8 @@ def _of_operator(op: OpInfo, limit: int | None) -> Iterator[Program]:
 
 
 def _samples(op: OpInfo, dtype: torch.dtype) -> Iterator[SampleInput]:
-    """Those of `op.sample_inputs`, which looks through the stack for a unittest: that takes longer than a backward."""
+    """Return the samples of `op.sample_inputs`, without its search of the stack for a unittest, which is slower than a
+    backward."""
     left = iter(op.sample_inputs_func(op, "cpu", dtype, True))
     while True:
         torch.default_generator.manual_seed(SEED)
@@ -147,7 +148,7 @@ def _forward(outputs: object, inputs: object) -> Forward:
 
 
 def _copied(nested: Any) -> Any:
-    """A copy with leaves of its own, strides as they are. What `deepcopy` refuses is cloned."""
+    """Return a copy with separate leaves and the same strides. Objects that `deepcopy` refuses are cloned."""
     memo: dict[int, object] = {}
     for tensor in _tensors(nested):
         if not tensor.is_leaf or tensor.layout not in (torch.strided, torch.sparse_coo):

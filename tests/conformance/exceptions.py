@@ -1,4 +1,4 @@
-"""What is known to differ, and why. An entry that nothing needs any more is reported by a full sweep."""
+"""Known differences, with reasons. A full sweep reports an entry that is no longer needed."""
 
 from __future__ import annotations
 

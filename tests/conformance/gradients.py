@@ -1,4 +1,4 @@
-"""Whether two backward passes did the same: gradients bit for bit or closely, errors by type and message."""
+"""Comparison of two backward passes: gradients bit for bit or closely, errors by type and message."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a backward left: the gradients of the leaves, or its error."""
+    """The result of a backward: the gradients of the leaves, or its error."""
 
     gradients: tuple[Tensor | None, ...] = ()
     error: str | None = None
 
 
 def difference(found: Result, expected: Result, digits: float = 1) -> str | None:
-    """What differs first, in words; None if nothing does.
+    """Describe the first difference; None if there is none.
 
     Args:
         found, expected: ours and PyTorch's.
@@ -70,7 +70,7 @@ def _kind(tensor: Tensor | None) -> str:
 
 
 def _strides(tensor: Tensor) -> Sequence[int]:
-    """Those that matter: a dimension of one entry, or a tensor of none, may have any."""
+    """Return the strides that matter: those of dimensions with several entries, in tensors with elements."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return ()
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
@@ -90,7 +90,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def _bits_differ(one: Tensor, other: Tensor) -> Tensor:
-    """Where two tensors differ. NaN is NaN, whatever its other bits; -0 is not 0."""
+    """Return where the bits of two tensors differ. All NaNs are equal; -0 and 0 are not."""
     if one.is_complex():
         one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     differs = one.ne(other) & ~(one.isnan() & other.isnan())

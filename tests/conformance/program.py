@@ -1,4 +1,4 @@
-"""What is run backward: a forward that can be repeated."""
+"""A program whose backward is tested: a forward that can be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweep prints: totals per check, the exceptions with their reasons, and what nothing explains."""
+"""The output of a sweep: totals per check, the exceptions with their reasons, and the unexplained differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks give: one finding per program and check, and an entry's findings with their counts."""
+"""The results of checks: one finding per program and check, and an entry's findings with their counts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 
 Outcome = Literal["equal", "same error", "nondeterministic", "refused", "failed", "not compared"]
 
-# What becomes of an entry's programs.
+# The possible outcomes of an entry's programs.
 COMPARED, RAISES, NOTHING = "compared", "raise in the forward", "have nothing to differentiate"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came out of one check of one program.
+    """The result of one check of one program.
 
     Attributes:
         program: its name; the entry's, where none of its programs could be compared.
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What the checks of one entry gave.
+    """The results of the checks of one entry.
 
     Attributes:
         entry: its name.

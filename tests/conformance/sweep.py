@@ -46,7 +46,7 @@ def sweep(entry: str, limit: int | None, checks: Sequence[Check] = CHECKS) -> Sw
 def sweep_all(
     entries: Iterable[str], limit: int | None, jobs: int, checks: Sequence[Check] = CHECKS
 ) -> Iterator[Swept]:
-    """Sweeps entries in `jobs` processes, each with one thread; yields them as they are done."""
+    """Sweep entries in `jobs` processes with one thread each; yield them as they finish."""
     if jobs == 1:
         _one_thread()
         yield from (sweep(entry, limit, checks) for entry in entries)

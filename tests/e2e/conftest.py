@@ -68,7 +68,7 @@ def open_notebook(lab: Lab, browser: Browser) -> Iterator[Notebook]:
     page.close()
 
 
-# As in tests/conftest.py: sessions are not to look for hooks through all that was imported.
+# As in tests/conftest.py, sessions do not search for hooks in everything that was imported.
 SET_ASIDE = """
 import gc as _gc, torch._dynamo, ipywidgets, tapescope.widgets.deck.deck
 _gc.freeze()
@@ -76,7 +76,7 @@ _gc.get_freeze_count = lambda: 0
 """
 
 
-# What the tests' modules in the kernel call `model`, and `expected`: the gradients that it has in PyTorch.
+# The tests' modules in the kernel use the names `model`, and `expected`: its gradients under PyTorch.
 GRADIENTS_AGREE = "all(torch.equal(a.grad, b) for a, b in zip(model.parameters(), expected, strict=True))"
 REMEMBER = "import threading as _threading; _before = set(_threading.enumerate())"
 CLOSE_ALL = """

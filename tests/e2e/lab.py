@@ -1,4 +1,4 @@
-"""JupyterLab, or Notebook, in a real browser: a server with a home of its own, and a notebook open in a page."""
+"""JupyterLab or Notebook in a real browser: a server with a separate home, and a notebook open in a page."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Ends the server. Its kernels have sessions of their own, so they are looked for one by one."""
+    """End the server. Its kernels have separate process groups, so each is searched for."""
     kernels = psutil.Process(server.pid).children(recursive=True) if server.poll() is None else []
     server.terminate()
     try:
@@ -173,7 +173,7 @@ def _plain(traceback: str) -> str:
 
 
 class Notebook:
-    """A notebook that is open in a page of JupyterLab, with a kernel of its own."""
+    """A notebook open in a page of JupyterLab, with a separate kernel."""
 
     def __init__(self, page: Page, lab: Lab, name: str, at: str = "lab/tree/{}?reset") -> None:
         self.page = page
@@ -198,13 +198,13 @@ class Notebook:
         return Cell(self, self.page.evaluate(ADD_CELL, source))
 
     def kernel(self, code: str) -> str:
-        """What this code prints in the kernel. Leaves no cell."""
+        """Return the output of this code in the kernel. No cell is added."""
         said, failed = self.page.evaluate(EXECUTE, code)
         assert failed is None, _plain(failed)
         return said.strip()
 
     def value(self, expression: str) -> Any:
-        """What this expression is in the kernel, as JSON has it."""
+        """Return the value of this expression in the kernel, through JSON."""
         return json.loads(self.kernel(f"import json as _json; print(_json.dumps({expression}))"))
 
     def wait_for(self, expression: str, limit_s: float = 15.0) -> None:
@@ -271,6 +271,6 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """What the cell printed, and the text of what it shows."""
+        """Return the cell's printed text, and the text of the outputs that it displays."""
         parts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in self.outputs]
         return "".join("".join(part) for part in parts)

@@ -13,7 +13,7 @@ from tapescope.widgets.deck.save_deck import CODE
 
 from .shown import ShownDeck
 
-# As anywidget's model: `set` tells of a change at once.
+# Like anywidget's model: `set` reports a change at once.
 POSED = """
 const bytes = text => Uint8Array.from(atob(text), each => each.charCodeAt(0));
 const zipped = async content => {
@@ -44,7 +44,7 @@ await widget.render({ model, el: document.getElementById('deck') });
 
 
 class PosedDeck(ShownDeck):
-    """A deck on a page of its own. `document` is what widgets/deck/page_data.py packs, with its `metas`."""
+    """A deck on a separate page. `document` is packed by widgets/deck/page_data.py, with its `metas`."""
 
     def __init__(
         self, page: Page, path: Path, document: bytes, metas: list[dict[str, Any]], *, is_live: bool = True
@@ -66,7 +66,7 @@ class PosedDeck(ShownDeck):
         }  # fmt: skip
 
     def tell(self, **news: Any) -> None:
-        """Says how things are now; what lasts is said again each time."""
+        """Publish the present state; lasting parts are repeated each time."""
         self.told |= {name: value for name, value in news.items() if name in self.told}
         once = {"forgotten": [], "records": {}, "checks": {}, "live": None, "others": None, "branches": None}
         self.page.evaluate("news => window.tell(news)", {**once, "metas": self.metas, **self.told, **news})
@@ -81,7 +81,7 @@ class PosedDeck(ShownDeck):
         self.page.evaluate("stops => window.put('_stops', stops)", filled)
 
     def asked(self) -> list[dict[str, Any]]:
-        """What the page has asked for since the last time, but for how things are."""
+        """Return the page's requests since the last call, except those for the present state."""
         sent: list[dict[str, Any]] = self.page.evaluate("() => window.sent.splice(0)")
         return [each for each in sent if each["kind"] not in ("hello", "inspect")]
 

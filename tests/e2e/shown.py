@@ -30,7 +30,7 @@ class ShownDeck:
             self.rests()
 
     def rests(self) -> None:
-        """Waits until all that was asked of the picture is seen: nothing moves any more."""
+        """Wait until every requested frame has been drawn and nothing moves any more."""
         expect(self.root).to_have_attribute("data-rests", "")
 
     def expect(self, **data: object) -> None:
@@ -97,7 +97,7 @@ class ShownDeck:
 
     @property
     def states(self) -> dict[int, str]:
-        """By task in view its state. Folded modules hide theirs."""
+        """Return the state of each task in view. Folded modules hide theirs."""
         found = self.tasks.evaluate_all("all => all.map(each => [Number(each.dataset.task), each.dataset.state])")
         return dict(found)
 
@@ -133,7 +133,7 @@ class ShownDeck:
         return self.root.locator(".insp")
 
     def canvas_is_drawn(self, selector: str) -> bool:
-        """Whether the canvas has a size and more than one colour."""
+        """Return whether the canvas has a size and more than one colour."""
         return bool(self.root.locator(selector).first.evaluate(COLOURS) > 1)
 
     def evaluate(self, script: str, argument: Any = None) -> Any:

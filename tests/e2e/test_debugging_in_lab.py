@@ -117,7 +117,7 @@ def test_a_gradient_that_turns_to_nan_stops_the_run_and_the_page_walks_back_to_w
     banner = shown.root.locator(".stopped")
     log = lab_page.value("next(each.id for each in deck.graph.tasks if each.name == 'LogBackward0')")
     expect(banner).to_contain_text("LogBackward0 (")
-    expect(banner.get_by_role("listitem").first).to_be_visible()  # how it came is told at once
+    expect(banner.get_by_role("listitem").first).to_be_visible()  # the origin is shown at once
     assert lab_page.value("deck.order[-1]") == log
     lab_page.run("%tapescope back")
     shown.expect(t=lab_page.value("deck.position"), running=log, stopped="")

@@ -259,7 +259,7 @@ def test_where_a_watchpoints_find_came_from_is_seen_at_once(
 
 
 def test_after_a_change_of_theme_at_rest_everything_has_its_colours(deck: PosedDeck, gpt: Graph) -> None:
-    """As JupyterLab does it: all is hidden until the next frame."""
+    """JupyterLab hides everything until the next frame; the test does the same."""
     deck.page.emulate_media(color_scheme="light")
     deck.tell(position=len(gpt.order), records=gpt.records, status="finished")
     deck.expect(t=len(gpt.order), theme="light")

@@ -1,4 +1,4 @@
-"""That the benchmark of the deck still runs, on tiny models. Nothing here looks at a clock."""
+"""Run the benchmark of the deck on tiny models, without checking times."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def frame_height(deck: ShownDeck) -> float:
     return found["height"]
 
 
-# What is painted as text on canvases from now on: each with the contrast to what it is painted on.
+# Record all text that is painted on canvases from now on, each with its contrast to the colour below it.
 WATCH = """() => {
     const draw = CanvasRenderingContext2D.prototype.fillText;
     const probe = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
@@ -204,7 +204,7 @@ WRITTEN = """deck => {
 
 
 def poses(deck: ShownDeck) -> Iterator[str]:
-    """What a reader may see: all that has text of its own. No search, which fades the others while it is typed."""
+    """Yield the states of the deck with their own texts, except a search, which fades other tasks while it is typed."""
     deck.scrub(30)
     yield "half way, by tasks"
     deck.key("c")
@@ -246,7 +246,7 @@ def test_all_text_has_contrast_on_canvases_too(page: Page, path: Path, scheme: A
         assert [each for each in [*painted, *written] if each[1] < READABLE] == [], pose
 
 
-# Words that do not fit where they are. Names of the user's may be longer than any room: then a tooltip has them.
+# Texts that do not fit. A name may be longer than the space for it; a tooltip then shows it.
 CUT = """deck => [...deck.querySelectorAll('*')].filter(each =>
     [...each.childNodes].some(node => node.nodeType === 3 && node.data.trim()) && each.getClientRects().length &&
     !each.closest('style, .sr, [data-mirror]') && getComputedStyle(each).overflowX !== 'visible' &&

@@ -1,4 +1,4 @@
-"""The deck in marimo: what a cell ends with is live there, too."""
+"""The deck in marimo: the last value of a cell is displayed live."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def theme(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def address(tmp_path: Path, theme: str) -> Iterator[str]:
-    """Where marimo serves the notebook."""
+    """Return the address at which marimo serves the notebook."""
     path = tmp_path / "notebook.py"
     path.write_text(NOTEBOOK.format(theme=theme).lstrip())
     with socket.socket() as free:

@@ -331,7 +331,7 @@ def test_a_picture_that_cannot_be_made_is_said_to_be_so(gpt: ShownDeck) -> None:
 
 
 def place_of(shown: ShownDeck, path: str) -> tuple[float, float]:
-    """Where a module's label is on the canvas: read from the picture of what is seen."""
+    """Return the position of a module's label on the canvas, read from the picture of the view."""
     page = shown.root.page
     with page.expect_download() as download:
         shown.save_picture("svg seen")
@@ -488,7 +488,7 @@ def test_a_long_line_of_the_source_goes_on_between_its_arguments(
     assert all(re.search(r"[\s,(]$", row) for row in rows[:-1]), rows
 
 
-# The text of a line of code as it is broken into rows.
+# Return the text of a line of code as broken into rows.
 ROWS = """line => {
     const rows = [], walker = document.createTreeWalker(line.lastChild, NodeFilter.SHOW_TEXT);
     let below = line.getBoundingClientRect().top - 5;
@@ -633,7 +633,7 @@ def test_a_drag_moves_the_graph_and_is_no_click_and_wheel_and_pinch_scale_it(gpt
     page, canvas = gpt.root.page, gpt.root.locator(".graph canvas").first
 
     def running() -> list[int]:
-        """Where the task that runs is drawn: left, top, width."""
+        """Return the position of the running task: left, top, width."""
         gpt.rests()
         return canvas.evaluate(RUNNING)
 

@@ -52,7 +52,7 @@ expected = [parameter.grad.clone() for parameter in model.parameters()]
 
 @pytest.fixture(scope="module")
 def lab_page(lab: Lab, browser: Browser) -> Iterator[Notebook]:
-    """A kernel of its own: it has to know the devices before its first backward."""
+    """Open a page with a separate kernel, which must know the devices before its first backward."""
     page = browser.new_page(viewport={"width": 1400, "height": 1200})
     notebook = Notebook(page, lab, "devices")
     if why := notebook.kernel(WHY_NOT):

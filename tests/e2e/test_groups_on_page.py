@@ -32,7 +32,7 @@ def document_of(name: str, with_groups: bool = True, **knobs: int) -> tuple[ts.G
     model, make_loss = workload(name).build(**knobs)
     with ts.capture(model):
         loss = make_loss()
-    graph = ts.graph(get_gradient_edge(loss))  # which keeps the nodes, as a session does, where the loss is let go
+    graph = ts.graph(get_gradient_edge(loss))  # it keeps the nodes, as a session does, after the loss is freed
     document = Document(graph, name, "direct")
     order = ts.simulate(graph, "heap").order
     document.content["schedules"].append(schedule_content(graph, ts.orders.POLICIES["heap"], order))
@@ -69,14 +69,14 @@ def rows(shown: ShownDeck) -> Locator:
 
 
 def picture(shown: ShownDeck, what: str = "seen") -> str:
-    """What is seen, or the whole graph, as SVG."""
+    """Return the view, or the whole graph, as SVG."""
     with shown.root.page.expect_download() as download:
         shown.save_picture(f"svg {what}")
     return Path(download.value.path()).read_text(encoding="utf-8")
 
 
 def outlined(svg: str, colours: Sequence[str]) -> list[list[float]]:
-    """By colour the width of each outline."""
+    """Return the width of each outline by colour."""
     rects = list(ElementTree.fromstring(svg).iter(f"{SVG}rect"))
     return [[float(each.get("stroke-width", "1")) for each in rects if each.get("stroke") == hue] for hue in colours]
 
@@ -186,7 +186,7 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     return not (apart or one["bottom"] <= other["top"] or other["bottom"] <= one["top"])
 
 
-# Where the ink of each text is: a line is higher than its letters.
+# Return the extent of the ink of each text, since a line is higher than its letters.
 BOXES = """text => {
     const host = document.createElement('div');
     host.innerHTML = text;

@@ -1,4 +1,4 @@
-"""What is seen of a page: names cut where they say least, and on paper what is on the screen."""
+"""The appearance of pages: names are cut where they say least, and print shows the same as the screen."""
 
 from __future__ import annotations
 

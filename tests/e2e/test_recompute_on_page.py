@@ -1,5 +1,5 @@
-"""A recomputed forward in the deck: what it let go of and who makes it again, in words, signs and milliseconds; and the
-memory of its plan beside what was measured."""
+"""A recomputed forward in the deck: its dropped tensors and the tasks that recompute them, in words, signs and
+milliseconds; and the memory predicted by its plan beside the measured one."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ NAME = "<b>blocks & co</b>"
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
-    """Of a model whose module has tags in its name."""
+    """Return the page of a model whose module has tags in its name."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     model.add_module(NAME, Block())

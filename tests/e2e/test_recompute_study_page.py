@@ -30,7 +30,7 @@ BOXES = """() => [...document.querySelectorAll('.content > text')]
 
 @pytest.fixture(scope="module")
 def study() -> RecomputeStudy:
-    """As measured, with three ways more, all of which are one point."""
+    """Return a measured study with three more ways, all at one point."""
     found = recompute_study("rnn", size="small", repetitions=1, seconds=0.1, compiled=False)
     more = [replace(found.rows[-1], name=name) for name in (BLOCKS, SELECTIVE, COMPILED)]
     return replace(found, rows=(*found.rows, *more))

@@ -35,7 +35,7 @@ def kept():
 
 
 def heap_bytes(notebook: Notebook) -> int:
-    """What the page's JavaScript holds after its garbage was collected."""
+    """Return the size of the page's JavaScript heap after garbage collection."""
     session = notebook.page.context.new_cdp_session(notebook.page)
     for _ in range(3):
         session.send("HeapProfiler.collectGarbage")

@@ -42,7 +42,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As if a part of it had run on another device, which stood still at first."""
+    """Change the document as if a part had run on another device, which was idle at first."""
     run = ts.profile(workload("two_devices").build()[1])
     document = run_document(run)
     content = document.content
@@ -57,7 +57,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def on_five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As if each part of it had run on a device of its own."""
+    """Change the document as if each part had run on a separate device."""
     run = ts.profile(workload("gpt2").build(layers=4)[1])
     content = (document := run_document(run)).content
     content["devices"] = ["cpu", *(f"cuda:{number}" for number in range(4))]
@@ -169,7 +169,7 @@ def test_a_finger_scrubs_the_timeline_and_taps_a_task_and_then_moves_the_graph(
             touches.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
     def middle() -> tuple[float, float]:
-        """Of the task that has just been reached."""
+        """Return the middle of the task that has just been reached."""
         entry.focus()
         ring = box(deck, ".graph .focused")
         return ring["x"] + ring["width"] / 2, ring["y"] + ring["height"] / 2

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 
 def expect_theme_of_the_page_around(page: Page, root: str) -> None:
-    """Of what this selector finds."""
+    """Expect the theme of the surrounding page in the elements that this selector finds."""
     found = page.locator(root)
     html, body = "document.documentElement", "document.body"
     for where, what in ((body, "data-theme"), (html, "theme")):  # marimo's, and Colab's

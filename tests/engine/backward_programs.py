@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Scale(torch.autograd.Function):
-    """A custom Function with an argument that is no tensor and one that gets no gradient."""
+    """A custom Function with an argument that is not a tensor and one that gets no gradient."""
 
     @staticmethod
     def forward(ctx, x, factor, mask):

@@ -16,12 +16,13 @@ _PACKAGES = tuple(Path(ts.__file__).parent / name for name in ("inspector", "eng
 
 
 def is_ours(path: Path) -> bool:
-    """Whether the file is one of tapescope's: what is raised there is no message from inside torch or Python."""
+    """Return whether the file is tapescope's, so that an error raised there is not a message from inside torch or
+    Python."""
     return any(path.is_relative_to(package) for package in _PACKAGES)
 
 
 def gradients_of(leaves: Sequence[Tensor], backward: Callable[[], object]) -> list[Tensor | None]:
-    """What `backward` leaves in .grad, which is empty before and after."""
+    """Return the gradients that `backward` accumulates into .grad, which is empty before and after."""
     for leaf in leaves:
         leaf.grad = None
     backward()

@@ -41,7 +41,7 @@ def batch(*more: int) -> Tensor:
 def searched(
     make_loss: Callable[[], Tensor], model: nn.Module | None = None
 ) -> tuple[list[Ensemble], list[RefusedEnsemble]]:
-    """What is found in a forward, and what is refused."""
+    """Return the ensembles found in a forward, and the refused ones."""
     log = CallLog()
     with capture(model), log.watched():
         loss = make_loss()

@@ -25,7 +25,7 @@ _OURS = tuple(f"{_ROOT}/{folder}/" for folder in ("engine", "inspector", "widget
 
 
 def lines_run(call: Callable[[], object]) -> int:
-    """How many lines of tapescope's this thread runs in a call."""
+    """Return the number of lines of tapescope that this thread runs in a call."""
     return _traced(call)[0]
 
 
@@ -75,7 +75,7 @@ _ENDS = bytes([opmap["LOAD_CONST"]]) * 3
 
 
 def _hears_no_signal(frame: FrameType) -> bool:
-    """Whether the next instructions call the `__exit__` of a `with`, or the next one does nothing."""
+    """Return whether the next instructions call the `__exit__` of a `with`, or the next one does nothing."""
     code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 8 : 2]
     if code[0] == opmap["SWAP"]:  # the `with` ends by a return, whose value is kept below
         code = code[1:]
@@ -83,10 +83,10 @@ def _hears_no_signal(frame: FrameType) -> bool:
 
 
 def _returns_a_device(frame: FrameType | None) -> bool:
-    """Whether torch runs this to read a fake tensor's device.
+    """Return whether torch runs this to read a fake tensor's device.
 
-    Where it makes a leaf's AccumulateGrad, it does so in C++ that may not throw (`torch::autograd::InputMetadata`): an
-    error in `__torch_dispatch__`, also in that of torch's own FakeTensorMode, ends the process (torch 2.13).
+    To create a leaf's AccumulateGrad, it does so in C++ that must not throw (`torch::autograd::InputMetadata`): an
+    error in `__torch_dispatch__`, even of torch's own FakeTensorMode, ends the process (torch 2.13).
     """
     while frame is not None:
         if frame.f_code.co_name == "__torch_dispatch__" and any(

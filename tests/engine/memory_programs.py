@@ -67,7 +67,7 @@ class Program:
         self._kinds = len(OPERATIONS) if regions else len(OPERATIONS) - 1
 
     def reset(self) -> None:
-        """As before the first forward."""
+        """Reset the state to that before the first forward."""
         self.kept.clear()
         self.gradients.clear()
         while self._handles:

@@ -17,7 +17,7 @@ MakeLoss = Callable[[], Tensor]
 
 
 def everything(program: ForwardProgram) -> RecomputePlan:
-    """Drops whatever can be made again."""
+    """Drop every storage that can be recomputed."""
     return RecomputePlan.of(program, [each.number for each in program.storages if each.obstacle is None])
 
 
@@ -34,7 +34,7 @@ def some(program: ForwardProgram, seed: int) -> RecomputePlan:
 
 
 def gradients(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: RecomputePlan | None = None) -> list[Tensor | None]:
-    """Those of one backward, the loss first. Random numbers are always the same."""
+    """Return the loss and the gradients of one backward. Random numbers are always the same."""
     for leaf in leaves:
         leaf.grad = None
     torch.manual_seed(3)
@@ -45,7 +45,7 @@ def gradients(make_loss: MakeLoss, leaves: Sequence[Tensor], plan: RecomputePlan
 
 
 def same(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
-    """Whether they are equal bit by bit."""
+    """Return whether they are equal bit by bit."""
     return len(some) == len(others) and all(
         one is other is None or (one is not None and other is not None and _bits(one) == _bits(other))
         for one, other in zip(some, others, strict=True)

@@ -1,4 +1,4 @@
-"""What is no argument is refused in a sentence that names it."""
+"""Invalid arguments are refused in a sentence that names them."""
 
 from __future__ import annotations
 

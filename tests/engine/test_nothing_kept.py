@@ -1,4 +1,4 @@
-"""No result of a verb keeps a saved tensor alive that the program has let go."""
+"""No result of a verb keeps a saved tensor alive that the program has freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is printed as a table is as wide as a terminal at most, however long the names of the program are."""
+"""Every printed table fits into a terminal, even if the program's names are long."""
 
 from __future__ import annotations
 

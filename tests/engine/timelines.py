@@ -1,4 +1,4 @@
-"""Timelines told step by step, for tests: what is born, what dies, what becomes what, task by task."""
+"""Timelines described step by step, for tests: allocations, frees and changes of category, task by task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tapescope.inspector.graph.graph import Graph
 
 
 class Told:
-    """Tells a timeline: first what the forward left (`left`), then `task` by task what is `born` and what `dies`."""
+    """Describes a timeline: first the storages left by the forward (`left`), then for each `task` those allocated
+    (`born`) and freed (`dies`)."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

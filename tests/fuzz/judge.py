@@ -1,4 +1,4 @@
-"""What must be equal after a step run by tapescope and one run by PyTorch."""
+"""The results that must be equal after a step run by tapescope and one run by PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_BACK = "can be undone"
 
 @dataclass(eq=False)
 class Outcome:
-    """What two steps of a program left.
+    """The results of two steps of a program.
 
     Attributes:
         error: what the first raised.

@@ -61,7 +61,7 @@ class Forward:
 
 @dataclass(eq=False)
 class World:
-    """The modules of a program, which live over its steps, and what its hooks were told.
+    """The modules of a program, which are kept over its steps, and the calls of its hooks.
 
     Attributes:
         log: by hook, in order, its name and what it got.
@@ -168,7 +168,7 @@ class World:
         return options
 
     def close(self) -> None:
-        """Removes the hooks that torch keeps for good."""
+        """Remove the hooks that torch would keep."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

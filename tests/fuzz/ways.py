@@ -22,7 +22,7 @@ POLICIES = ("heap", "heap", "bfs", "dfs", "lpmf", "postorder", "liu", "random")
 
 @dataclass(frozen=True)
 class Way:
-    """How a step is run.
+    """A way to run a step.
 
     Attributes:
         name: which of WAYS.
@@ -39,7 +39,7 @@ class Way:
 
     @property
     def is_pytorchs(self) -> bool:
-        """Whether the order is PyTorch's, and gradients must be equal to the bit."""
+        """Return whether the order is PyTorch's, so that gradients must be equal bit for bit."""
         return self.policy == "heap"
 
     def run(self, world: World) -> Forward:
@@ -79,7 +79,7 @@ def stepped(world: World, policy: Any, chance: random.Random) -> Forward:
 
 
 def taken_back(world: World, policy: Any, chance: random.Random) -> Forward:
-    """What ran is taken back to the start, from branches too, and runs anew: hooks are told twice."""
+    """Undo all tasks to the start, from branches too, and run them again: hooks are called twice."""
     forward = world.forward()
     with Stepper(forward.call, policy="bfs", history=True) as session:
         before = len(world.log)
@@ -108,7 +108,7 @@ def stepped_natively(world: World, policy: Any, chance: random.Random) -> Forwar
 
 
 def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
-    """What is asked for predictions alone changes nothing of the backward that follows."""
+    """Request predictions, which must not change the backward that follows."""
     forward = world.forward()
     graph = ts.graph(forward.roots)
     ts.simulate(graph, "bfs")
@@ -119,7 +119,7 @@ def predicted(world: World, policy: Any, chance: random.Random) -> Forward:
 
 
 def recomputed(world: World, policy: Any, chance: random.Random) -> Forward:
-    """All that may be is let go of in the forward and made again. Recording the forward leaves nothing behind."""
+    """Drop every storage that can be recomputed. Recording the forward leaves nothing behind."""
     found: list[Forward] = []
 
     def make_loss() -> Tensor:

@@ -213,7 +213,7 @@ def files_of(stage: Stage, marks: Callable[[str], bool]) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """In which a checkout of any name can be imported as tapescope."""
+    """Return an environment in which a checkout of any name can be imported as tapescope."""
     (folder / "packages").mkdir()
     (folder / "packages" / "tapescope").symlink_to(ROOT, target_is_directory=True)
     paths = [str(folder / "packages"), os.environ.get("PYTHONPATH", "")]

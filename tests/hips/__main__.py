@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-q", "-p", "recorded", "-p", "no:cacheprovider", "-W", "ignore"),
-                # Without autograd's settings, which need plugins of their own.
+                # Without autograd's settings, which need further plugins.
                 *("-c", os.devnull, "--rootdir", str(tests if tests.is_dir() else tests.parent)),
                 *(("-k", options.keyword) if options.keyword else ()),
                 str(tests),

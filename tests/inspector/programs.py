@@ -1,4 +1,4 @@
-"""What several of these tests look at."""
+"""Programs shared by several of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one result has and another has not is said where somebody asks for it."""
+"""Access to an attribute of another result raises an error that names the right result."""
 
 from __future__ import annotations
 

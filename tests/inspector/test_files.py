@@ -43,7 +43,7 @@ LOADERS = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """By name what tapescope writes into such a file."""
+    """Return the content that tapescope writes into each kind of file."""
     folder = tmp_path_factory.mktemp("files")
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     ts.backward(model(torch.ones(1, 2)).sum()).save(folder / "run.json")

@@ -1,4 +1,4 @@
-"""Runs cells, in this process or in one of their own, and judges how each ends."""
+"""Runs cells, in this process or in a separate one, and judges how each ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_TEXT = 2_000  # characters
 
 
 class Result(NamedTuple):
-    """How one cell ended.
+    """The end of one cell.
 
     Attributes:
         outcome: "right", "refused", "crash", "wrong"; "none": the verb does not apply; "begun": not ended yet.

@@ -1,4 +1,4 @@
-"""What belongs to the user, as values that can be compared: tensors, objects, flags of the process."""
+"""The user's state as values that can be compared: tensors, objects, flags of the process."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def debug_stops(cell: Cell) -> None:
 
 @verb
 def debug_abandoned(cell: Cell) -> None:
-    """Close a session after one task: the next plain step is as ever."""
+    """Close a session after one task: the next plain step works as usual."""
     for engine in ("direct", "native"):
         program = cell.fresh()
 

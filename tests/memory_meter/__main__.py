@@ -1,4 +1,4 @@
-"""`python tests/memory_meter`: holds every figure of memory against a count of allocations below torch.
+"""`python tests/memory_meter`: compares every memory figure with a count of allocations below torch.
 
     python tests/memory_meter
     python tests/memory_meter --only "*checkpoint*" --verbs simulate plan

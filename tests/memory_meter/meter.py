@@ -31,7 +31,7 @@ def metered(library: Path, *command: str, capture: bool = True) -> subprocess.Co
 
 
 class Meter:
-    """What torch's CPU allocator holds, in bytes, in a process of `metered`.
+    """The bytes that torch's CPU allocator holds, in a process of `metered`.
 
     Attributes:
         base: what it held as the meter was made.
@@ -50,7 +50,7 @@ class Meter:
 
     @property
     def scratch(self) -> int:
-        """What libraries held at most for themselves since the last `highest` (oneDNN), beside torch's allocator."""
+        """Return the most bytes that libraries held since the last `highest` (oneDNN), beside torch's allocator."""
         return int(self._counter.metered_others())
 
     def highest(self, run: Callable[[], object]) -> int:

@@ -58,7 +58,7 @@ class Program:
     close: Callable[[], object] = lambda: None
 
     def train(self) -> None:
-        """A step on a new batch: what is older than a recording is no batch then, which no verb could count."""
+        """Train on a new batch: one older than a recording could not be counted as a batch by any verb."""
         if self.batch is not None:
             self.batch.cache_clear()
         self.step()
@@ -92,7 +92,7 @@ def batch_of(*shape: int) -> Callable[[], Tensor]:
 
 
 def usual_step(optimizer: Optimizer, make_loss: Callable[[], Tensor]) -> Step:
-    """As in most loops the loss of the step before is alive until the next one is made."""
+    """Like most loops: the previous step's loss is alive until the next one is computed."""
     loss: Tensor | None = None
 
     def step() -> None:
@@ -374,7 +374,7 @@ def penalty_of_parameters() -> Program:
 
 @program
 def fast_gradient_sign() -> Program:
-    """FGSM: the attacked batch is made by a gradient of its own."""
+    """FGSM: the attacked batch is computed from a separate gradient."""
 
     def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
         attacked = batch.clone().requires_grad_()
@@ -516,7 +516,7 @@ def auxiliary_output_kept() -> Program:
 
 @program
 def auxiliary_context_kept() -> Program:
-    """As `auxiliary_output_kept`, with a custom Function that puts a tensor on its ctx."""
+    """Like `auxiliary_output_kept`, with a custom Function that stores a tensor on its ctx."""
     body, head, batch = mlp(), nn.Linear(32, 8), cache(batch_of(64, 64))
     kept: list[Tensor] = []
 
@@ -734,7 +734,7 @@ def accumulated_gradients() -> Program:
 
 @program
 def optimizer_in_backward() -> Program:
-    """Each parameter has an optimizer of its own, which steps as soon as its gradient is there."""
+    """Each parameter has its own optimizer, which steps as soon as the gradient is complete."""
     model, batch = mlp(), cache(batch_of(64, 64))
     optimizers = {each: sgd([each]) for each in model.parameters()}
 

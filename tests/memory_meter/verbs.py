@@ -1,4 +1,4 @@
-"""What each verb says of a program's memory, and what the meter counts of the same program."""
+"""Each verb's memory figures for a program, and the meter's count for the same program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came of a program and a verb: the figure that is furthest off.
+    """The result of a program and a verb: the figure with the largest error.
 
     Attributes:
         outcome: "exact", "flagged" (an estimate that says in which direction it may be off, rightly), "wrong",
@@ -92,7 +92,8 @@ def fresh(program: Program) -> None:
 
 @cache
 def held_by_backward(build: Builder, policy: object = None) -> int:
-    """What a backward holds at most of what was made since before its forward; PyTorch's own if no policy is given."""
+    """Return the most bytes, allocated since before its forward, that a backward holds; PyTorch's own if no policy is
+    given."""
 
     def backward(loss: Tensor) -> None:
         if policy is None:
@@ -110,7 +111,7 @@ def held_by_backward(build: Builder, policy: object = None) -> int:
 
 @cache
 def held_by_forward(build: Builder) -> int:
-    """What a forward holds at most of what it makes."""
+    """Return the most bytes, allocated by it, that a forward holds."""
     with warmed_up(build) as program:
         meter = Meter()
         losses = []  # which it returns
@@ -119,7 +120,7 @@ def held_by_forward(build: Builder) -> int:
 
 @cache
 def held_by_steps(build: Builder) -> list[int]:
-    """What each of the first steps holds at most of all that was made since before the program was."""
+    """Return the most bytes, allocated since before the program, that each of the first steps holds."""
     with started(build) as (program, _):
         program.train()  # libraries take what they keep
     del program
@@ -255,7 +256,7 @@ def judged(program: str, verb: str, figure: Figure) -> Cell:
 
 
 def cell(program: str, verb: str) -> Cell | None:
-    """What a verb says of a program; None: the verb is not for it."""
+    """Return a verb's result for a program; None if the verb does not apply to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,4 +1,4 @@
-"""What is held against PyTorch: the gradients of a step, and the world after a verb."""
+"""The comparison with PyTorch: the gradients of a step, and side effects of a verb."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFF = 0.005
 
 
 class WrongError(Exception):
-    """What a verb did wrong, in words."""
+    """A verb's error, in words."""
 
 
 REFUSALS = (NotImplementedError, ts.PolicyError)

@@ -1,4 +1,4 @@
-"""What is done inside of a training loop, which has to train as if nothing had been."""
+"""Verbs used inside a training loop, which must train as without them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def find_nan(loop: Loop) -> Cell:
 
 
 def find_unused(loop: Loop) -> Cell:
-    """What is named at each step gets no gradient in it."""
+    """The parameters named at each step get no gradient in it."""
     claimed: list[set[str]] = []
 
     def way(make_loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
@@ -137,7 +137,8 @@ def _compared(loop: Loop, way: Way) -> None:
 
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[None]:
-    """For what is a step of its own: no .grad before it; buffers, .grad and generators afterwards as they were."""
+    """Return a context for a separate step: no .grad before it; buffers, .grad and generators are restored
+    afterwards."""
     grads = {each: each.grad for each in model.parameters()}
     buffers = {each: each.clone() for each in model.buffers()}
     for each in grads:

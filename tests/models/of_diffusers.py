@@ -26,7 +26,7 @@ def _denoiser(name: str, channels: int, sizes: Mapping[str, Any], **given: Any) 
 
 
 def _half(out: Tensor, channels: int) -> Tensor:
-    """Without the variances that some predict, too."""
+    """Leave out the variances that some models predict as well."""
     return out[:, :channels]
 
 

@@ -1,4 +1,4 @@
-"""What goes into a cell of the table."""
+"""The contents of the table's cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Outcome = Literal["right", "estimate", "refused", "wrong", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one verb did with one stranger.
+    """The result of one verb with one third-party model.
 
     Attributes:
         outcome: "right"; "estimate": it says so of itself, and may be off; "refused", in a sentence of ours; "wrong";
@@ -24,7 +24,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the verbs did with one stranger.
+    """The results of all verbs with one third-party model.
 
     Attributes:
         name: library and model.

@@ -1,4 +1,4 @@
-"""What goes through tapescope here: a model that nobody of this project wrote, and its loss."""
+"""A third-party model that tapescope is tested with, and its loss."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Stranger:
 
 
 def seed() -> None:
-    """Of all chance there is."""
+    """Seed all random number generators."""
     torch.manual_seed(_SEED)
     random.seed(_SEED)
     numpy.random.seed(_SEED)

@@ -1,4 +1,4 @@
-"""The verbs of one stranger, and of several in as many processes."""
+"""The verbs on one third-party model, and on several in as many processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from loops import Loop
 from results import Cell, Row
 from verbs import VERBS
 
-_AT_ONCE = 6  # strangers of one library in one process: its import takes seconds
+_AT_ONCE = 6  # models of one library in one process: its import takes seconds
 
 
 @dataclass(frozen=True)
 class Library:
-    """Where strangers come from.
+    """A library of third-party models.
 
     Attributes:
         module: of this folder, with a table of them.
@@ -45,7 +45,7 @@ class Library:
 
     @property
     def strangers(self) -> Mapping[str, Any]:
-        """By name what builds each, or a loop that trains one."""
+        """Return by name a function that builds each model, or a loop that trains it."""
         found: Mapping[str, Any] = getattr(importlib.import_module(self.module), self.table)
         return found
 
@@ -63,12 +63,12 @@ LIBRARIES = {
 
 
 def names() -> list[str]:
-    """Of all strangers, as "timm resnet". No library is imported for it."""
+    """Return the names of all models, such as "timm resnet". No library is imported."""
     return [f"{library} {name}" for library, where in LIBRARIES.items() for name in where.strangers]
 
 
 def put_through(name: str) -> Row:
-    """All verbs of a stranger."""
+    """Run all verbs on a model."""
     library, _, model = name.partition(" ")
     where = LIBRARIES[library]
     started = time.monotonic()
@@ -93,7 +93,8 @@ def put_through(name: str) -> Row:
 
 
 def _set_aside() -> None:
-    """What a library has imported is half a million objects, which no search for leaves and hooks has to look at."""
+    """Freeze the half a million objects that a library has imported, so that searches for leaves and hooks skip
+    them."""
     gc.collect()
     gc.freeze()
     gc.get_freeze_count = lambda: 0  # HookWatch reckons with hooks of what is frozen: of this there are none
@@ -134,7 +135,7 @@ def _several(names: Sequence[str]) -> list[Row]:
 
 
 def put_all_through(names: Sequence[str], jobs: int) -> Iterator[Row]:
-    """Each library has processes of its own: what one imports, another one would find."""
+    """Run each library in separate processes, because the imports of one would affect another."""
     batches = [
         of_library[place : place + _AT_ONCE]
         for library in LIBRARIES

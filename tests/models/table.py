@@ -1,4 +1,4 @@
-"""What is printed: a row for each stranger, a column for each verb, and below what is refused and what is wrong."""
+"""The printed table: a row for each model, a column for each verb, and the refusals and errors below it."""
 
 from __future__ import annotations
 

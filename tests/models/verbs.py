@@ -1,4 +1,4 @@
-"""The verbs through which each stranger goes, and what is right of each."""
+"""The verbs that run on each third-party model, and their expected results."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def recomputed(stranger: Stranger) -> Cell:
 
 
 def find_nan(stranger: Stranger, engine: Any) -> Cell:
-    """Nothing is found in the model as it is; what is planted is found in its module, of forward and of backward."""
+    """The unchanged model has no finding; a planted fault is found in its module, in forward and backward."""
     stranger.after_a_step()
     with nothing_changes(stranger):
         report = ts.find_nan(stranger.make_loss, engine=engine)
@@ -143,7 +143,7 @@ def find_nan(stranger: Stranger, engine: Any) -> Cell:
         with nothing_changes(stranger), _planted(stranger.model.get_submodule(path), plant):
             try:
                 report = ts.find_nan(stranger.make_loss, engine=engine)
-            except ValueError as error:  # the model's own, to which it is said what came before
+            except ValueError as error:  # the model's own error, with a note on the calls before it
                 if not any(path in note for note in getattr(error, "__notes__", ())):
                     raise
                 continue
@@ -192,7 +192,7 @@ def _somewhere(stranger: Stranger) -> str:
 
 @contextmanager
 def _planted(module: nn.Module, plant: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """What the module's own forward returns is changed inside of it."""
+    """Change the result of the module's own forward inside of it."""
     forward = module.forward
     module.forward = lambda *args, **kwargs: plant(forward(*args, **kwargs))  # type: ignore[method-assign]
     try:
@@ -202,15 +202,13 @@ def _planted(module: nn.Module, plant: Callable[[Tensor], Tensor]) -> Iterator[N
 
 
 def _is(named: str | None, path: str) -> bool:
-    """Whether a module is the one of a path. Where parts of a model are called, what is named begins with the part's
-    class in place of its path.
-    """
+    """Return whether a module has this path; if parts of a model are called, names begin with the part's class."""
     rest = (named or "").partition(".")[2]
     return named is not None and (f".{path}".endswith(f".{named}") or (rest != "" and path.endswith(f".{rest}")))
 
 
 def find_unused(stranger: Stranger) -> Cell:
-    """What it names gets no gradient, or one of zeros, and nothing else does."""
+    """The named parameters get no gradient, or one of zeros, and no others do."""
     expected, _ = gradients_of(stranger, stranger.step)
     stranger.after_a_step()
     with nothing_changes(stranger):

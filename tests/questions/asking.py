@@ -69,7 +69,7 @@ def warned(verb: Callable[[], Any]) -> str:
 
 
 def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> str:
-    """Return what `ts.find_unused` says of a model's parameters; "" if each has a gradient."""
+    """Return the report of `ts.find_unused` on a model's parameters; "" if each has a gradient."""
     report = ts.find_unused(make_loss, model)
     return str(report) if report else ""
 

@@ -1,4 +1,4 @@
-"""A second kind of device, on the host's memory, so that what is about accelerators can be tried without one.
+"""A second kind of device, on the host's memory, for testing code for accelerators without one.
 
 PyTorch's engine gives each of its two devices a worker thread and a ready queue of its own. A process takes to it
 before its first backward, which starts those threads, and for good: `pytest --second-device` does that, and
@@ -53,7 +53,7 @@ def load() -> None:
 
 
 def _library() -> Path:
-    """Where it is kept, once compiled from these sources with this torch."""
+    """Return the path of the library, compiled once from these sources with this torch."""
     sources = b"".join(source.read_bytes() for source in _SOURCES)
     version = f"{torch.__version__} {sys.version}".encode()
     digest = hashlib.sha256(sources + version).hexdigest()[:16]
@@ -61,12 +61,12 @@ def _library() -> Path:
 
 
 def _path() -> str:
-    """Where programs are looked for: pip puts ninja beside Python, whose folder a shell need not know."""
+    """Return the search path for programs: pip installs ninja beside Python, whose folder a shell need not know."""
     return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
 def _compile(library: Path) -> None:
-    """Others may do so at the same time: each in a folder of its own, and the last one's is kept."""
+    """Compile the library. Several processes may do so at the same time, each in a folder of its own."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         command = [sys.executable, str(_FOLDER / "build.py"), folder]
@@ -75,7 +75,7 @@ def _compile(library: Path) -> None:
 
 
 def _device_module(device: Any) -> ModuleType:
-    """What torch calls its like `torch.cuda`."""
+    """Return the module that torch uses for this device, like `torch.cuda`."""
 
     def number_of(which: Any) -> int:
         return which if isinstance(which, int) else torch.device(which).index or 0

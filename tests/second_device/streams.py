@@ -1,4 +1,4 @@
-"""What the second device was asked to do on which stream, and whether real streams could have raced over it."""
+"""The requests to the second device by stream, and whether real streams could have raced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_KERNELS = {"record", "block", "allocate", "free", "record_stream", "wait for
 
 
 class Line(NamedTuple):
-    """One thing that was asked for: a kernel, an event recorded or waited for, a block of memory taken or let go.
+    """One request: a kernel, an event recorded or waited for, a block allocated or freed.
 
     `reads` and `writes` are blocks by address; of a block taken, let go or noted for a stream, `writes` has it.
     """
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 @contextmanager
 def written_down() -> Iterator[list[Line]]:
-    """What the devices are asked to do meanwhile; the list is filled at the end."""
+    """Record the requests to the devices meanwhile; the list is filled at the end."""
     device: Any = torch.get_device_module(NAME)
     lines: list[Line] = []
     device.take_lines()
@@ -76,7 +76,7 @@ class _Block:
 
 
 class HappensBefore:
-    """Which kernels certainly have ended before others begin, if streams run side by side as CUDA's do.
+    """The kernels that have certainly ended before others begin, if streams run concurrently, as CUDA's do.
 
     Each stream counts its kernels, and knows up to which kernel of every other stream it has waited. An event carries
     that from stream to stream; where the host waits, all that is asked for later comes after.
@@ -99,7 +99,7 @@ class HappensBefore:
             self._take(line)
 
     def _clock(self, stream: Stream) -> Counter[Stream]:
-        """Up to which kernel of each stream this one has waited; for what the host has waited, it has, too."""
+        """Return, for each stream, the kernel up to which this one has waited, including waits of the host."""
         found = self._clocks.setdefault(stream, Counter())
         found |= self._host
         return found

@@ -1,4 +1,4 @@
-"""Backwards of forwards that use several streams: nothing races, and no block of memory is let go too early."""
+"""Backwards of forwards that use several streams: no races, and no block is freed too early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _streams_are_written_down(accelerators: Devices) -> None:
 
 
 class OnStreams(nn.Module):
-    """A branch on the current stream, and two on streams of their own, which the current one waits for."""
+    """A branch on the current stream, and two on other streams, which the current one waits for."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def x(accelerators: Devices) -> Tensor:
 
 
 def both(model: nn.Module, x: Tensor, backward: Callable[[Tensor], object]) -> list[Line]:
-    """What a forward, its backward, and a look at the gradients on the current stream ask for."""
+    """Record the requests of a forward, its backward, and a read of the gradients on the current stream."""
     model.zero_grad()
     with written_down() as lines:
         backward(model(x))
@@ -152,7 +152,7 @@ def test_the_direct_engine_neither_races_nor_lets_go_early(
 
 
 class Shared(nn.Module):
-    """A sum on one stream, whose two operands were made on two, and one of which has a further use.
+    """A sum on one stream, whose two operands were computed on two others, and one of which has a further use.
 
     AddBackward0 gives one and the same gradient to both. The task of `angle` runs next: its kernel reads it on the
     stream of the sum, and the task lets go of it. Then the gradient of the further use comes to `product`.

@@ -1,6 +1,6 @@
-"""`python tests/structure`: counts how the code is built, from its own imports and definitions; part of `make lint`.
+"""`python tests/structure`: counts properties of the code, from imports and definitions; part of `make lint`.
 
-Exit 1 where a count is above its limit. `--picture FILE` draws the rooms instead, see `picture.py`.
+Exit 1 if a count is above its limit. `--picture FILE` draws the packages instead, see `picture.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])  # tests/, which has no package above it
-from structure.imports import LAYERS, PACKAGES, ROOT, circles, imports_of, room_of, sources
+from structure.imports import LAYERS, PACKAGES, ROOT, cycles, imports_of, package_of, sources
 from structure.plain_words import hard_texts, product_files
 from structure.wordings import test_files, wordings
 
@@ -30,73 +30,83 @@ T = TypeVar("T", ast.FunctionDef, ast.ClassDef)
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What was found of a kind, and how much of it may be."""
+    """A counted property: its title, the places found, and the most that are allowed."""
 
-    what: str
+    title: str
     found: list[str]
     most: int = 0
 
     @property
-    def is_kept(self) -> bool:
+    def is_met(self) -> bool:
         return len(self.found) <= self.most
 
     def __str__(self) -> str:
-        return "\n    ".join([f"{self.what}: {len(self.found)} (at most {self.most})", *self.found])
+        return "\n    ".join([f"{self.title}: {len(self.found)} (at most {self.most})", *self.found])
 
 
 def counts(modules: Mapping[str, Path]) -> list[Count]:
-    """All that is counted."""
+    """Return all counts."""
     imports = imports_of(modules)
     inside = {name: targets for name, targets in imports.items() if name.partition(".")[0] in PACKAGES}
     return [
-        Count("circles", [f"{len(circle)}: {', '.join(circle)}" for circle in circles(imports)]),
+        Count("cycles", [f"{len(cycle)}: {', '.join(cycle)}" for cycle in cycles(imports)]),
         Count(
-            "arrows up", [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if up(name, other)]
+            "imports up",
+            [f"{name} -> {other}" for name in inside for other in sorted(inside[name]) if imports_upwards(name, other)],
         ),
-        Count("imports that a package's __init__.py does not name", sorted(unsaid(imports))),
+        Count("imports that a package's __init__.py does not name", sorted(undeclared_imports(imports))),
         Count(
-            "packages without a layer", sorted({room for room in map(room_of, inside) if is_room(room)} - set(LAYERS))
+            "packages without a layer",
+            sorted({package for package in map(package_of, inside) if is_package(package)} - set(LAYERS)),
         ),
         Count(f"folders with more than {MOST_MODULES} modules", large_folders(modules)),
         Count(f"files over {MOST_LINES} lines", long_files(modules)),
         Count(f"functions over {MOST_BODY} lines", [*long_functions(modules)]),
         Count(f"classes with more than {MOST_METHODS} methods", [*wide_classes(modules)]),
-        Count("public class names that stand twice", doubles(modules), most=1),
+        Count("public class names that occur twice", repeated_names(modules), most=1),
         Count("strings of tests that repeat words of a text", [*wordings(test_files())], most=14),
         Count("texts with a phrase that is hard to read at first", hard_texts(product_files())[0], most=160),
     ]
 
 
-def is_room(name: str) -> bool:
+def is_package(name: str) -> bool:
     return (ROOT / name.replace(".", "/")).is_dir() and name not in PACKAGES
 
 
-def unsaid(imports: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    """Each room says what it may import: rooms of its own package by name, other packages as a whole."""
-    for room in LAYERS:
-        path = ROOT / room.replace(".", "/") / "__init__.py"
+def undeclared_imports(imports: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """Yield the imports between packages that a package's docstring does not name.
+
+    A package names those of its own folder; other folders it names as a whole.
+    """
+    for package in LAYERS:
+        path = ROOT / package.replace(".", "/") / "__init__.py"
         if not path.exists():
             continue
         said = set(
             re.findall(r"\w+", (ast.get_docstring(ast.parse(path.read_text())) or "").partition("May import")[2])
         )
-        package = room.partition(".")[0]
-        for other in {room_of(each) for module in imports if room_of(module) == room for each in imports[module]}:
-            name = other.rpartition(".")[2] if other.startswith(f"{package}.") else other.partition(".")[0]
-            if other != room and name not in said:
-                yield f"{room} -> {other}"
+        folder = package.partition(".")[0]
+        modules = [module for module in imports if package_of(module) == package]
+        for other in {package_of(each) for module in modules for each in imports[module]}:
+            name = other.rpartition(".")[2] if other.startswith(f"{folder}.") else other.partition(".")[0]
+            if other != package and name not in said:
+                yield f"{package} -> {other}"
 
 
-def up(module: str, other: str) -> bool:
-    """Whether the arrow leads from a room to one that stands above it."""
-    here, there = room_of(module), room_of(other)
+def imports_upwards(module: str, other: str) -> bool:
+    """Return whether the first module imports from a package above its own."""
+    here, there = package_of(module), package_of(other)
     if here == there or here not in LAYERS or there not in LAYERS:
-        return here != there and module.partition(".")[0] != other.partition(".")[0] and package_up(module, other)
+        return (
+            here != there
+            and module.partition(".")[0] != other.partition(".")[0]
+            and folder_imports_upwards(module, other)
+        )
     return LAYERS.index(there) > LAYERS.index(here)
 
 
-def package_up(module: str, other: str) -> bool:
-    """The same of modules that stand in no room, by their packages."""
+def folder_imports_upwards(module: str, other: str) -> bool:
+    """Return the same for modules outside of these packages, by their folders."""
     return PACKAGES.index(other.partition(".")[0]) > PACKAGES.index(module.partition(".")[0])
 
 
@@ -113,7 +123,7 @@ def long_files(modules: Mapping[str, Path]) -> list[str]:
 
 
 def definitions(modules: Mapping[str, Path], kind: type[T]) -> Iterator[tuple[str, T]]:
-    """All that are of this kind, nested ones too, with where they stand."""
+    """Yield all definitions of this kind, including nested ones, with their places."""
     for module, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, kind):
@@ -135,7 +145,7 @@ def wide_classes(modules: Mapping[str, Path]) -> Iterator[str]:
             yield f"{where}: {methods}"
 
 
-def doubles(modules: Mapping[str, Path]) -> list[str]:
+def repeated_names(modules: Mapping[str, Path]) -> list[str]:
     where: dict[str, list[str]] = defaultdict(list)
     for module, path in modules.items():
         for node in ast.parse(path.read_text()).body:
@@ -146,13 +156,13 @@ def doubles(modules: Mapping[str, Path]) -> list[str]:
 
 def main() -> int:
     if sys.argv[1:2] == ["--picture"]:
-        from structure.picture import draw  # by tapescope itself
+        from structure.picture import draw  # drawn by tapescope itself
 
         Path(sys.argv[2]).write_text(draw(imports_of(sources())), encoding="utf-8")
         return 0
     found = counts(sources())
     print(*found, sep="\n")
-    return 0 if all(count.is_kept for count in found) else 1
+    return 0 if all(count.is_met for count in found) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which module imports which, read from the code: imports in functions and those for type checkers count, too."""
+"""The imports of each module, read from the code, including those in functions and for type checkers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PACKAGES = ("inspector", "engine", "widgets", "commands", "integrations")
 
 
 def _layers() -> Iterator[str]:
-    """The rooms as pyproject.toml has them for import-linter, each of which imports only from those before it."""
+    """Yield the packages as pyproject.toml has them for import-linter: each imports only from those before it."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    rooms = {each["containers"][0]: each["layers"] for each in contracts if "containers" in each}
+    layers = {each["containers"][0]: each["layers"] for each in contracts if "containers" in each}
     packages = next(each["layers"] for each in contracts if "containers" not in each)
     for package in reversed(packages):
         name = package.removeprefix("tapescope.")
-        yield from (f"{name}.{room}" for room in reversed(rooms[package])) if package in rooms else (name,)
+        yield from (f"{name}.{each}" for each in reversed(layers[package])) if package in layers else (name,)
 
 
 LAYERS = tuple(_layers())
@@ -28,19 +28,19 @@ Imports = Mapping[str, frozenset[str]]
 
 
 def module_name(path: Path) -> str:
-    """`engine.schedule.policy`; of a folder's `__init__.py` the folder's."""
+    """Return `engine.schedule.policy`; for a folder's `__init__.py`, the folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def sources() -> dict[str, Path]:
-    """By module its file, the public face and the command line's door among them."""
+    """Return the file of each module, including the public `__init__.py` and `__main__.py`."""
     paths = [*ROOT.glob("__*__.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
     return {module_name(path) or "tapescope": path for path in sorted(paths)}
 
 
 def imports_of(sources: Mapping[str, Path]) -> Imports:
-    """What each module imports of the others."""
+    """Return the modules that each module imports."""
     return {name: frozenset(_imported(name, path, sources)) - {name} for name, path in sources.items()}
 
 
@@ -57,16 +57,16 @@ def _imported(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]
                     break
 
 
-def room_of(module: str) -> str:
-    """`engine.schedule` for `engine.schedule.policy`; a module that stands in no room is its own."""
+def package_of(module: str) -> str:
+    """Return `engine.schedule` for `engine.schedule.policy`; a module outside of the packages is its own package."""
     parts = module.split(".")
     if parts[0] == "commands":
         return "commands"
     return ".".join(parts[:2]) if parts[0] in PACKAGES else module
 
 
-def circles(imports: Imports) -> list[list[str]]:
-    """Modules that lead back to each other, each circle as all that are on it (Tarjan's components)."""
+def cycles(imports: Imports) -> list[list[str]]:
+    """Return the cycles of imports, each as all of its modules (Tarjan's strongly connected components)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     waiting: list[str] = []

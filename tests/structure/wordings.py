@@ -1,4 +1,4 @@
-"""`python tests/structure/wordings.py [FILE ...]`: the strings of tests that repeat words of a text of tapescope's.
+"""`python tests/structure/wordings.py [FILE ...]`: the strings of tests that repeat words of tapescope's texts.
 
 Such a test fails with each better wording. Tests assert facts instead, and whole texts stand in tests/snapshots: see
 tests/says.py.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FEWEST = 4  # words in a row that make it a wording
+FEWEST = 4  # number of successive words that count as a repetition
 _PRODUCT = ("inspector", "engine", "widgets", "commands", "public")
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _WORD = re.compile(r"""[("'`]*([A-Za-z]+(?:'[a-z]+)?)[.,;:!?)"'`]*""")  # `ts.profile(make_loss)` is code, no word
@@ -21,7 +21,7 @@ _CODE = re.compile(r"^\s*(import|from|def|class|with|for|%|<)|[=(\[]\s*\n|\n\s+\
 
 
 def wordings(paths: list[Path]) -> Iterator[str]:
-    """Each string of these files that has words of a product text, as `file:line: words`."""
+    """Yield each string of these files that repeats words of a product text, as `file:line: words`."""
     known = _product_runs()
     for path in paths:
         for line, text in _strings(path):
@@ -46,7 +46,7 @@ def _product_runs() -> set[tuple[str, ...]]:
 
 
 def _runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Each `FEWEST` words of a text in a row; what is no word ends a row."""
+    """Yield each sequence of `FEWEST` successive words of a text; anything that is not a word ends a sequence."""
     row: list[str] = []
     for token in re.sub(r" \| |[{}]", " | ", text).split():
         word = _WORD.fullmatch(token)
@@ -56,7 +56,7 @@ def _runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _strings(path: Path) -> Iterator[tuple[int, str]]:
-    """The string constants of a file but docstrings; of an f-string its constant parts, joined by " | "."""
+    """Yield the string constants of a file without docstrings; for an f-string its constant parts, joined by " | "."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[int] = set()
     for node in ast.walk(tree):

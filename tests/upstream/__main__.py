@@ -28,7 +28,7 @@ REFUSAL = "the direct engine cannot"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one test: passed, failed, skipped or crashed; its traceback; backwards that were redirected."""
+    """The result of one test: passed, failed, skipped or crashed; its traceback; redirected backwards."""
 
     outcome: str
     text: str
@@ -36,7 +36,7 @@ class Result:
 
 
 def run_tests(file: Path, redirect: str, pytest_arguments: Sequence[str], limit_s: float) -> dict[str, Result]:
-    """Runs the file's tests in a process of their own, and again without those that end the process."""
+    """Run the file's tests in a separate process, and again without those that end the process."""
     crashed: dict[str, Result] = {}
     while True:
         with tempfile.TemporaryDirectory() as folder:

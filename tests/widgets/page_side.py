@@ -50,7 +50,7 @@ class Page:
                     self._take(news)
 
     def send(self, **message: Any) -> None:
-        """What the page's link sends."""
+        """Return the messages that the page's link sends."""
         assert self.deck is not None
         self.deck._handle_custom_msg(message, [])
 
@@ -84,7 +84,7 @@ class Page:
 
 @contextmanager
 def listening() -> Iterator[Page]:
-    """What decks send meanwhile goes to this page."""
+    """Pass everything that decks send meanwhile to this page."""
     page = Page()
 
     def send(deck: Deck, content: dict[str, Any], buffers: list[bytes] | None = None) -> None:
@@ -134,7 +134,7 @@ class Replay:
         return order[t] if t < len(order) else None
 
     def queue(self, t: int) -> list[int]:
-        """What is ready at a position, in the order shown, the running task first."""
+        """Return the ready tasks at a position, in the displayed order, the running one first."""
         return [task for task in self._schedule["order"][t:] if self.ready_at[task] <= t]
 
     def key(self, task: int) -> str:

@@ -1,1 +1,1 @@
-"""What verbs leave behind in the world of their user: nothing."""
+"""Verbs leave no side effects for their user."""

@@ -23,7 +23,7 @@ Snapshot = dict[str, object]
 
 
 def snapshot(program: Program, nodes: tuple[Node, ...] = ()) -> Snapshot:
-    """By name each fact, as something that can be compared. `nodes`: of a graph that is there already."""
+    """Return each fact by name, as a value that can be compared. `nodes`: those of an existing graph."""
     return dict(_facts(program, nodes))
 
 
@@ -72,7 +72,7 @@ def _of_tensor(name: str, tensor: Tensor | None) -> Iterator[tuple[str, object]]
 
 
 def bits(tensor: Tensor) -> object:
-    """What stands for its bits: NaN equals NaN, and 0 is not -0."""
+    """Return a value that represents its bits: NaN equals NaN, and 0 is not -0."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return tensor.dtype, tuple(tensor.shape), sha256(raw.data).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What is asked for a prediction or a finding leaves no trace: each verb over each program, with all looked at."""
+"""Predictions and findings leave no trace: each verb runs on each program, and all state is compared."""
 
 from __future__ import annotations
 

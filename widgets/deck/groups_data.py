@@ -86,7 +86,7 @@ def with_batches(content: Json | None, batches: Batches, graph: Graph) -> Json:
     return {
         "found": [*_planned(kept["found"]), *ran],
         "refused": [*_planned(kept["refused"]), *by_itself],
-        "said": kept["said"] | {"ran": batches.sentences[0] if len(batches) else "Nothing ran as one."},
+        "said": kept["said"] | {"ran": batches.sentences[0] if len(batches) else "No products ran as one batch."},
     }
 
 

@@ -44,7 +44,7 @@ class Driver:
             self._state = ThreadState()
         except NotImplementedError as error:
             raise NotImplementedError(
-                f"a deck runs the backward in a thread of its own, which cannot take over {error}"
+                f"a deck runs the backward in a separate thread, which cannot adopt {error}"
             ) from None
         self._context = contextvars.copy_context()
         self._commands: deque[_Command] = deque()

@@ -182,7 +182,7 @@ class Foresight:
             footprints = replace(footprints, limits=(*footprints.limits, _AS_ONE))
         if self._recompute.saves:
             footprints = replace(footprints, limits=(*footprints.limits[:1], _RECOMPUTED, *footprints.limits[1:]))
-        # The session's policies plan with them, too. Without nodes, because predictions outlive the session.
+        # The session's policies also plan with them. Without nodes, because predictions outlive the session.
         session.footprints = replace(footprints, graph=replace(footprints.graph, nodes=()))
         return session.footprints
 

@@ -101,7 +101,7 @@ class Publisher:
         self._reported = 0
         self._batches_published = (0, 0)  # batches and fallbacks
         self._looked_at: set[int] = set()  # tasks that have not run and whose input buffers were published
-        self._replayed: Json = {}  # since the last news
+        self._replayed: Json = {}  # since the last update of the page
         self._forgotten: set[int] = set()  # ever
         self._lock = RLock()  # a front end may answer in the thread that sends
         self.published = self._news()

@@ -410,7 +410,7 @@ def saved_content(document: Document, timeline: Timeline) -> Json:
 
 def memory_content(timeline: Timeline) -> Json:
     """Return a timeline's columns, the sentence at its peak, and rows of its storages, see `lifetime_rows`."""
-    # Changes have a place, too, because many tasks may run between two events.
+    # Changes also have a place, because many tasks may run between two events.
     changes = [
         (event, place, number, int(category))
         for number, found in timeline.changes_of.items()

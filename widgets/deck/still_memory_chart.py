@@ -242,7 +242,7 @@ def _peak(plot: _Plot, timeline: Timeline, sentence: str) -> Iterator[str]:
     when = _when(timeline, plot.is_step, max(_LEAST_NAME, left - text_width(f": the {nth(place + 1)} task, {after}")))
     rest = shorten(f": {when}{after}", left)
     needed = text_width(start, bold=True) + text_width(rest)
-    # The space beside the plot is free, too.
+    # The space beside the plot is also free.
     first, last = (_LEFT, plot.right) if needed <= plot.right - _LEFT else (0.0, width)
     at = min(max(x - needed / 2, first), last - needed)
     yield f'<circle class="ts-ring" cx="{number(x)}" cy="{number(y)}" r="3.4"/>'

@@ -51,7 +51,7 @@ class Verb:
     def check(self, argument: str) -> None:
         """Raise ValueError if the prompt's argument is missing, or given to a verb that takes none.
 
-        The parser of conditions has a message of its own, which lists them.
+        The parser of conditions has its own message, which lists them.
         """
         syntax = self.usage.removeprefix(self.name).strip()
         if argument.strip() and not syntax and self.name not in ("quit", "detach"):  # `quit()` is meant well

@@ -24,7 +24,7 @@ def users_traceback(error: BaseException) -> str:
         if each := reports.pop():
             own = [frame for frame in each.stack if _is_users(frame.filename)]
             each.stack = traceback.StackSummary.from_list(own)
-            # The errors shown with it have tracebacks, too.
+            # The errors shown with it also have tracebacks.
             reports += [each.__cause__, each.__context__, *(each.exceptions or ())]
     return "".join(report.format())
 
@@ -34,7 +34,7 @@ def without_own_frames(error: BaseException, start: Callable[..., object]) -> No
 
     Args:
         error: the error, which is modified.
-        start: the function that called the user's code; the frames before it are removed, too.
+        start: the function that called the user's code; the frames before it are also removed.
     """
     seen: set[int] = set()
     errors: list[BaseException | None] = [error]

@@ -154,7 +154,7 @@ class _Trees:
 
     **Why a tree creates no cycle.** Its one product runs after all its members and right before the task in whose
     buffer the sum is. That task waits for each of them anyway. So nothing is delayed further, except nodes in between
-    that only change the layout and lead nowhere else. If groups of other outputs are joined, too, an edge from a member
+    that only change the layout and lead nowhere else. If groups of other outputs are also joined, an edge from a member
     to that task is an edge from the member's group; an order of those groups is also an order with the tree's product
     placed before its task.
     """

@@ -495,7 +495,7 @@ def about(graph: Graph, task: Task) -> Iterator[str]:
         call = graph.calls[task.call]
         same = [each.index for each in graph.calls if each.path == call.path]
         if call.index or len(same) > 1:
-            # calls without a task here, such as those of other backwards, are counted, too
+            # calls without a task here, such as those of other backwards, are also counted
             called = f"of {len(same)} calls" if max(same) < len(same) else "call"
             path = f"module {call.path}" if call.path.isdigit() else call.path or "the model"
             yield f"it belongs to the {nth(call.index + 1)} {called} of {path} ({call.class_name})"

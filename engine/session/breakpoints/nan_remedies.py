@@ -378,7 +378,7 @@ def advice_on(bad: BadElement) -> NanCause | None:
         if bad.discarded_by and case.safe:
             cause += f", and {bad.discarded_by} gives that element a gradient of 0, which becomes NaN"
             example = case.safe if "where" in case.safe else f"torch.where(mask, x, {case.safe}).{name}()"
-            remedy = f"replace the input of {name}, too, as in {example}"
+            remedy = f"also replace the input of {name}, as in {example}"
         elif bad.dtype is torch.float16 and 0.0 in [bad.at[each] for each in ("self", "other", "result")]:
             cause += ", and an eps of 1e-8 is 0 in float16"
             remedy = f"compute it in float32, as in x.float(), or {remedy}"

@@ -373,7 +373,7 @@ class Watching:
             origin = origin_of(graph, inputs, output, self.bad.known(), self.bad.as_received)
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
-            origin = Origin((*about(graph, task), *_what_came(inputs, condition)), tensors)
+            origin = Origin((*about(graph, task), *_norms_of(inputs, condition)), tensors)
         tensors = origin.tensors
         if not task.is_leaf:
             tensors = {f"output {output.number}": shown(output), **tensors}
@@ -509,7 +509,7 @@ def _spreads(condition: Condition) -> bool:
     return any(term.text in ("nan", "inf") for term in condition)
 
 
-def _what_came(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
+def _norms_of(inputs: Sequence[Tensor | None], condition: Condition) -> Iterator[str]:
     """Yield the norms of the inputs, if the condition is about a norm."""
     if any("norm" in term.needs for term in condition):
         for number, each in enumerate(inputs):

@@ -39,7 +39,7 @@ def differing_recomputation(raised: RaisedError) -> str:
             f"{name} at {source.short}" for _, each in functions_of(function) for name, source in each.conditions()
         ]
         hint = f"; it depends on {joined(list(dict.fromkeys(depends)))}, which may have changed" if depends else ""
-        cause = f"the checkpoint of {title} recomputes another forward than it ran{hint}"
+        cause = f"the recomputation of the checkpoint of {title} differs from its forward{hint}"
     return f"{cause}: {difference}. {_REMEDY}"
 
 

@@ -83,7 +83,7 @@ class RaisedError:
 
     @cached_property
     def _running(self) -> list[nn.Module]:
-        # Only calls by nn.Module count: other methods of a module run outside of its forward, too.
+        # Only calls by nn.Module count: other methods of a module also run outside of its forward.
         call = nn.Module._call_impl.__code__
         objects = (variables_of(frame)["self"] for frame, _, _ in self.frames if frame.f_code is call)
         return [each for each in objects if isinstance(each, nn.Module)]
@@ -141,7 +141,8 @@ class RaisedError:
             yield from _variables(frame)
 
     def _operands_inside(self) -> Iterator[Named]:
-        """Yield the tensors of the functions of torch that the failing line called, whose names are not the user's."""
+        """Yield the tensors of torch functions that the failing line called. Their names there mean nothing to the
+        user."""
         for frame, _, _ in reversed(self.frames):
             if self.places and frame is self.places[-1][0]:
                 return

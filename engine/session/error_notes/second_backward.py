@@ -235,7 +235,7 @@ def _kept_attributes(
 
 
 def _assigning(raised: RaisedError, holder: object, name: str) -> list[Source]:
-    """Return the lines that assign an attribute, last those that run most often: methods other than __init__."""
+    """Return the lines that assign an attribute; those outside __init__, which run more often, come last."""
     found: list[Source] = []
     for method in methods_of(type(holder)):
         changed = [line for state, line in method.changes() if state == f"self.{name}"]

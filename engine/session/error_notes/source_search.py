@@ -109,7 +109,7 @@ class FunctionSource:
     def changes(self) -> Iterator[tuple[str, Source]]:
         """Yield the state outside this function that it changes, with the line: `self.keys`, `cache`, `state['n']`.
 
-        A generator that it advances and Python's and NumPy's random numbers are state, too.
+        A generator that it advances and Python's and NumPy's random numbers are also state.
         """
         code = self.code
         own = set(code.co_varnames) - set(code.co_varnames[: code.co_argcount])

@@ -265,7 +265,7 @@ class ArrayWatch:
 
     def begin(self, task_id: int) -> None:
         """Record that a task starts and its input lists are about to be summed."""
-        self._look()
+        self._note_sums()
         traced, _ = tracemalloc.get_traced_memory()
         self._turns.append(_Turn(task_id, len(self._log.rows), traced, perf_counter_ns()))
         tracemalloc.reset_peak()
@@ -313,7 +313,7 @@ class ArrayWatch:
 
     def over(self) -> None:
         """Record the end of the last task."""
-        self._look()
+        self._note_sums()
         self._ended = len(self._log.rows)
 
     def timeline(self, accumulation: Accumulation) -> Timeline:
@@ -445,8 +445,8 @@ class ArrayWatch:
         self._first = len(log.rows)
         self._began_ns = perf_counter_ns()
 
-    def _look(self) -> None:
-        """Record sums that are waiting, and close the last task's turn."""
+    def _note_sums(self) -> None:
+        """Record the sums in the input buffers, and the last task's peak up to now."""
         for buffer in self._buffers.values():
             for tensors in buffer.waiting():
                 self._follow(tensors)

@@ -49,7 +49,7 @@ class HipsRunner(Runner):
 
     @classmethod
     def of(cls, call: BackwardCall, tape: HipsTape, measuring: Measuring | None = None) -> Self:
-        """Return the runner of a tape. A gradient may be an array, too; `measuring` must return an `ArrayWatch`.
+        """Return the runner of a tape. A gradient may also be an array; `measuring` must return an `ArrayWatch`.
 
         Raises:
             NotImplementedError: an argument of `torch.autograd.backward` that does not apply to a tape.

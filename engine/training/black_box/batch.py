@@ -57,13 +57,13 @@ class TensorFacts:
         }
 
     @classmethod
-    def read(cls, told: object) -> TensorFacts:
+    def read(cls, content: object) -> TensorFacts:
         """Read the facts from JSON.
 
         Raises:
             ValueError: if they are malformed, or do not describe a tensor without gaps.
         """
-        match told:
+        match content:
             case {"dtype": str(dtype), "shape": list(shape), "strides": list(strides), "device": str(device)}:
                 if dtype not in _DTYPES:
                     raise ValueError(f"{dtype!r} is not a supported dtype")
@@ -170,7 +170,7 @@ def _is_record(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldBatch:
+class JsonBatch:
     """A batch as JSON that refers to tensors by number.
 
     Attributes:
@@ -184,38 +184,41 @@ class ToldBatch:
     left_out: list[str]
 
 
-def tell(batch: object) -> ToldBatch:
+def json_of_batch(batch: object) -> JsonBatch:
     """Convert a batch to JSON and tensors; `batch_of` does the reverse."""
-    teller = _Teller()
-    return ToldBatch(teller.tell(batch, "", 0), teller.tensors, teller.left_out)
+    converter = _Converter()
+    return JsonBatch(converter.convert(batch, "", 0), converter.tensors, converter.left_out)
 
 
-class _Teller:
+class _Converter:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.left_out: list[str] = []
         self._numbers: dict[int, int] = {}
 
-    def tell(self, value: object, place: str, depth: int) -> dict[str, Any]:
+    def convert(self, value: object, place: str, depth: int) -> dict[str, Any]:
         if isinstance(value, Tensor):
             return self._tensor(value, place)
         if type(value) in _PLAIN:
             return {"value": value}
         if depth >= _DEPTH:
             return self._left_out(place, f"more than {_DEPTH} containers deep")
-        parts = {at: self.tell(part, place + at, depth + 1) for at, part in _parts(value)}
-        told = list(parts.values())
+        parts = {at: self.convert(part, place + at, depth + 1) for at, part in _parts(value)}
+        content = list(parts.values())
         if isinstance(value, Mapping) and all(type(name) in _PLAIN for name in value):
-            return {"dict": [[name, each] for name, each in zip(value, told, strict=True)], **_class_of(value, dict)}
+            return {"dict": [[name, each] for name, each in zip(value, content, strict=True)], **_class_of(value, dict)}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return {"named": [[name, each] for name, each in zip(value._fields, told, strict=True)], **_class_of(value)}
+            return {
+                "named": [[name, each] for name, each in zip(value._fields, content, strict=True)],
+                **_class_of(value),
+            }
         if isinstance(value, tuple):
-            return {"tuple": told}
+            return {"tuple": content}
         if isinstance(value, list):
-            return {"list": told}
+            return {"list": content}
         if _is_record(value):
             names = [field.name for field in fields(value)]  # type: ignore[arg-type]
-            return {"record": [[name, each] for name, each in zip(names, told, strict=True)], **_class_of(value)}
+            return {"record": [[name, each] for name, each in zip(names, content, strict=True)], **_class_of(value)}
         if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
             return self._array(value, place)
         return self._left_out(place, f"a {type(value).__qualname__}")
@@ -230,10 +233,10 @@ class _Teller:
 
     def _array(self, array: Any, place: str) -> dict[str, Any]:
         try:
-            told = self._tensor(torch.from_numpy(array.copy()), place)
+            content = self._tensor(torch.from_numpy(array.copy()), place)
         except TypeError:
             return self._left_out(place, f"an array of {array.dtype}")
-        return {"array": told["tensor"]}
+        return {"array": content["tensor"]}
 
     def _left_out(self, place: str, why: str) -> dict[str, Any]:
         said = f"{place or 'the batch'} ({why})"
@@ -246,8 +249,8 @@ def _class_of(value: object, plain: type | None = None) -> dict[str, str]:
     return {} if kind is plain else {"class": f"{kind.__module__}:{kind.__qualname__}"}
 
 
-def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> Any:
-    """Rebuild a batch from the JSON of `tell`.
+def batch_of(content: object, tensor: Callable[[int], Tensor], depth: int = 0) -> Any:
+    """Rebuild a batch from the JSON of `json_of_batch`.
 
     Classes are looked up in loaded modules, and none of their code runs. A `NamedValues` replaces an instance of a
     class that is not loaded. Values that were not recorded are None.
@@ -264,7 +267,7 @@ def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> A
     def made(each: object) -> Any:
         return batch_of(each, tensor, depth + 1)
 
-    match told:
+    match content:
         case {"tensor": int(number), "requires_grad": bool(wanted)}:
             found = tensor(number)
             floats = found.is_floating_point() or found.is_complex()
@@ -291,17 +294,17 @@ def batch_of(told: object, tensor: Callable[[int], Tensor], depth: int = 0) -> A
 def _pairs(pairs: Sequence[object]) -> Iterator[tuple[Any, object]]:
     for pair in pairs:
         match pair:
-            case [str() | int() | float() | None as key, told]:
-                yield key, told
+            case [str() | int() | float() | None as key, content]:
+                yield key, content
             case _:
                 raise ValueError("the batch is malformed")
 
 
 def _names(pairs: Sequence[object]) -> Iterator[tuple[str, object]]:
-    for key, told in _pairs(pairs):
+    for key, content in _pairs(pairs):
         if not isinstance(key, str) or not key.isidentifier() or keyword.iskeyword(key):
             raise ValueError(f"{key!r} is not the name of a field")
-        yield key, told
+        yield key, content
 
 
 def _mapping(values: dict[Any, Any], path: object) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....inspector.graph.phrases import joined
 from ....inspector.torch_private.tensors import bytes_below, version_of
-from .batch import ToldBatch, own_copy, tell, tensors_in, why_not_kept
+from .batch import JsonBatch, json_of_batch, own_copy, tensors_in, why_not_kept
 
 _MOST_EARLIER = 64
 
@@ -47,11 +47,11 @@ class Fetched:
     def without_graphs(cls, batch: object, origin: str, copied: bool = False) -> Fetched:
         """Record a module's inputs without holding the graphs of its tensors."""
         of = {id(each): (place, version_of(each)) for place, each in tensors_in(batch)}
-        told = tell(batch)
-        bare = [each if each.grad_fn is None else each.detach() for each in told.tensors]
-        places = [(of[id(each)][0], kept, of[id(each)][1]) for each, kept in zip(told.tensors, bare, strict=True)]
+        json_batch = json_of_batch(batch)
+        bare = [each if each.grad_fn is None else each.detach() for each in json_batch.tensors]
+        places = [(of[id(each)][0], kept, of[id(each)][1]) for each, kept in zip(json_batch.tensors, bare, strict=True)]
         copies = {id(each): own_copy(each) for each in bare} if copied else {}
-        return cls(ToldBatch(told.json, bare, told.left_out), origin, places, copies)
+        return cls(JsonBatch(json_batch.json, bare, json_batch.left_out), origin, places, copies)
 
     @property
     def written(self) -> list[str]:
@@ -66,9 +66,9 @@ class Fetched:
     def storages(self) -> set[int]:
         return _storages(tensor for _, tensor, _ in self.places)
 
-    def told(self) -> ToldBatch:
+    def as_json(self) -> JsonBatch:
         """Return the batch as JSON and tensors."""
-        return self.batch if isinstance(self.batch, ToldBatch) else tell(self.batch)
+        return self.batch if isinstance(self.batch, JsonBatch) else json_of_batch(self.batch)
 
     def content(self, tensor: Tensor) -> Tensor:
         """Return the original content of one of its tensors, as far as it is known."""
@@ -79,18 +79,18 @@ class _Earlier:
     """A batch whose tensors are held weakly."""
 
     def __init__(self, fetched: Fetched) -> None:
-        told = fetched.told()
-        self._json, self._left_out, self._origin = told.json, told.left_out, fetched.origin
-        self._tensors = [ref(each) for each in told.tensors]
+        json_batch = fetched.as_json()
+        self._json, self._left_out, self._origin = json_batch.json, json_batch.left_out, fetched.origin
+        self._tensors = [ref(each) for each in json_batch.tensors]
         self._versions = {id(tensor): (place, version) for place, tensor, version in fetched.places}
 
-    def again(self) -> Fetched | None:
+    def if_alive(self) -> Fetched | None:
         """Return the batch if all its tensors are alive."""
         tensors = [each for kept in self._tensors if (each := kept()) is not None]
         if len(tensors) < len(self._tensors):
             return None
         places = [(place, each, version) for each in tensors for place, version in [self._versions[id(each)]]]
-        return Fetched(ToldBatch(self._json, tensors, self._left_out), self._origin, places)
+        return Fetched(JsonBatch(self._json, tensors, self._left_out), self._origin, places)
 
 
 class Fetching:
@@ -134,7 +134,7 @@ class Fetching:
             self._last_taken = True
             return last
         for each in reversed(self._earlier):
-            earlier = each.again()
+            earlier = each.if_alive()
             if earlier is not None and wanted & earlier.storages:
                 return earlier
         self._last_taken = not self._ahead

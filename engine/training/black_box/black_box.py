@@ -135,7 +135,7 @@ class BlackBox(LoopPart):
         self._late: list[_Late] = []
         self._findings = 0  # number of findings already handled
         self._left_out_updates = LeftOutUpdates()
-        self._is_told = False  # the note on an optimizer that cannot skip updates was added
+        self._has_noted_unfused = False  # the note on an optimizer that cannot skip updates was added
 
     def begins(self, training: Training) -> None:
         if training.black_box is None:
@@ -146,14 +146,14 @@ class BlackBox(LoopPart):
         self._stack.enter_context(watching_batches(self._in_the_loop(self._keeper.batch_fetched)))
         self._stack.enter_context(watching_scales(self._in_the_loop(self._keeper.scaled)))
 
-    def _in_the_loop(self, told: Callable[..., None]) -> Callable[..., None]:
+    def _in_the_loop(self, callback: Callable[..., None]) -> Callable[..., None]:
         """Wrap a callback for torch's hooks: it runs only in the loop's thread and never raises into the loop."""
 
         def safely(*given: Any) -> None:
             if self._training is not None and get_ident() == self._thread:
                 try:
                     with unobserved():
-                        told(*given)
+                        callback(*given)
                 except Exception as error:
                     training, self._training = self._training, None
                     training.note(f"the black box is closed since step {self._step}: {type(error).__name__}: {error}")
@@ -197,8 +197,8 @@ class BlackBox(LoopPart):
         loss = self._keeper.unit.micro_batches[-1].loss if self._keeper.unit.micro_batches else None
         judged = [*self._keeper.models.gradients, *([] if loss is None else [loss])]
         found = self._left_out_updates.begins(optimizer, judged)
-        if found is None and not self._is_told:
-            self._is_told = True
+        if found is None and not self._has_noted_unfused:
+            self._has_noted_unfused = True
             training.note(f"{type(optimizer).__name__} is not fused, so found_inf cannot skip its updates")
         return bool(found)
 
@@ -215,7 +215,7 @@ class BlackBox(LoopPart):
             self._keeper.optimizer_ends(optimizer)
 
     def step_ends(self, number: int) -> None:
-        if any(each.done for each in self._keeper.unit.micro_batches):  # told by hand: no optimizer has ended it
+        if any(each.done for each in self._keeper.unit.micro_batches):  # `training.step()` ended it, no optimizer
             self._keeper.renew()
 
     def _note_gradients(self) -> bool:

@@ -99,10 +99,10 @@ class Models:
             for name, buffer in owner._buffers.items():
                 if buffer is not None and id(buffer) not in seen:
                     seen.add(id(buffer))
-                    told = not isinstance(owner, _NormBase)
-                    self._slots.append((f"{path}.{name}" if path else name, owner._buffers, name, told))
+                    is_versioned = not isinstance(owner, _NormBase)
+                    self._slots.append((f"{path}.{name}" if path else name, owner._buffers, name, is_versioned))
 
-    def grow_older(self) -> None:
+    def note_forward(self) -> None:
         """Note that a forward begins; after many of them, walk the modules again."""
         self._age += 1
         if self._age > _ANEW:
@@ -120,10 +120,10 @@ class Models:
 
     def buffers(self) -> Iterator[tuple[str, Tensor, bool]]:
         """Yield each buffer with its name, and whether its version counts all writes, as not in torch's batch norms."""
-        for name, bound, own, told in self._slots:
+        for name, bound, own, is_versioned in self._slots:
             buffer = bound.get(own)
             if buffer is not None:
-                yield name, beneath_transforms(buffer), told
+                yield name, beneath_transforms(buffer), is_versioned
 
     def left_out(self) -> list[str]:
         """Return the tensors that cannot be written as bytes, with the reasons."""
@@ -151,13 +151,13 @@ class BufferCopies:
         """
         ours: list[Tensor] = []
         theirs: list[Tensor] = []
-        for name, buffer, told in buffers:
+        for name, buffer, is_versioned in buffers:
             copy = self.by_name.get(name)
             if copy is not None and known:
                 continue
             if copy is None and why_not_kept(buffer):
                 continue
-            if told and buffer.nbytes > _LARGE:
+            if is_versioned and buffer.nbytes > _LARGE:
                 at = id(buffer), version_of(buffer)
                 if self._seen.get(name) == at and copy is not None:
                     continue

@@ -36,7 +36,7 @@ class RandomNumbers:
         state = None if numpy is None else numpy.random.get_state()
         return cls(random.getstate(), state, random_states(accelerators_awake()))
 
-    def go_on(self) -> None:
+    def restore(self) -> None:
         """Set all generators to these states, except those of devices that this machine lacks."""
         random.setstate(self.python)
         if self.numpy is not None and (numpy := sys.modules.get("numpy")) is not None:
@@ -47,19 +47,19 @@ class RandomNumbers:
     def as_json(self) -> dict[str, Any]:
         """Return the states as JSON, without torch's."""
         version, words, gauss = self.python
-        told: dict[str, Any] = {"python": [version, list(words), gauss], "numpy": None}
+        content: dict[str, Any] = {"python": [version, list(words), gauss], "numpy": None}
         if self.numpy is not None and self.numpy[0] == "MT19937":
-            told["numpy"] = [self.numpy[0], self.numpy[1].tolist(), *map(float, self.numpy[2:])]
-        return told
+            content["numpy"] = [self.numpy[0], self.numpy[1].tolist(), *map(float, self.numpy[2:])]
+        return content
 
     @classmethod
-    def read(cls, told: object, states: dict[str, Tensor]) -> RandomNumbers:
+    def read(cls, content: object, states: dict[str, Tensor]) -> RandomNumbers:
         """Read the states from JSON and from torch's states by device.
 
         Raises:
             ValueError: if a state is malformed.
         """
-        match told:
+        match content:
             case {"python": [int(version), list(words), float() | None as gauss], "numpy": numpy}:
                 if version != 3 or len(words) != _WORDS + 1 or not _are_words(words) or words[-1] > _WORDS:
                     raise ValueError("the state of Python's random numbers is malformed")
@@ -71,8 +71,8 @@ class RandomNumbers:
         raise ValueError("the states of the random numbers are malformed")
 
 
-def _numpy(told: object) -> tuple[Any, ...] | None:
-    match told:
+def _numpy(content: object) -> tuple[Any, ...] | None:
+    match content:
         case None:
             return None
         case ["MT19937", list(words), float(place), float(has_gauss), float(gauss)]:

@@ -38,7 +38,7 @@ class RecordedMicroBatch:
         written: parts of the batch that were modified in place before they were recorded.
         autocast: the autocast settings at the first module's call.
         backward: whether the backward had run.
-        told: the facts from which random number states are read.
+        facts: all facts as JSON, from which random number states are read.
     """
 
     origin: str
@@ -47,7 +47,7 @@ class RecordedMicroBatch:
     written: tuple[str, ...]
     autocast: Autocast
     backward: bool
-    told: Mapping[str, Any]
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,10 @@ class RecordedStep:
         """Return the random number states at the start of a micro-batch."""
         prefix = f"{number}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
-        told = {name: self.micro_batches[number].told.get(name) for name in ("python", "numpy")}
+        facts = self.micro_batches[number].facts
+        content = {name: facts.get(name) for name in ("python", "numpy")}
         try:
-            return RandomNumbers.read(told, states)
+            return RandomNumbers.read(content, states)
         except ValueError as error:
             raise ValueError(f"{self.folder} cannot be used: {error}") from None
 
@@ -143,43 +144,43 @@ def read_step(folder: object) -> RecordedStep:
     )
 
 
-def _step(folder: Path, told: dict[str, Any]) -> RecordedStep:
-    why = _a(dict, told["why"])
-    micro_batches = tuple(_micro_batch(_a(dict, each)) for each in _a(list, told["micro_batches"]))
+def _step(folder: Path, content: dict[str, Any]) -> RecordedStep:
+    why = _a(dict, content["why"])
+    micro_batches = tuple(_micro_batch(_a(dict, each)) for each in _a(list, content["micro_batches"]))
     if len(micro_batches) > _MOST_MICRO_BATCHES:
         raise ValueError(f"the folder lists {len(micro_batches):,} micro-batches, more than are accepted")
-    gradients = told["gradients"]
+    gradients = content["gradients"]
     return RecordedStep(
         folder,
-        _a(int, told["step"]),
+        _a(int, content["step"]),
         _a(str, why["kind"]),
         _a(str, why["sentence"]),
         (_a(str, why["error"]), _a(str, why["message"])) if "error" in why else None,
         _a(str, why.get("traceback", "")),
-        tuple(_a(str, each) for each in _a(list, told["models"])),
-        _of(str, told["machine"]),
+        tuple(_a(str, each) for each in _a(list, content["models"])),
+        _of(str, content["machine"]),
         {
             _a(str, name): _a(str, value) if isinstance(value, str) else value
-            for name, value in _a(dict, told["flags"]).items()
+            for name, value in _a(dict, content["flags"]).items()
         },
-        _of(bool, told["training"]),
-        _of(bool, told["requires_grad"]),
+        _of(bool, content["training"]),
+        _of(bool, content["requires_grad"]),
         None if gradients is None else _a(str, gradients),
         micro_batches,
-        _a(int, told["micro_batches_before"]),
-        {_a(str, name): TensorFacts.read(each) for name, each in _a(dict, told["tensors"]).items()},
+        _a(int, content["micro_batches_before"]),
+        {_a(str, name): TensorFacts.read(each) for name, each in _a(dict, content["tensors"]).items()},
     )
 
 
-def _micro_batch(told: dict[str, Any]) -> RecordedMicroBatch:
+def _micro_batch(content: dict[str, Any]) -> RecordedMicroBatch:
     return RecordedMicroBatch(
-        _a(str, told["from"]),
-        _a(dict, told["batch"]),
-        tuple(_a(str, each) for each in _a(list, told["left_out"])),
-        tuple(_a(str, each) for each in _a(list, told["written_in_place"])),
-        read_autocast(told["autocast"]),
-        _a(bool, told["backward"]),
-        told,
+        _a(str, content["from"]),
+        _a(dict, content["batch"]),
+        tuple(_a(str, each) for each in _a(list, content["left_out"])),
+        tuple(_a(str, each) for each in _a(list, content["written_in_place"])),
+        read_autocast(content["autocast"]),
+        _a(bool, content["backward"]),
+        content,
     )
 
 
@@ -194,8 +195,8 @@ def shown(text: str) -> str:
     return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def _of(kind: type, told: Any) -> dict[str, Any]:
-    return {_a(str, name): _a(kind, value) for name, value in _a(dict, told).items()}
+def _of(kind: type, content: Any) -> dict[str, Any]:
+    return {_a(str, name): _a(kind, value) for name, value in _a(dict, content).items()}
 
 
 def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor]:
@@ -204,18 +205,18 @@ def _load(file: IO[bytes], facts: Mapping[str, TensorFacts]) -> dict[str, Tensor
         entries = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
         if "byteorder" in entries and _word(archive, entries["byteorder"]) != sys.byteorder:
             raise ValueError("the file has another byte order than this machine")
-        told = 0
+        needed = 0
         for number, (name, each) in enumerate(facts.items()):
             entry = entries.get(f"data/{number}")
             if entry is None:
                 raise ValueError(f"the bytes of {name} are missing")
             if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != each.nbytes:
                 raise ValueError(f"{name} should be {each}, {size_text(each.nbytes)}, but has {entry.file_size:,} B")
-            told += each.nbytes
-        if told > nbytes:
-            raise ValueError(f"its tensors should have {size_text(told)}, but the file has {size_text(nbytes)}")
-        if told > (free := _free_memory()):
-            raise ValueError(f"its tensors need {size_text(told)}, but only {size_text(free)} of memory are free")
+            needed += each.nbytes
+        if needed > nbytes:
+            raise ValueError(f"its tensors should have {size_text(needed)}, but the file has {size_text(nbytes)}")
+        if needed > (free := _free_memory()):
+            raise ValueError(f"its tensors need {size_text(needed)}, but only {size_text(free)} of memory are free")
         found = {}
         for number, (name, each) in enumerate(facts.items()):
             with archive.open(entries[f"data/{number}"]) as content:

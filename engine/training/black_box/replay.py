@@ -83,7 +83,7 @@ class _Player:
         micro_batch = self.step.micro_batches[number]
         put_buffers(self.modules, self.step, self.tensors, number)
         batch = self._batch(number)
-        self._random[number].go_on()
+        self._random[number].restore()
         with ExitStack() as stack:
             stack.enter_context(watching_modules(self._at_first_call(number)))
             stack.enter_context(autocast_as(micro_batch.autocast) if self.around else nullcontext())
@@ -305,17 +305,17 @@ def replay(folder: str | Path, make_model: MakeModel, loss_of: LossOf) -> StepRe
         made = make_model()
     modules = as_recorded(modules_of(made), step)
     refuse_other(modules, step)
-    told = list(differences(modules, step))
-    for each in told:
+    notes = list(differences(modules, step))
+    for each in notes:
         warn(f"replay of {step.folder}: {each}")
     player = _Player(step, made, modules, loss_of)
-    return _run(player, told)
+    return _run(player, notes)
 
 
 keep_compiler_out(replay)
 
 
-def _run(player: _Player, told: Sequence[str]) -> StepReplay:
+def _run(player: _Player, notes: Sequence[str]) -> StepReplay:
     step = player.step
     losses: list[Tensor] = []
     error: BaseException | None = None
@@ -352,7 +352,7 @@ def _run(player: _Player, told: Sequence[str]) -> StepReplay:
     return StepReplay(
         step.folder,
         step.step,
-        (*told, *player.notes),
+        (*notes, *player.notes),
         tuple(losses),
         {name: each.clone() for name, each in own.items()},
         error,

@@ -114,7 +114,7 @@ class StepKeeper:
     def forward_begins(self, module: nn.Module, given: tuple[object, ...], autocast: Autocast) -> None:
         """Note the call of an outermost module, and begin a micro-batch if one is due."""
         new = self.models.add(module)
-        self.models.grow_older()
+        self.models.note_forward()
         last = self.unit.micro_batches[-1] if self.unit.micro_batches else None
         if last is not None and not last.done and not self._fetching.waiting:
             if new:

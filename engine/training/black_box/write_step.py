@@ -111,8 +111,8 @@ def _fill(folder: Path, written: Written) -> None:
     with _new(folder / STATE) as file:
         torch.save(tensors, file)
     _check_entries(folder / STATE, tensors)
-    told = {"format": FORMAT, "version": VERSION, **written.facts, "tensors": facts}
-    for name, text in ((FACTS, json.dumps(told, indent=1)), (README, written.readme)):
+    content = {"format": FORMAT, "version": VERSION, **written.facts, "tensors": facts}
+    for name, text in ((FACTS, json.dumps(content, indent=1)), (README, written.readme)):
         with _new(folder / name) as file:
             file.write(text.encode())
 
@@ -172,8 +172,8 @@ def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Wr
                 tensors[f"gradient/{name}"] = each.grad
     micro_batches = []
     for number, micro_batch in enumerate(unit.micro_batches):
-        told, own = _micro_batch(micro_batch)
-        micro_batches.append(told)
+        content, own = _micro_batch(micro_batch)
+        micro_batches.append(content)
         tensors |= {f"{number}/{name}": each for name, each in own.items()}
     facts: dict[str, Any] = {
         "step": step,
@@ -192,7 +192,7 @@ def unit_as_written(step: int, unit: Unit, models: Models, reason: Reason) -> Wr
 
 
 def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    batch = kept.fetched.told()
+    batch = kept.fetched.as_json()
     tensors = {f"batch/{number}": kept.fetched.content(each) for number, each in enumerate(batch.tensors)}
     tensors |= {f"buffer/{name}": each for name, each in kept.buffers.by_name.items()}
     tensors |= {f"random/{device}": each for device, each in kept.random.torch.items()}
@@ -201,7 +201,7 @@ def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors["loss"] = kept.loss
     if kept.scale is not None:
         tensors["scale"] = kept.scale
-    told = {
+    content = {
         "from": kept.fetched.origin,
         "batch": batch.json,
         "left_out": batch.left_out,
@@ -210,7 +210,7 @@ def _micro_batch(kept: MicroBatch) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "backward": kept.done,
         **kept.random.as_json(),
     }
-    return told, tensors
+    return content, tensors
 
 
 def _error(error: BaseException | None) -> dict[str, Any]:

@@ -30,13 +30,13 @@ _SURE = 3  # steps in a row after which a fault is reported
 
 
 class _State(NamedTuple):
-    """A parameter's gradient at some time: the tensor and its version."""
+    """The tensor in a parameter's `.grad` at some time, and its version."""
 
     parameter: ReferenceType[Tensor]
     identity: int
     version: int
 
-    def is_as_it_was(self) -> bool:
+    def is_unchanged(self) -> bool:
         parameter = self.parameter()
         gradient = None if parameter is None else parameter.grad
         return gradient is not None and (identity_of(gradient), version_of(gradient)) == self[1:]
@@ -51,7 +51,7 @@ def _states(parameters: Iterable[Tensor]) -> dict[int, _State]:
 
 
 def _same(states: Mapping[int, _State]) -> dict[int, _State]:
-    """Return the present states of the gradients that are still the same tensors, whatever was written to them."""
+    """Return the current states of the gradients that are still the same tensors, modified in place or not."""
     parameters = [parameter for state in states.values() if (parameter := state.parameter()) is not None]
     return {key: now for key, now in _states(parameters).items() if now.identity == states[key].identity}
 
@@ -61,10 +61,10 @@ class _Interval:
     """The gradients of an optimizer's parameters between two of its steps.
 
     Attributes:
-        left: the gradients that nothing has touched since the step, except backwards; None: not followed.
+        left: the gradients that only backwards have modified since the step; None: they are not followed.
         is_cleared: whether the optimizer's own `zero_grad` was called.
         squares: the squared norms of `left`, just before the last backward.
-        backwards: how many backwards have run.
+        backwards: the number of backwards that have run.
     """
 
     left: dict[int, _State] | None
@@ -74,13 +74,13 @@ class _Interval:
 
 
 @dataclass(slots=True)
-class _Row:
-    """A fault that an optimizer's steps have had in a row.
+class _Streak:
+    """Consecutive steps of an optimizer that have the same fault.
 
     Attributes:
-        first: the step in which it was seen first.
-        count: in how many steps.
-        parameters: the ids of the parameters that had it in all of them.
+        first: the first of these steps.
+        count: the number of these steps.
+        parameters: the ids of the parameters that have the fault in all of them.
     """
 
     first: int
@@ -88,8 +88,8 @@ class _Row:
     parameters: frozenset[int]
 
 
-class _Coming(NamedTuple):
-    """A step whose gradients' norms are on their way."""
+class _PendingStep(NamedTuple):
+    """A step to check when the norms of its gradients have been computed."""
 
     kind: FindingKind
     optimizer: ReferenceType[Optimizer]
@@ -103,8 +103,9 @@ class _Coming(NamedTuple):
 class Clearing(LoopPart):
     """Follows when gradients are set to None or to zero.
 
-    Versions of gradients say whether anything has written to them, and their norms whether they are zero, so nothing
-    waits for an accelerator. An optimizer whose own `zero_grad` was called since its step is not looked at.
+    The version of a gradient shows whether it was modified in place. Its norm, which is read when it has been
+    computed, shows whether it is zero, so nothing waits for an accelerator. The gradients of an optimizer are not
+    checked if its own `zero_grad` was called since its step.
     """
 
     def __init__(self) -> None:
@@ -113,14 +114,15 @@ class Clearing(LoopPart):
         self._sums = NormSums()
         self._number = 0
         self._intervals: WeakKeyDictionary[Optimizer, _Interval] = WeakKeyDictionary()
-        self._rows: dict[FindingKind, WeakKeyDictionary[Optimizer, _Row]] = {}
-        self._coming: deque[_Coming] = deque()
-        self._had: frozenset[int] = frozenset()  # ids of parameters with a gradient when the last backward ended
-        self._calls: list[str] = []  # of zero_grad since then
+        self._streaks: dict[FindingKind, WeakKeyDictionary[Optimizer, _Streak]] = {}
+        self._pending: deque[_PendingStep] = deque()
+        self._with_gradient: frozenset[int] = frozenset()  # ids of parameters, when the last backward ended
+        self._calls: list[str] = []  # calls of zero_grad since then
         self._is_after_backward = False
-        self._backwards = 0  # that have ended
-        self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # after how many of them
-        self._stepped: dict[int, tuple[ReferenceType[Optimizer], str, _State]] = {}  # parameters, since the last one
+        self._backwards = 0  # number of backwards that have ended
+        self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # `_backwards` at its last step
+        # By the parameter's id, the last step of it since the last backward.
+        self._stepped: dict[int, tuple[ReferenceType[Optimizer], str, _State]] = {}
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -146,7 +148,7 @@ class Clearing(LoopPart):
             interval.backwards += 1
             if interval.is_cleared or not interval.left:
                 continue
-            interval.left = {key: state for key, state in interval.left.items() if state.is_as_it_was()}
+            interval.left = {key: state for key, state in interval.left.items() if state.is_unchanged()}
             interval.squares = self._squares(interval.left)
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
@@ -154,7 +156,7 @@ class Clearing(LoopPart):
         if error is not None or taken is None:
             return
         self._is_after_backward = True
-        self._had = taken.parameters
+        self._with_gradient = taken.parameters
         for interval in self._intervals.values():
             if interval.left and not interval.is_cleared:
                 interval.left = _same(interval.left)
@@ -170,9 +172,9 @@ class Clearing(LoopPart):
             return
         left = {} if interval.is_cleared else _same(interval.left or {})
         squares = interval.squares if left else []
-        if left or optimizer in self._rows.get("never cleared", ()):
-            self._coming.append(
-                _Coming("never cleared", ref(optimizer), self._number, users_place(), squares, (), frozenset(left))
+        if left or optimizer in self._streaks.get("never cleared", ()):
+            self._pending.append(
+                _PendingStep("never cleared", ref(optimizer), self._number, users_place(), squares, (), frozenset(left))
             )
         if len(self._intervals) > 1:
             self._look_for_second_step(optimizer, held)
@@ -199,7 +201,7 @@ class Clearing(LoopPart):
         self._stack.close()
         self._read()
         self._intervals.clear()
-        self._coming.clear()
+        self._pending.clear()
         self._stepped.clear()
 
     def _squares(self, states: Mapping[int, _State]) -> list[TensorSquares]:
@@ -210,45 +212,47 @@ class Clearing(LoopPart):
         return [each._replace(tensors=[found[place][0] for place in each.tensors]) for each in self._sums.squares]
 
     def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
-        """Look for gradients that the last backward left and that are None or zero now."""
-        had = [each for each in held if id(each) in self._had]
+        """Look for gradients that the last backward computed and that are None or zero now."""
+        had = [each for each in held if id(each) in self._with_gradient]
         there = [each for each in had if each.grad is not None]
         calls = tuple(dict.fromkeys(self._calls))
         if had and not there:
-            self._add_to_row("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
+            self._extend_streak("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
         elif there and calls:
             squares = self._squares(_states(there))
-            self._coming.append(_Coming("cleared early", ref(optimizer), self._number, users_place(), squares, calls))
-        elif optimizer in self._rows.get("cleared early", ()):
-            self._add_to_row("cleared early", optimizer, self._number, frozenset(), None, ())
+            self._pending.append(
+                _PendingStep("cleared early", ref(optimizer), self._number, users_place(), squares, calls)
+            )
+        elif optimizer in self._streaks.get("cleared early", ()):
+            self._extend_streak("cleared early", optimizer, self._number, frozenset(), None, ())
 
     def _look_for_second_step(self, optimizer: Optimizer, held: list[Tensor]) -> None:
-        """Look for gradients with which another optimizer has stepped already."""
+        """Look for gradients that another optimizer has already used for a step."""
         same: set[int] = set()
         steps: dict[str, None] = {}
         for each in held if self._stepped else ():
             other, step, state = self._stepped.get(id(each), (None, "", None))
-            if other is not None and state is not None and other() is not optimizer and state.is_as_it_was():
+            if other is not None and state is not None and other() is not optimizer and state.is_unchanged():
                 same.add(id(each))
                 steps[step] = None
-        if same or optimizer in self._rows.get("stepped twice", ()):
-            self._add_to_row("stepped twice", optimizer, self._number, frozenset(same), users_place(), tuple(steps))
+        if same or optimizer in self._streaks.get("stepped twice", ()):
+            self._extend_streak("stepped twice", optimizer, self._number, frozenset(same), users_place(), tuple(steps))
 
     def _read(self) -> None:
-        """Take up the steps whose norms have come."""
-        while self._coming and all(each.squares.is_ready() for each in self._coming[0].squares):
-            coming = self._coming.popleft()
-            optimizer = coming.optimizer()
+        """Check the pending steps whose norms have been computed."""
+        while self._pending and all(each.squares.is_ready() for each in self._pending[0].squares):
+            pending = self._pending.popleft()
+            optimizer = pending.optimizer()
             if optimizer is None:
                 continue
-            squares = squares_by_tensor(coming.squares)
-            if coming.kind == "cleared early":
+            squares = squares_by_tensor(pending.squares)
+            if pending.kind == "cleared early":
                 found = frozenset(squares) if squares and not any(squares.values()) else frozenset()
             else:
-                found = frozenset(key for key, value in squares.items() if value and key in coming.among)
-            self._add_to_row(coming.kind, optimizer, coming.step, found, coming.place, coming.calls)
+                found = frozenset(key for key, value in squares.items() if value and key in pending.among)
+            self._extend_streak(pending.kind, optimizer, pending.step, found, pending.place, pending.calls)
 
-    def _add_to_row(
+    def _extend_streak(
         self,
         kind: FindingKind,
         optimizer: Optimizer,
@@ -257,40 +261,40 @@ class Clearing(LoopPart):
         place: Place | None,
         calls: tuple[str, ...],
     ) -> None:
-        rows = self._rows.setdefault(kind, WeakKeyDictionary())
-        row = rows.get(optimizer)
-        parameters = found if row is None else found & row.parameters
+        streaks = self._streaks.setdefault(kind, WeakKeyDictionary())
+        streak = streaks.get(optimizer)
+        parameters = found if streak is None else found & streak.parameters
         if not parameters:
-            rows.pop(optimizer, None)
-            parameters, row = found, None
+            streaks.pop(optimizer, None)
+            parameters, streak = found, None
         if not parameters:
             return
-        row = rows[optimizer] = _Row(
-            step if row is None else row.first, 1 if row is None else row.count + 1, parameters
+        streak = streaks[optimizer] = _Streak(
+            step if streak is None else streak.first, 1 if streak is None else streak.count + 1, parameters
         )
-        if row.count >= _SURE:
-            self._tell(kind, optimizer, row, step, place, calls)
+        if streak.count >= _SURE:
+            self._report(kind, optimizer, streak, step, place, calls)
 
-    def _tell(
+    def _report(
         self,
         kind: FindingKind,
         optimizer: Optimizer,
-        row: _Row,
+        streak: _Streak,
         step: int,
         place: Place | None,
         calls: tuple[str, ...],
     ) -> None:
         held = parameters_of(optimizer)
-        names = [self._training.watched.name_of(each) for each in held if id(each) in row.parameters]
+        names = [self._training.watched.name_of(each) for each in held if id(each) in streak.parameters]
         known = [each for each in names if each is not None]
         which = joined(known) if known else counted(len(names), "parameter")
         title = type(optimizer).__name__
-        covers_all = len(names) == len([each for each in held if id(each) in self._had])
+        covers_all = len(names) == len([each for each in held if id(each) in self._with_gradient])
         text = _TEXTS[kind].format(
             which=which,
             were="were" if len(names) > 1 else "was",
-            count=row.count,
-            first=row.first,
+            count=streak.count,
+            first=streak.first,
             step=f"{title}.step(){at(place)}",
             clear="optimizer.zero_grad()"
             if covers_all
@@ -299,23 +303,24 @@ class Clearing(LoopPart):
             clears="clear" if len(calls) > 1 else "clears",
         )
         self._training.add(
-            Finding(kind, row.first, text, tensor=known[0] if known else None, last_step=step, at=at(place)[4:] or None)
+            Finding(
+                kind, streak.first, text, tensor=known[0] if known else None, last_step=step, at=at(place)[4:] or None
+            )
         )
 
 
 _TEXTS: dict[FindingKind, str] = {
     "never cleared": (
-        "The gradients of {which} are never cleared: after {step} in step {first} and {count} steps in a row, nothing "
-        "set them to None or zero before the next backward, so gradients accumulate and each step uses the sum over "
-        "all steps so far. What to do: call {clear} once per step, before the backward."
+        "The gradients of {which} are never cleared. In {count} consecutive steps from step {first} on, nothing set "
+        "them to None or zero between {step} and the next backward, so each step uses the sum of all earlier "
+        "gradients. What to do: call {clear} once per step, before the backward."
     ),
     "cleared early": (
-        "{calls} {clears} the gradients of {which} between the backward and {step}, which uses no gradient from step "
-        "{first} on. What to do: call zero_grad() before the backward, or after the step."
+        "{calls} {clears} the gradients of {which} between the backward and {step}, so from step {first} on the "
+        "optimizer has no gradient to use. What to do: call zero_grad() before the backward, or after the step."
     ),
     "stepped twice": (
-        "{which} {were} stepped twice with the same gradient, from step {first} on: {calls} and {step} hold the same "
-        "parameters, and no backward runs between the two steps. What to do: pass each parameter to one optimizer "
-        "only."
+        "{which} {were} updated twice with the same gradient, from step {first} on: {calls} and {step} update the same "
+        "parameters, and no backward runs between them. What to do: pass each parameter to one optimizer only."
     ),
 }

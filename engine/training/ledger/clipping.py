@@ -1,4 +1,4 @@
-"""Checks whether clipping reaches the gradients with which an optimizer steps."""
+"""Checks whether a clipping call clips the gradients that an optimizer then uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..loop_observers import LoopPart
 from ..pending_graphs import at
 from ..training_result import Training
 
-_SURE = 3  # steps in a row
+_SURE = 3  # consecutive steps after which a call is reported
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class _Call:
     Attributes:
         name: the function's name.
         place: the line of the call.
-        given: ids of the tensors passed.
+        given: ids of the tensors passed to it.
         with_gradient: ids of those that have a gradient.
-        is_late: whether the optimizers that hold them have already stepped with these gradients.
-        reaches_step: whether an optimizer has stepped with one of the clipped gradients.
-        is_early: whether an optimizer has stepped with gradients that the tensors did not have yet.
+        is_late: whether the optimizers that hold the tensors have already stepped with these gradients.
+        reaches_step: whether an optimizer then stepped with one of the clipped gradients.
+        is_early: whether an optimizer then stepped with gradients that were computed only after the call.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Clipping(LoopPart):
         self._stack = ExitStack()
         self._thread = get_ident()
         self._calls: list[_Call] = []
-        self._in_a_row: dict[Place | None, tuple[int, int]] = {}  # by line: the first step, and how many
-        self._used: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # whether no backward ran since its step
+        self._in_a_row: dict[Place | None, tuple[int, int]] = {}  # first step and number of steps, by the call's line
+        self._used: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # True if no backward ran since its step
         self._number = 0
 
     def begins(self, training: Training) -> None:
@@ -83,10 +83,10 @@ class Clipping(LoopPart):
             self._used[optimizer] = False
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        waiting = [each for each in self._calls if not each.reaches_step]
-        if waiting:
+        pending = [each for each in self._calls if not each.reaches_step]
+        if pending:
             held = parameters_of(optimizer)
-            for call in waiting:
+            for call in pending:
                 if call.with_gradient and not call.is_late:
                     call.reaches_step = any(id(each) in call.with_gradient for each in held)
                 elif not call.with_gradient:
@@ -103,7 +103,7 @@ class Clipping(LoopPart):
         calls, self._calls = self._calls, []
         is_reached = any(call.reaches_step for call in calls)
         for call in calls:
-            # Tensors without a gradient may be a part that is frozen or unused in this step.
+            # Without a gradient, the tensors may belong to a part that is frozen or unused in this step.
             is_unused = is_reached and bool(call.given) and not call.with_gradient and not call.is_early
             if call.reaches_step or is_unused:
                 self._in_a_row.pop(call.place, None)
@@ -111,9 +111,9 @@ class Clipping(LoopPart):
             first, count = self._in_a_row.get(call.place, (number, 0))
             self._in_a_row[call.place] = first, count + 1
             if count + 1 == _SURE:
-                self._tell(call, first)
+                self._report(call, first)
 
-    def _tell(self, call: _Call, first: int) -> None:
+    def _report(self, call: _Call, first: int) -> None:
         where = f"{call.name}(){at(call.place)}"
         if not call.given:
             why = (
@@ -133,7 +133,7 @@ class Clipping(LoopPart):
             )
         else:
             held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
-            if not held.isdisjoint(call.with_gradient or call.given):  # an optimizer that is not watched steps them
+            if not held.isdisjoint(call.with_gradient or call.given):  # an optimizer that is not watched holds them
                 return
             why = (
                 f"from step {first} on, it receives {counted(len(call.given), 'tensor')} that no optimizer holds. What "

@@ -26,25 +26,26 @@ from ..norms import TensorSquares, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
-_ALL = 1  # the step in which all parameters are compared; later, norms of updates tell which may have stayed
-_SURE = 3  # comparisons in a row in which nothing changed
-_SURE_OF_CLEARED = 5  # if the gradient was zero at the step; `Clearing` names the call earlier, if it was one
-_SHARE = 0.05  # of all steps so far that they have to span: a schedule that ends at 0 stops moving in its last steps
-_ELEMENTS, _FEWEST = 64, 16  # of a parameter, to see whether it is put back; smaller ones may be clamped
-_MOST_WAIT = 100  # steps, until a parameter that stays the same for a reason is compared again
+_ALL = 1  # the step in which all parameters are compared; later, only those whose update has the norm 0
+_SURE = 3  # consecutive comparisons without a change after which a parameter is reported
+_SURE_OF_CLEARED = 5  # the same if its gradient was zero at the step; `Clearing` reports a call that cleared it earlier
+# The least share of all steps so far that the comparisons span: a schedule that ends at 0 stops updates at the end.
+_SHARE = 0.05
+_ELEMENTS, _FEWEST = 64, 16  # elements of a sample; the fewest of a parameter, since smaller ones may be clamped
+_MOST_WAIT = 100  # the most steps until a parameter that is unchanged, but not reported, is compared again
 _MOST_COPIED_BYTES = 2**26
-_NOISE = 10.0  # roundings of the largest gradient: below it may be rounding noise, as of a bias before a norm
-_LEAST = 1e-3  # of the largest gradient: below it, the gradient has vanished, which the norms show
-_FALLEN = 1e-3  # of the largest norm of all gradients: below it, the loop has converged
-_TINY = 1e-6  # of the largest learning rate so far
+_NOISE = 10.0  # times eps and the largest gradient: smaller ones may be rounding noise, as of a bias before a norm
+_LEAST = 1e-3  # times the largest gradient: a smaller one has vanished, which `NormJudge` reports
+_FALLEN = 1e-3  # times the largest norm of all gradients: below it, the loop has converged
+_TINY = 1e-6  # times the largest learning rate so far: a rate up to this is reported as the cause
 
 
-class _Looked(NamedTuple):
+class _Compared(NamedTuple):
     """A parameter that was compared before and after a step.
 
     Attributes:
-        facts: whether it changed, whether its gradient at the step was not zero, and the root mean squares of gradient
-            and values, on their way.
+        facts: four numbers, which may not have been computed yet: whether it changed, whether its gradient at the step
+            was not zero, and the root mean squares of gradient and values.
     """
 
     parameter: ReferenceType[Tensor]
@@ -53,15 +54,15 @@ class _Looked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Look:
+class _Comparison:
     step: int
     optimizer: ReferenceType[Optimizer]
     place: Place | None
-    looked: list[_Looked]
+    compared: list[_Compared]
     squares: list[TensorSquares]  # of all gradients when the backward ended
 
     def is_ready(self) -> bool:
-        return all(each.facts.is_ready() for each in self.looked) and all(
+        return all(each.facts.is_ready() for each in self.compared) and all(
             each.squares.is_ready() for each in self.squares
         )
 
@@ -71,12 +72,12 @@ class _Suspect:
     """A parameter that did not change in a step.
 
     Attributes:
-        first: the first of the steps in a row.
-        count: how many comparisons found it unchanged.
-        rate: the learning rate in the last of them.
-        is_cleared: whether its gradient was zero at all of these steps, and not when the backward had ended.
+        first: the first of the consecutive steps in which it did not change.
+        count: the number of comparisons that found it unchanged.
+        rate: the learning rate in the last of these steps.
+        is_cleared: whether its gradient was zero at all of these steps although it was not when the backward ended.
         gradient, value: the root mean squares of its gradient and its elements.
-        optimizer, place: the class of its optimizer, and the line of the step.
+        optimizer, place: the class of its optimizer, and the line that called its step.
         next_look: the step in which it is compared again.
     """
 
@@ -99,12 +100,14 @@ class _Copies:
 
 
 @dataclass(slots=True)
-class _Print:
-    """The first elements of a parameter before a step, and whether they changed in it and came back afterwards.
+class _Sample:
+    """A few elements of a parameter before a step.
 
     Attributes:
-        first: the first of the steps in a row after which they were put back.
-        changed, is_back: flags, on their way.
+        first: the first of the consecutive steps after which they were restored.
+        count: the number of these steps.
+        changed: whether the step changed them.
+        is_back: whether they have the earlier values again before the next step.
     """
 
     parameter: ReferenceType[Tensor]
@@ -118,21 +121,21 @@ class _Print:
 class Movement(LoopPart):
     """Compares parameters before and after a step.
 
-    `NormWatch` computes the norms of updates in some steps. A parameter whose update is 0 there is copied and compared
-    bit by bit in the following steps. In step 1 all parameters are compared, up to 64 MiB, and a few elements of each
-    also with those before the next step, because code after the step may put them back. A learning rate of 0, or one
-    that still rises, is intended.
+    `NormWatch` computes the norms of updates in some steps. A parameter whose update has the norm 0 there is copied and
+    compared bit by bit in the following steps. In step 1 all parameters are compared, up to 64 MiB. A few elements of
+    each are also compared with those before the next step, because code after the step may restore them. A learning
+    rate of 0, or one that still rises, is intended.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._suspects: dict[int, _Suspect] = {}
-        self._told: set[int] = set()
-        self._coming: deque[_Look] = deque()
+        self._reported: set[int] = set()
+        self._pending: deque[_Comparison] = deque()
         self._updates: deque[tuple[int, dict[int, tuple[ReferenceType[Tensor], float]], TensorSquares]] = deque()
         self._copies: _Copies | None = None
         self._squares: list[TensorSquares] = []
-        self._prints: dict[int, _Print] = {}
+        self._samples: dict[int, _Sample] = {}
         self._largest_rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
     def begins(self, training: Training) -> None:
@@ -150,8 +153,8 @@ class Movement(LoopPart):
         rates = [rate for group in optimizer.param_groups if (rate := rate_of(group)) is not None]
         self._largest_rates[optimizer] = max([self._largest_rates.get(optimizer, 0.0), *rates])
         self._copies = None
-        if self._prints or self._number == _ALL:
-            self._print(optimizer)
+        if self._samples or self._number == _ALL:
+            self._compare_samples(optimizer)
         covers_all = self._number == _ALL and self._number % self._training.every != 0
         if not self._suspects and not covers_all:
             return
@@ -159,7 +162,7 @@ class Movement(LoopPart):
         for each, rate in _steppable(optimizer):
             suspect = self._suspects.get(id(each))
             is_wanted = covers_all or (suspect is not None and suspect.next_look <= self._number)
-            if is_wanted and id(each) not in self._told and copied + each.nbytes <= _MOST_COPIED_BYTES:
+            if is_wanted and id(each) not in self._reported and copied + each.nbytes <= _MOST_COPIED_BYTES:
                 copied += each.nbytes
                 copies.parameters.append((each, rate))
                 copies.before.append(each.detach().clone())
@@ -168,8 +171,8 @@ class Movement(LoopPart):
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         copies, self._copies = self._copies, None
-        held = set(map(id, parameters_of(optimizer))) if self._prints else set()
-        for key, each in self._prints.items():
+        held = set(map(id, parameters_of(optimizer))) if self._samples else set()
+        for key, each in self._samples.items():
             if key in held and each.changed is None and (parameter := each.parameter()) is not None:
                 each.changed = LateTensor((_elements(parameter) != each.before).any())
         if self._training.taken_updates:
@@ -177,36 +180,36 @@ class Movement(LoopPart):
             self._updates += [(self._number, stepped, each) for each in self._training.taken_updates]
         if copies is None:
             return
-        looked = [
-            _Looked(ref(each), rate, LateTensor(_facts(each, before)))
+        compared = [
+            _Compared(ref(each), rate, LateTensor(_facts(each, before)))
             for (each, rate), before in zip(copies.parameters, copies.before, strict=True)
         ]
-        self._coming.append(_Look(self._number, ref(optimizer), users_place(), looked, self._squares))
+        self._pending.append(_Comparison(self._number, ref(optimizer), users_place(), compared, self._squares))
 
-    def _print(self, optimizer: Optimizer) -> None:
-        """Compare elements with those before the optimizer's previous step, and take them anew."""
+    def _compare_samples(self, optimizer: Optimizer) -> None:
+        """Compare samples with the elements now, and take the first samples. Called before the optimizer's step."""
         for each, _ in _steppable(optimizer):
-            known = self._prints.get(id(each))
+            known = self._samples.get(id(each))
             if known is None and self._number == _ALL and each.numel() >= _FEWEST:
-                self._prints[id(each)] = _Print(ref(each), _elements(each).clone(), self._number)
+                self._samples[id(each)] = _Sample(ref(each), _elements(each).clone(), self._number)
             elif known is not None and known.changed is not None and known.is_back is None:
                 known.is_back = LateTensor((_elements(each) == known.before).all())
 
-    def _read_prints(self) -> None:
-        """Keep the parameters that were put back after a step, and report those that were three times."""
-        found: list[_Print] = []
-        for key, each in list(self._prints.items()):
+    def _read_samples(self) -> None:
+        """Drop the samples of parameters that were not restored after a step; report those restored three times."""
+        found: list[_Sample] = []
+        for key, each in list(self._samples.items()):
             if each.changed is None or each.is_back is None:
                 continue
             if not (each.changed.is_ready() and each.is_back.is_ready()):
                 continue
             if not bool(each.changed.read()) or not bool(each.is_back.read()):
-                del self._prints[key]
+                del self._samples[key]
                 continue
             each.changed = each.is_back = None
             each.count += 1
             if each.count == _SURE:
-                found.append(self._prints.pop(key))
+                found.append(self._samples.pop(key))
         parameters = [parameter for each in found if (parameter := each.parameter()) is not None]
         names = [name for each in parameters if (name := self._training.watched.name_of(each)) is not None]
         if names:
@@ -216,8 +219,8 @@ class Movement(LoopPart):
                     "not moved",
                     found[0].first,
                     f"{joined(names)} {'do' if several else 'does'} not change from step to step: optimizer.step() "
-                    f"updates {'them' if several else 'it'}, and before the next step the values are again those from "
-                    "before, bit for bit. Code after the step puts them back, by rounding or copying. What to do: "
+                    f"updates {'them' if several else 'it'}, and code after the step restores the previous values, bit "
+                    "for bit, by rounding or copying. What to do: "
                     "train unrounded parameters, and round a copy of them in the forward with a straight-through "
                     "estimator, w + (w.round() - w).detach().",
                     tensor=names[0],
@@ -232,31 +235,32 @@ class Movement(LoopPart):
         self._read()
         self._copies = None
         self._squares = []
-        self._prints.clear()
+        self._samples.clear()
         self._suspects.clear()
-        self._coming.clear()
+        self._pending.clear()
         self._updates.clear()
 
     def _read(self) -> None:
-        """Take up the comparisons that have come."""
-        if self._prints:
-            self._read_prints()
+        """Evaluate the comparisons whose results have been computed."""
+        if self._samples:
+            self._read_samples()
         while self._updates and self._updates[0][2].squares.is_ready():
             step, stepped, (tensors, values) = self._updates.popleft()
             for key, square in zip(tensors, values.read().tolist(), strict=True):
-                if not square and key in stepped and key not in self._suspects and key not in self._told:
+                if not square and key in stepped and key not in self._suspects and key not in self._reported:
                     parameter, rate = stepped[key]
                     self._suspects[key] = _Suspect(parameter, step, rate, 1)
-        while self._coming and self._coming[0].is_ready():
-            look = self._coming.popleft()
-            optimizer = look.optimizer()
+        while self._pending and self._pending[0].is_ready():
+            comparison = self._pending.popleft()
+            optimizer = comparison.optimizer()
             if optimizer is not None:
-                self._take_up(look, optimizer)
+                self._judge(comparison, optimizer)
 
-    def _take_up(self, look: _Look, optimizer: Optimizer) -> None:
-        squares = squares_by_tensor(look.squares)
-        told: list[_Suspect] = []
-        for reference, rate, facts in look.looked:
+    def _judge(self, comparison: _Comparison, optimizer: Optimizer) -> None:
+        """Update the suspects after a comparison, and report those that are certain."""
+        squares = squares_by_tensor(comparison.squares)
+        found: list[_Suspect] = []
+        for reference, rate, facts in comparison.compared:
             parameter = reference()
             if parameter is None:
                 continue
@@ -268,23 +272,23 @@ class Movement(LoopPart):
                 self._suspects.pop(key, None)
                 continue
             if suspect is None or suspect.parameter() is not parameter:
-                suspect = self._suspects[key] = _Suspect(reference, look.step, rate)
+                suspect = self._suspects[key] = _Suspect(reference, comparison.step, rate)
             suspect.is_cleared = is_cleared and (suspect.is_cleared or suspect.count < 2)
             suspect.count += 1
             suspect.rate, suspect.gradient, suspect.value = rate, gradient, value
-            suspect.optimizer, suspect.place = type(optimizer).__name__, look.place
-            spans, sure = look.step - suspect.first + 1, _SURE_OF_CLEARED if suspect.is_cleared else _SURE
+            suspect.optimizer, suspect.place = type(optimizer).__name__, comparison.place
+            spans, sure = comparison.step - suspect.first + 1, _SURE_OF_CLEARED if suspect.is_cleared else _SURE
             if suspect.count < sure:
                 continue
-            if spans >= _SHARE * look.step and self._matters(suspect, parameter, squares):
-                told.append(suspect)
+            if spans >= _SHARE * comparison.step and self._matters(suspect, parameter, squares):
+                found.append(suspect)
             else:
-                suspect.next_look = look.step + max(1, min(_MOST_WAIT, int(_SHARE * look.step)))
-        for group in _grouped(told):
-            self._tell(group, look, self._largest_rates.get(optimizer, 0.0))
+                suspect.next_look = comparison.step + max(1, min(_MOST_WAIT, int(_SHARE * comparison.step)))
+        for group in _grouped(found):
+            self._report(group, comparison, self._largest_rates.get(optimizer, 0.0))
 
     def _matters(self, suspect: _Suspect, parameter: Tensor, squares: dict[int, float]) -> bool:
-        """Return whether the gradient is more than rounding noise, and not that of a loop that has converged."""
+        """Return whether the gradient exceeds rounding noise, and the loop has not converged."""
         if suspect.is_cleared:
             return all(each.kind != "cleared early" for each in self._training.findings)
         means = [
@@ -299,8 +303,8 @@ class Movement(LoopPart):
         norms = norms[norms.isfinite()]
         return not norms.numel() or float(norms[-1]) >= _FALLEN * float(norms.max())
 
-    def _tell(self, suspects: list[_Suspect], look: _Look, largest: float) -> None:
-        self._told |= {id(each.parameter()) for each in suspects}
+    def _report(self, suspects: list[_Suspect], comparison: _Comparison, largest: float) -> None:
+        self._reported |= {id(each.parameter()) for each in suspects}
         for each in suspects:
             self._suspects.pop(id(each.parameter()), None)
         first = suspects[0]
@@ -311,17 +315,17 @@ class Movement(LoopPart):
         plural = len(suspects) > 1
         do, them = ("do", "them") if plural else ("does", "it")
         begins = (
-            f"{which} {do} not change: {first.optimizer}.step(){at(first.place)} has left {them} the same, bit for "
-            f"bit, since step {first.first}, although the backward gives {them} a gradient"
+            f"{which} {do} not change: {first.optimizer}.step(){at(first.place)} has left {them} unchanged, bit for "
+            f"bit, since step {first.first}, although the backward computes a gradient"
         )
         text = f"{begins}. {_cause(first, parameter, largest)}"
         self._training.add(
-            Finding("not moved", first.first, text, tensor=names[0] if names else None, last_step=look.step)
+            Finding("not moved", first.first, text, tensor=names[0] if names else None, last_step=comparison.step)
         )
 
 
 def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
-    """Yield the parameters that a step is to change, with their learning rates."""
+    """Yield the parameters that the optimizer's step should change, with their learning rates."""
     for group in optimizer.param_groups:
         rate = rate_of(group)
         if rate:
@@ -338,13 +342,13 @@ def _steppable(optimizer: Optimizer) -> Iterator[tuple[Tensor, float]]:
 
 
 def _elements(parameter: Tensor) -> Tensor:
-    """Return a few elements of a parameter, spread over all of it."""
+    """Return a few elements of a parameter at equal distances."""
     flat = parameter.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // _ELEMENTS)]
 
 
 def _facts(parameter: Tensor, before: Tensor) -> Tensor:
-    """Compute the facts of `_Looked`. Writes to `before`."""
+    """Compute the facts of `_Compared`. Writes to `before`."""
     now, gradient = parameter.detach(), parameter.grad
     changed = before.sub_(now).count_nonzero() if now.shape == before.shape else torch.ones((), device=now.device)
     facts = [changed, *([torch.zeros((), device=now.device)] * 2), _root_mean_square(now)]
@@ -360,7 +364,7 @@ def _root_mean_square(values: Tensor) -> Tensor:
 
 
 def _grouped(suspects: list[_Suspect]) -> list[list[_Suspect]]:
-    """Group the parameters that one sentence covers."""
+    """Group the parameters that one finding can cover."""
     groups: dict[tuple[object, ...], list[_Suspect]] = {}
     for each in suspects:
         parameter = each.parameter()
@@ -370,7 +374,7 @@ def _grouped(suspects: list[_Suspect]) -> list[list[_Suspect]]:
 
 
 def _cause(suspect: _Suspect, parameter: Tensor, largest: float) -> str:
-    """Return the reason, and the advice."""
+    """Return the cause and the advice, as sentences."""
     if suspect.is_cleared:
         return (
             "The gradients are not zero when the backward ends and all zero at the step, so something between the two "

@@ -32,15 +32,15 @@ from ..training_result import Training
 from .missing_gradients import leaves_reached, reasons_of_missing
 from .unregistered import Unregistered, unregistered
 
-_ELEMENTS = 2**16  # of a parameter that are compared; at least one row
-_RENEWED = 3  # steps in which the forward has made a new parameter of the same name
-_OFTEN = 100  # steps after which parameters are listed again at the latest
+_ELEMENTS = 2**16  # elements of a parameter that are compared; at least one row
+_RENEWED = 3  # number of steps whose forward creates a parameter of the same name, from which this is reported
+_OFTEN = 100  # the most steps between two lists of all parameters
 _SURE_OF_PARTS = 50  # the step at which unused parts of a list are reported, such as experts
 _FIRST, _SURE = 1, 2  # the steps of the first comparison, and of the report on missing gradients
 
 
-def _first_of(parameter: Tensor) -> Tensor:
-    """Its first elements: they tell whether it was updated, and take next to nothing to be kept."""
+def _first_elements(parameter: Tensor) -> Tensor:
+    """Return a parameter's first elements: a small copy of them suffices to notice an update."""
     values = local_of(parameter.detach())
     return values if values.dim() == 0 else values[: max(1, _ELEMENTS * len(values) // max(values.numel(), 1))]
 
@@ -75,8 +75,8 @@ class _Registered(NamedTuple):
     is_in_forward: bool
 
 
-class _Coming(NamedTuple):
-    """Suspects that are compared with their values a step ago."""
+class _PendingComparison(NamedTuple):
+    """Suspects compared with their values of the previous step; the results may not have been computed yet."""
 
     step: int
     found: list[tuple[str, ReferenceType[Tensor], Unregistered | None, LateTensor]]
@@ -85,30 +85,31 @@ class _Coming(NamedTuple):
 class NeverStepped(LoopPart):
     """Looks for parameters that have a gradient and that no optimizer holds.
 
-    Parameters are listed in the first steps, after 10, 20, 40, ... steps (`every=`), and where a module or a
-    parameter was registered or a parameter has its first gradient. A parameter that somebody else updates is not
-    reported: its values are compared between two steps. An optimizer may hold copies of the parameters instead.
+    Parameters are listed in the first steps, after 10, 20, 40, ... steps (`every=`), after a module or parameter was
+    registered, and when a parameter has its first gradient. A parameter without an optimizer is reported only if its
+    values are the same in the next step, because code of the loop may update it. Nothing is reported if an optimizer
+    holds copies of the parameters, as mixed precision training does.
     """
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._thread = get_ident()
         self._step = 0
-        self._got: set[int] = set()  # ids of parameters that got a gradient
-        self._with_gradient = frozenset[int]()  # when the last backward ended
-        self._versions: dict[int, int] = {}  # of the optimizers' parameters in the first step
+        self._ever_with_gradient: set[int] = set()  # ids of parameters that have had a gradient
+        self._with_gradient = frozenset[int]()  # ids of parameters, when the last backward ended
+        self._versions: dict[int, int] = {}  # versions of the optimizers' parameters in the first step, by id
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._suspects: dict[int, _Suspect] = {}
-        self._coming: _Coming | None = None
-        self._told: set[int] = set()
-        self._renewed: Counter[str] = Counter()  # by name, how often the forward has made a new parameter
+        self._pending: _PendingComparison | None = None
+        self._reported: set[int] = set()
+        self._renewed: Counter[str] = Counter()  # number of parameters that forwards have created, by name
         self._names: dict[int, tuple[ReferenceType[Tensor], str]] = {}
         self._frozen: dict[int, ReferenceType[Tensor]] = {}  # parameters that were frozen in an earlier step
         self._registered: WeakKeyDictionary[nn.Module, dict[str, _Registered]] = WeakKeyDictionary()
         self._is_in_forward = False
-        self._has_news = False
-        self._has_stepped = False  # an optimizer, in this step
-        self._next = 0  # the step in which parameters are listed again at the latest
+        self._list_is_outdated = False
+        self._has_stepped = False  # whether an optimizer has stepped in this step
+        self._next = 0  # the step in which all parameters are listed next, or earlier
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
         self._called: set[int] = set()  # ids of the modules that have returned
@@ -118,14 +119,14 @@ class NeverStepped(LoopPart):
     def begins(self, training: Training) -> None:
         self._training = training
         for register in (register_module_module_registration_hook, register_module_parameter_registration_hook):
-            self._stack.callback(own(register(self._registers)).remove)
+            self._stack.callback(own(register(self._note_registration)).remove)
 
-    def _registers(self, module: nn.Module, name: str, _: object) -> None:
+    def _note_registration(self, module: nn.Module, name: str, _: object) -> None:
         """Note that the loop registers a module or a parameter."""
         if get_ident() == self._thread:
             entry = _Registered(self._step + self._has_stepped, users_place(), self._is_in_forward)
             self._registered.setdefault(module, {})[name] = entry
-            self._has_news = True
+            self._list_is_outdated = True
 
     def step_begins(self, number: int) -> None:
         self._step = number
@@ -147,46 +148,46 @@ class NeverStepped(LoopPart):
         self._has_backward = True
         if self._step in (_SURE, _SURE_OF_PARTS):
             held = (each for optimizer in self._optimizers for each in parameters_of(optimizer))
-            if any(each.requires_grad and id(each) not in self._got for each in held):
+            if any(each.requires_grad and id(each) not in self._ever_with_gradient for each in held):
                 self._reached = (self._reached or set()) | leaves_reached(given[0])
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         taken = self._training.taken_norms
         if taken is not None and not taken.parameters <= self._with_gradient:
-            self._has_news = self._has_news or not taken.parameters <= self._got
-            self._got |= taken.parameters
+            self._list_is_outdated = self._list_is_outdated or not taken.parameters <= self._ever_with_gradient
+            self._ever_with_gradient |= taken.parameters
         self._with_gradient = frozenset() if taken is None else taken.parameters
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
-        self._tell_of_those_that_came()
+        self._report_unchanged()
         self._optimizers.add(optimizer)
         if self._step <= _SURE:
             held = parameters_of(optimizer)
-            self._got.update(id(each) for each in held if each.grad is not None)
+            self._ever_with_gradient.update(id(each) for each in held if each.grad is not None)
             for each in held:
                 self._versions.setdefault(id(each), version_of(each))
         if self._step >= _FIRST and self._listed != self._step:
             is_due = self._step <= _SURE or self._step >= self._next
-            if is_due or self._has_news or self._suspects:
+            if is_due or self._list_is_outdated or self._suspects:
                 self._listed = self._step
-                self._has_news = False
+                self._list_is_outdated = False
                 if self._step >= self._next:
                     self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
                 self._list_parameters()
         if self._step in (_SURE, _SURE_OF_PARTS):
-            self._tell_of_idle(optimizer)
+            self._report_idle(optimizer)
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         self._has_stepped = True
 
     def step_ends(self, number: int) -> None:
-        self._tell_of_those_that_came()
+        self._report_unchanged()
 
     def ends(self) -> None:
         self._stack.close()
-        self._tell_of_those_that_came()
+        self._report_unchanged()
         self._suspects.clear()
-        self._coming = None
+        self._pending = None
         self._registered.clear()
 
     def _list_parameters(self) -> None:
@@ -198,7 +199,7 @@ class NeverStepped(LoopPart):
         suspects: dict[int, _Suspect] = {}
         for name, parameter, beside in found:
             known = self._suspects.get(id(parameter))
-            now = _first_of(parameter)
+            now = _first_elements(parameter)
             if known is not None and known.parameter() is parameter and known.before.shape == now.shape:
                 compared.append((name, ref(parameter), beside, LateTensor((known.before != now).any())))
             else:
@@ -210,7 +211,7 @@ class NeverStepped(LoopPart):
                         compared.append((name, ref(parameter), beside, LateTensor(torch.zeros((), device="cpu"))))
         self._suspects = suspects
         if compared:
-            self._coming = _Coming(self._step, compared)
+            self._pending = _PendingComparison(self._step, compared)
         self._names = {key: known for key, known in self._names.items() if known[0]() is not None}
         self._frozen = {key: known for key, known in self._frozen.items() if known() is not None}
         for name, parameter in named:
@@ -225,9 +226,10 @@ class NeverStepped(LoopPart):
         are_former = any(
             (known := self._names.get(key)) is not None and known[0]() is each for key, each in held.items()
         )
-        updates_copies = held.keys().isdisjoint(own_ids) and not are_former and not self._got.isdisjoint(held)
+        updates_copies = held.keys().isdisjoint(own_ids) and not are_former
+        updates_copies = updates_copies and not self._ever_with_gradient.isdisjoint(held)
         if updates_copies and not any(self._is_consumed(each) for _, each in named):
-            return []  # else those whose gradients are left have no copy
+            return []  # the optimizers update copies of the parameters; else those whose gradients are left have none
         beside = [
             _Unheld(each.name, each.tensor, each)
             for each in unregistered(self._training.watched.modules())
@@ -239,21 +241,21 @@ class NeverStepped(LoopPart):
             for each in candidates
             if each.parameter.grad is not None
             and id(each.parameter) not in held
-            and id(each.parameter) not in self._told
+            and id(each.parameter) not in self._reported
         ]
 
-    def _tell_of_those_that_came(self) -> None:
-        coming = self._coming
-        if coming is None or not all(flag.is_ready() for *_, flag in coming.found):
+    def _report_unchanged(self) -> None:
+        pending = self._pending
+        if pending is None or not all(flag.is_ready() for *_, flag in pending.found):
             return
-        self._coming = None
+        self._pending = None
         held = {id(each) for optimizer in optimizers_alive() for each in parameters_of(optimizer)}
         groups: dict[tuple[str, str], list[str]] = {}
-        for name, reference, beside, changed in coming.found:
+        for name, reference, beside, changed in pending.found:
             parameter = reference()
             if parameter is None or id(parameter) in held or bool(changed.read()):
                 continue
-            self._told.add(id(parameter))
+            self._reported.add(id(parameter))
             groups.setdefault(self._why(name, parameter, beside), []).append(name)
         for (why, advice), names in groups.items():
             get, they, them, their, are = (
@@ -263,16 +265,17 @@ class NeverStepped(LoopPart):
                 f"{joined(names)} {get}, and no optimizer holds {them}: {they} {are} not updated, and an optimizer's "
                 f"zero_grad() does not clear {their} gradients. {why}What to do: {advice}."
             )
-            self._training.add(Finding("never stepped", coming.step, sentence, tensor=names[0]))
+            self._training.add(Finding("never stepped", pending.step, sentence, tensor=names[0]))
 
     def _why(self, name: str, parameter: Tensor, beside: Unregistered | None) -> tuple[str, str]:
         """Return the reason why no optimizer holds a parameter, as a sentence or "", and the advice."""
         if beside is not None:
             is_tensor = beside.advice == "nn.Parameter"
-            how = "is not a registered parameter" if is_tensor else "does not register what is in it"
+            how = "is not registered" if is_tensor else "does not register its tensors"
             return (
-                f"{beside.attribute} is a plain {beside.kind}, which {how}, so model.parameters() has none of it. ",
-                f"make {beside.attribute} an {beside.advice} before the optimizer is made",
+                f"{beside.attribute} is a plain {beside.kind}, which {how}, so model.parameters() lacks "
+                f"{'it' if is_tensor else 'them'}. ",
+                f"make {beside.attribute} an {beside.advice} before creating the optimizer",
             )
         add = "optimizer.add_param_group({'params': ...})"
         stale = self._stale()
@@ -283,15 +286,15 @@ class NeverStepped(LoopPart):
             held = counted(len(stale), "parameter")
             holds = f"; the optimizer holds {held} that the model no longer has" if stale else ""
             return (
-                f"The model got new parameters{when}, after the optimizer was made: {_replaced_by(parameter, former)}"
-                f"{holds}. ",
-                f"make the optimizer after the model is complete, or call {add}; or freeze with requires_grad_(False)",
+                f"The model got new parameters{when}, after the optimizer was created: "
+                f"{_replaced_by(parameter, former)}{holds}. ",
+                f"create the optimizer when the model is complete, or call {add}; or freeze with requires_grad_(False)",
             )
         frozen = self._frozen.get(id(parameter))
         if frozen is not None and frozen() is parameter:
             return (
-                "In earlier steps, when the optimizer was made, requires_grad=False kept it out. ",
-                f"call {add} where it is unfrozen, or pass all parameters to the optimizer from the beginning",
+                "It had requires_grad=False in earlier steps, when the optimizer was created. ",
+                f"call {add} when it is unfrozen, or pass all parameters to the optimizer from the beginning",
             )
         return (
             "",
@@ -319,7 +322,9 @@ class NeverStepped(LoopPart):
                 if id(each) not in own_ids and each.requires_grad and each.grad is None:
                     known = self._names.get(id(each))
                     former = known[1] if known is not None and known[0]() is each else None
-                    if former is not None or id(each) not in self._got:  # else it is a parameter of the loop's own
+                    if (
+                        former is not None or id(each) not in self._ever_with_gradient
+                    ):  # else it is a parameter of the loop's own
                         found.append((each, former))
         return found
 
@@ -344,12 +349,16 @@ class NeverStepped(LoopPart):
                 )
             )
 
-    def _tell_of_idle(self, optimizer: Optimizer) -> None:
+    def _report_idle(self, optimizer: Optimizer) -> None:
         held = parameters_of(optimizer)
-        idle = [each for each in held if each.requires_grad and id(each) not in self._got and not self._is_taken(each)]
+        idle = [
+            each
+            for each in held
+            if each.requires_grad and id(each) not in self._ever_with_gradient and not self._is_updated_elsewhere(each)
+        ]
         if idle and len(idle) == len(held):
-            if self._step == _SURE and (self._coming is None or not self._stale()):
-                self._tell_of_steps_without_gradients(optimizer, held)
+            if self._step == _SURE and (self._pending is None or not self._stale()):
+                self._report_steps_without_gradients(optimizer, held)
             return
         parts = self._unused_parts() if idle else set()
         idle = [each for each in idle if (id(each) in parts) == (self._step == _SURE_OF_PARTS)]
@@ -357,21 +366,24 @@ class NeverStepped(LoopPart):
             return
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
-        more = [f"{counted(nameless, 'parameter')} of no module that was called"] if nameless else []
+        more = [f"{counted(nameless, 'parameter')} outside the modules that were called"] if nameless else []
         self._training.add(
             Finding(
                 "without gradient",
                 self._step,
-                f"{type(optimizer).__name__} holds {joined([*names, *more])}, and none of the first "
-                f"{counted(self._step + 1, 'step')} gave a gradient there; a later one may. {self._reasons(idle)}"
-                "What to do: ts.find_unused(make_loss, model) says why; or freeze with requires_grad_(False).",
+                f"{type(optimizer).__name__} holds {joined([*names, *more])}, which got no gradient in the first "
+                f"{counted(self._step + 1, 'step')}; later steps may compute one. {self._reasons(idle)}What to do: "
+                "ts.find_unused(make_loss, model) gives the reason; or freeze with requires_grad_(False).",
                 tensor=names[0] if names else None,
                 certain=False,
             )
         )
 
     def _unused_parts(self) -> set[int]:
-        """Return the ids of parameters without a gradient in parts of lists whose other parts had one: of experts."""
+        """Return the ids of parameters that have had no gradient, while the same parameter of a sibling has had one.
+
+        Siblings are the modules of an nn.ModuleList or nn.ModuleDict, such as the experts of a layer.
+        """
         modules = dict(self._training.watched.modules())
         by_name: dict[str, tuple[list[int], list[int]]] = {}  # without and with a gradient
         for name, parameter in self._training.watched.parameters():
@@ -379,7 +391,7 @@ class NeverStepped(LoopPart):
             for place in reversed(range(len(parts) - 1)):
                 if isinstance(modules.get(".".join(parts[:place])), nn.ModuleList | nn.ModuleDict):
                     alike = by_name.setdefault(".".join([*parts[:place], "*", *parts[place + 1 :]]), ([], []))
-                    alike[id(parameter) in self._got].append(id(parameter))
+                    alike[id(parameter) in self._ever_with_gradient].append(id(parameter))
                     break
         return {key for without, got in by_name.values() if got for key in without}
 
@@ -388,8 +400,8 @@ class NeverStepped(LoopPart):
         hooks: Any = parameter._post_accumulate_grad_hooks
         return parameter.grad is None and (id(parameter) in self._with_gradient or bool(hooks))
 
-    def _is_taken(self, parameter: Tensor) -> bool:
-        """Return whether a hook takes each gradient during the backward, or somebody else updates the parameter."""
+    def _is_updated_elsewhere(self, parameter: Tensor) -> bool:
+        """Return whether other code updates the parameter, such as a hook during the backward."""
         hooks: Any = parameter._post_accumulate_grad_hooks
         return bool(hooks) or version_of(parameter) != self._versions.get(id(parameter), version_of(parameter))
 
@@ -403,7 +415,7 @@ class NeverStepped(LoopPart):
             self._reached,
         )
 
-    def _tell_of_steps_without_gradients(self, optimizer: Optimizer, held: Sequence[Tensor]) -> None:
+    def _report_steps_without_gradients(self, optimizer: Optimizer, held: Sequence[Tensor]) -> None:
         self._training.add(
             Finding(
                 "without gradient",
@@ -412,7 +424,7 @@ class NeverStepped(LoopPart):
                 f"first {counted(self._step + 1, 'step')}, so these steps changed nothing. "
                 f"{self._reasons(held) if self._has_backward else 'No backward ran in these steps. '}"
                 "What to do: look for a backward() that is not called or is followed by zero_grad(), and for a "
-                ".detach() or no_grad() before the loss. ts.find_unused(make_loss, model) says where the path to each "
+                ".detach() or no_grad() before the loss. ts.find_unused(make_loss, model) shows where the path to each "
                 "parameter is cut.",
                 certain=False,
             )
@@ -423,9 +435,9 @@ _SINGULAR = ("gets gradients", "it", "it", "its", "is")
 
 
 def _replaced_by(parameter: Tensor, former: Tensor | None) -> str:
-    """Return the calls that may have replaced a parameter."""
+    """Return a clause with the calls that may have replaced a parameter."""
     if former is not None and (former.dtype != parameter.dtype or former.device != parameter.device):
-        return ".to() made them"
+        return ".to() created them"
     if former is not None and former.shape != parameter.shape:
         return "a module was replaced or resized"
-    return "a module was replaced, or load_state_dict(assign=True) or .to() made them"
+    return "a module was replaced, or load_state_dict(assign=True) or .to() created them"

@@ -13,8 +13,8 @@ from ....inspector.graph.source_lines import is_library
 from ....inspector.torch_private.tensors import is_leaf
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_MOST_ITEMS = 64  # of a container: a replay buffer may have millions
-_DEPTH = 3  # of containers in containers
+_MOST_ITEMS = 64  # items of a container that are visited: a replay buffer may have millions
+_DEPTH = 3  # levels of nested containers that are visited
 
 
 class Unregistered(NamedTuple):
@@ -36,7 +36,7 @@ class Unregistered(NamedTuple):
 
 
 def unregistered(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Unregistered]:
-    """Yield the leaves in plain attributes of modules, given with their paths."""
+    """Yield the unregistered leaves in plain attributes of modules. `modules` are pairs of a path and a module."""
     for path, module in list(modules):
         for name, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.requires_grad and is_leaf(buffer):
@@ -58,7 +58,7 @@ def unregistered(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[Unregiste
 
 
 def _leaves_in(expression: str, value: object, depth: int) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield the leaves in a value with their expressions, and whether each is a module's."""
+    """Yield the leaves in a value with their expressions, and whether each is a parameter of a module."""
     if isinstance(value, nn.Module):
         for name, parameter in value.named_parameters():
             if parameter.requires_grad:
@@ -72,7 +72,7 @@ def _leaves_in(expression: str, value: object, depth: int) -> Iterator[tuple[str
 
 
 def _parts(value: object) -> list[tuple[str, object]]:
-    """Return the items of a container, or the attributes of an object of a class of the user's."""
+    """Return the items of a container, or the attributes of an instance of a user's class."""
     if isinstance(value, dict):
         return [(f"[{key!r}]", each) for key, each in islice(list(value.items()), _MOST_ITEMS)]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Reads from standard input, trains with LBFGS, and ends with a status of its own."""
+"""Reads from standard input, trains with LBFGS, and exits with its own status."""
 
 import atexit
 import sys

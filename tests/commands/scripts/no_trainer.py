@@ -1,4 +1,4 @@
-"""Fine-tunes a small GPT-2 with a loop of its own: accumulation, clipping, a schedule, an evaluation."""
+"""Fine-tunes a small GPT-2 without a trainer: accumulation, clipping, a schedule, an evaluation."""
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,4 +1,4 @@
-"""What tests/engine/api/test_distributed.py starts twice: steps of DistributedDataParallel, logged as JSON.
+"""Started twice by tests/engine/api/test_distributed.py: steps of DistributedDataParallel, logged as JSON.
 
 Each rank has data of its own. argv: the rank, and the folder for the logs. No postponed annotations: DDP looks at those
 of its hooks.

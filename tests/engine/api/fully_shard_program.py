@@ -1,4 +1,4 @@
-"""What tests/engine/api/test_fully_shard.py starts twice: steps of FSDP2 on two ranks, logged as JSON.
+"""Started twice by tests/engine/api/test_fully_shard.py: steps of FSDP2 on two ranks, logged as JSON.
 
 Each rank has data of its own. argv: the rank, the folder for the logs, and as JSON by variant the names of the verbs.
 """
@@ -132,7 +132,7 @@ def local(gradient: Tensor) -> Tensor:
 
 
 def descend(parameter: Tensor) -> None:
-    """The optimizer in the backward, which frees each gradient as soon as it is there."""
+    """Step the optimizer during the backward, which frees each gradient at once."""
     with torch.no_grad():
         parameter.sub_(parameter.grad, alpha=0.1)
     parameter.grad = None
@@ -186,7 +186,7 @@ def dropped(training: Training) -> None:
 
 
 def before(verb: Callable[[Callable[[], Tensor]], object], training: Training) -> None:
-    """A verb that runs a forward of its own, before the step."""
+    """Run a verb with a separate forward before the step."""
     try:
         verb(training.loss)
     finally:
@@ -339,7 +339,7 @@ def trained(options: dict[str, Any], verb: Callable[[Training], object]) -> dict
     try:
         training = Training(dict(options))
         return {"steps": list(training.steps(backward)), "ran": training.ran, "refused": refusals}
-    except Exception as error:  # a verb that fails is told by the test
+    except Exception as error:  # the test reports a verb that fails
         import traceback
 
         return {"steps": [], "refused": refusals, "error": "".join(traceback.format_exception(error))[-3000:]}

@@ -1,4 +1,4 @@
-"""What test_tensor_parallel.py starts on two ranks: backwards of a model whose layers are split over them.
+"""Started on two ranks by test_tensor_parallel.py: backwards of a model whose layers are split over them.
 
 argv: the rank and the folder for what each logs.
 """

@@ -1,4 +1,4 @@
-"""What a program carries in Python from run to run is put back, to the object; what can't be is said."""
+"""Python state that a program carries from run to run is restored, to the object; state that cannot be is reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def mlp() -> nn.Sequential:
 
 
 class Lookahead:
-    """A wrapper that is no Optimizer, with slow weights of its own."""
+    """A wrapper that does not derive from Optimizer and has separate slow weights."""
 
     def __init__(self, inner: Optimizer) -> None:
         self.inner, self.steps, self.slow = inner, 0, {}
@@ -60,7 +60,7 @@ class Lookahead:
 
 
 class Counting(Optimizer):
-    """Keeps a count and a log of its own, and rebinds its state at each step."""
+    """Keeps its own count and log, and rebinds its state at each step."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -142,7 +142,7 @@ def test_optimizers_that_step_in_the_backward_go_on_as_if_nobody_had_asked(kind:
 
 
 class Carries(nn.Module):
-    """Changes all kinds of attributes as it is called."""
+    """A module that changes all kinds of attributes when it is called."""
 
     shared: ClassVar[list[int]] = []
 
@@ -170,7 +170,7 @@ class Carries(nn.Module):
 
 
 def all_of(model: Carries) -> list[Any]:
-    """What stands in its attributes: the objects."""
+    """Return the objects in its attributes."""
     weight = model.cell.weight_hh
     return [
         {name: id(each) for name, each in vars(model).items()},
@@ -335,7 +335,7 @@ def test_what_cannot_be_put_back_keeps_nothing_else_from_it(monkeypatch: pytest.
 
 
 def flags() -> list[object]:
-    """Those that a program may set."""
+    """Return the flags that a program may set."""
     backends = torch.backends
     return [
         (torch.is_grad_enabled(), torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
@@ -361,7 +361,7 @@ def test_flags_that_the_forward_sets_are_as_they_were(verb: str, raises: bool) -
             raise KeyError("mine")
         return model(X).square().mean()
 
-    # torch.testing._internal, which other tests import, forbids setting these flags for good.
+    # torch.testing._internal, which other tests import, permanently forbids setting these flags.
     settable = torch.backends.__allow_nonbracketed_mutation()
     with settable, pytest.raises(KeyError, match="mine") if raises else nullcontext():
         VERBS[verb](make_loss, model)
@@ -383,7 +383,7 @@ def test_what_has_no_state_to_keep_is_left_alone(kept: Any) -> None:
 
 
 class Lazy(dict[str, Any]):
-    """A mapping that loads an entry as it is read, as those of transformers do."""
+    """A mapping that loads an entry when it is read, like those of transformers."""
 
     def items(self) -> Any:
         raise AssertionError("nobody asked for its items")

@@ -1,4 +1,4 @@
-"""How PyTorch's engine differs between the versions that are supported: both engines do as the installed one does."""
+"""Differences of PyTorch's engine between the supported versions: both engines behave like the installed one."""
 
 from __future__ import annotations
 

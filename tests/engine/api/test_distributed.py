@@ -28,7 +28,7 @@ POLICIES = ("heap", "bfs", "dfs")
 
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     program = Path(__file__).with_name("ddp_program.py")
     return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("ddp"))
 

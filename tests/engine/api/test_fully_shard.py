@@ -65,13 +65,13 @@ FLAT = [variant for variant in VARIANTS if variant.startswith("flat")]
 def ranks(
     python: WarmPython, folder: Path, variants: dict[str, tuple[str, ...]], limit_s: float
 ) -> list[dict[str, Any]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     program = Path(__file__).with_name("fully_shard_program.py")
     return logs_of_ranks(python, program, folder, json.dumps(variants), limit_s=limit_s)
 
 
 def refusal_of(verb: str, variant: str) -> tuple[str, ...] | None:
-    """What it says; None: the verb gives PyTorch's gradients."""
+    """Return the text of the refusal; None if the verb gives PyTorch's gradients."""
     if variant in FLAT and verb in ITS_OWN:
         return "NotImplementedError", "FullyShardedDataParallel"
     if variant in FLAT and verb in OTHERS:

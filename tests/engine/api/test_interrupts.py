@@ -34,7 +34,7 @@ class Program:
         self.optimizer.step()
 
     def state(self) -> list[Any]:
-        """What a verb that only predicts or measures leaves alone."""
+        """Return the state that a verb which only predicts or measures does not change."""
         held = [*self.model.parameters(), *(value for each in self.optimizer.state.values() for value in each.values())]
         return [torch.random.get_rng_state(), *held]
 

@@ -1,4 +1,4 @@
-"""What is no make_loss is answered with what to return in its place, by every verb that takes one."""
+"""Every verb that takes a make_loss refuses other arguments, and says what to return instead."""
 
 from __future__ import annotations
 

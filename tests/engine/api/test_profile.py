@@ -32,7 +32,8 @@ SMALL = ("gpt2", "lstm_cell", "unet", "recommender", "ensemble", "linear50")
 
 
 def seen_by_torch(make_loss: Callable[[], Tensor]) -> list[int]:
-    """What torch's profiler reports of a forward and its backward, without any hook of ours: bytes, in order.
+    """Return the bytes that torch's profiler reports for a forward and its backward, in order, without hooks of
+    tapescope.
 
     Blocks that were there before may be reported as they are freed; they are left out.
     """
@@ -102,7 +103,7 @@ def test_one_linear_used_fifty_times():
 
 
 class Steps(nn.Module):
-    """Each tensor has a size of its own, so that bytes tell storages apart."""
+    """Each tensor has a different size, so that bytes identify storages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What verbs put back of tensors without a storage of their own: sparse and MKL-DNN buffers, sparse gradients."""
+"""Verbs restore tensors without a storage: sparse and MKL-DNN buffers, sparse gradients."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class Net(nn.Module):
 
 
 class Trainer:
-    """As Lightning and the Hugging Face trainer do it: the model's step gives a loss, all the rest is in here."""
+    """Like the trainers of Lightning and Hugging Face: the model's step returns a loss, the trainer does everything
+    else."""
 
     def __init__(self, checkpointed: str | None, autocast: bool, accumulate: int) -> None:
         torch.manual_seed(0)

@@ -27,7 +27,7 @@ ALIKE = tuple(f"{policy} on both" for policy in POLICIES)
 
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     program = Path(__file__).with_name("tensor_parallel_program.py")
     return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("tensor_parallel"), size=SIZE)
 

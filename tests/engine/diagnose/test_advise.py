@@ -43,7 +43,7 @@ def taking(cost: Cost, ms: float) -> Cost:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, dict[str, float]], None]:
-    """Says how many milliseconds the members take one by one, and as one by each way: all else is as it is."""
+    """Return a function that sets the times of the members called one by one, and as one in each way."""
 
     def set_times(before: float, after: dict[str, float]) -> None:
         def trial_of(ensemble: Ensemble, change: Change, rounds: int | None) -> Trial:
@@ -258,7 +258,7 @@ def test_nothing_to_advise(snapshot: Snapshots) -> None:
 
 
 class Stateful(Members):
-    """Writes buffers of its own, and draws of all generators, outside of its members."""
+    """Writes its own buffers, and draws from all generators, outside of its members."""
 
     def __init__(self) -> None:
         super().__init__(perceptron)

@@ -126,7 +126,7 @@ def test_memory_is_that_of_a_forward_and_backward_as_it_is_measured_elsewhere() 
     model.zero_grad()
     run = ts.profile(lambda: (model(x) * weights).sum())
     assert trial.before is not None and run.timeline is not None
-    # The whole program also makes the product with the weights and its gradient, and lets go of the outputs.
+    # The whole program also computes the product with the weights and its gradient, and frees the outputs.
     assert abs(run.timeline.peak_bytes - trial.before.peak_bytes) <= weights.nbytes
     assert trial.before.peak_bytes > 4 * sum(each.nbytes for each in model.members[0].parameters())
 

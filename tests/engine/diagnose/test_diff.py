@@ -279,7 +279,8 @@ def test_of_two_commits_saved_traces_the_line_that_changed_is_named(
     difference = ts.diff(before, after)
     assert difference.first_in_order is None and difference.only == ((), ())
     first, jump = difference.first_in_values, difference.jump
-    # What the forward of later layers got is different, and so what their weights get; what flows on differs here.
+    # Later layers received other values in the forward, so their weights' gradients differ. The gradient that is passed
+    # on first differs here.
     assert first is not None and first.task.tasks[0].name == "AddmmBackward0" and first.before == 0
     assert jump is not None and jump.task.tasks[0].name == "MulBackward0" and jump.before == 0
     assert jump.share == pytest.approx(1 / 3) and jump.apart.by == "norm"

@@ -1,4 +1,4 @@
-"""What `ts.diff` says of memory."""
+"""The sentences and figures of `ts.diff` about memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ts.diff` says of several devices: CUDA where there are two, and the second device."""
+"""`ts.diff` on several devices: two CUDA devices if there are, and the second device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks of two programs `ts.diff` takes for the same, and what it says of programs that differ in nothing."""
+"""The tasks of two programs that `ts.diff` matches, and its report on programs that do not differ."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run_of(model: nn.Module, x: Tensor, path: Path, *, captured: bool = False, a
 
 
 def parameters_of(run: ts.Run, model: nn.Module, x: Tensor) -> dict[int, str]:
-    """By task the parameter that a leaf of this run's is: its file has no names without a capture."""
+    """Return this run's parameter for each leaf's task, since its file has no names without a capture."""
     graph = ts.graph(model(x).float().square().mean(), model)
     assert [task.name for task in graph.tasks] == [task.name for task in run.graph.tasks]
     return {task.id: task.parameter for task in graph.tasks if task.is_leaf and task.parameter is not None}

@@ -169,7 +169,7 @@ class Pair(nn.Module):
 
 
 class Aside(nn.Linear):
-    """What gets to the loss is not what it gives."""
+    """Its output is not the value that reaches the loss."""
 
     def forward(self, input: Tensor) -> Tensor:
         self.aside = super().forward(input)
@@ -286,7 +286,7 @@ def test_experts_that_take_unequal_rows_are_refused_with_what_takes_them(snapsho
         lambda: Members(lambda: perceptron(nn.Dropout(0.5)).eval()),
         lambda: Members(lambda: perceptron(nn.BatchNorm1d(WIDTH)).eval()),
         lambda: Members(lambda: perceptron(nn.LayerNorm(WIDTH))),
-        lambda: Members(lambda: weight_norm(nn.Linear(WIDTH, WIDTH))),  # a class of its own for each
+        lambda: Members(lambda: weight_norm(nn.Linear(WIDTH, WIDTH))),  # a separate class for each
     ],
     ids=["dropout in eval", "batch norm in eval", "layer norm", "weight norm"],
 )

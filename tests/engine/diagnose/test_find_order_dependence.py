@@ -85,7 +85,7 @@ def leaves() -> tuple[Tensor, Tensor]:
 
 
 def apart(make_loss: Callable[[], Tensor], *leaves: Tensor) -> bool:
-    """Whether a backward of PyTorch's engine under bfs gives other gradients, by more than rounding."""
+    """Return whether a backward of PyTorch's engine under bfs has other gradients, by more than rounding."""
     found = []
     for policy in ("heap", "bfs"):
         torch.manual_seed(0)

@@ -62,7 +62,7 @@ def in_full(report: ts.types.UnusedReport) -> str:
 
 
 def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> set[str]:
-    """What PyTorch itself says: the parameters whose .grad is None or zero after a backward."""
+    """Return the parameters whose .grad PyTorch leaves None or zero after a backward."""
     for parameter in model.parameters():
         parameter.grad = None
     loss = make_loss()
@@ -368,7 +368,7 @@ def test_frozen_parameters_are_left_out_and_counted(snapshot: Snapshots) -> None
 
 
 class Reversible(torch.autograd.Function):
-    """Its backward runs the layers again, and a backward of their own: their parameters are in no graph."""
+    """Its backward runs the layers again, and a separate backward: their parameters are in no graph."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layers: nn.Module) -> Tensor:
@@ -479,7 +479,7 @@ class Given(nn.Module):
         return self.loss(self.weight)
 
     def origin(self) -> tuple[ZeroOrigin, str]:
-        """Where the zeros begin, and the story."""
+        """Return the task where the zeros begin, and the story."""
         (found,) = ts.find_unused(self, self)
         assert found.why == "zero gradient"
         (origin,) = found.origins

@@ -100,7 +100,7 @@ def test_arguments_by_keyword_and_buffers_are_passed_on_and_taken_names_are_othe
     model, x = Scaling(Scaled), batch()
     (change,) = changes(found_in(model, x))
     assert '(input_0,), {"members": input_1, "torch": input_2}' in change.code
-    # Each member took an x + 1 of its own.
+    # Each member received a separate x + 1.
     torch.testing.assert_close(pasted(change, model=model)["batched"](x, [x + 1] * 4, 2.0), model(x))
 
 
@@ -139,7 +139,7 @@ NASTY = (
 
 
 class Odd(nn.Module):
-    """Members and parameters below names that are no names of Python's, or mean something else to it."""
+    """Members and parameters whose names are not Python identifiers, or have another meaning in Python."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

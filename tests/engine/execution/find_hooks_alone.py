@@ -1,4 +1,4 @@
-"""Run by test_find_hooks.py in a process of its own."""
+"""Run by test_find_hooks.py in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run by test_find_hooks.py in a process of its own, which it leaves for another one wherever a claim changes it."""
+"""Run by test_find_hooks.py in a separate process, which forks wherever a claim changes its state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deep(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kept(retain: Way, backward: Callable[[Tensor], object]) -> Tensor | None:
-    """What there is of the gradient on the way after a backward."""
+    """Return the retained gradients after a backward."""
     hidden, loss = deep(torch.linspace(0, 1, 3, requires_grad=True))
     retain(hidden)
     backward(loss)

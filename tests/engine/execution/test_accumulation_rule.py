@@ -1,4 +1,5 @@
-"""However gradients are summed and let go: they are PyTorch's, and what a session shows and undoes is right."""
+"""Under every rule for summing and freeing gradients they are PyTorch's, and a session shows and undoes them
+correctly."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def with_a_frozen_leaf() -> Made:
 
 
 def with_gradients_that_are_given_on() -> Made:
-    """As they are, as views of all elements or of some, written to, and conjugated."""
+    """Gradients passed on unchanged, as views of all or some elements, modified in place, and conjugated."""
     x = torch.randn(6, 4, requires_grad=True)
     y = x.t() + x.reshape(4, 6)
     z = (y.reshape(2, 12) + y.reshape(2, 12)).permute(1, 0) * 1

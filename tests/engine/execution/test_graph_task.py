@@ -1,4 +1,4 @@
-"""What user code is told while Python runs a backward, and how single nodes are run by the engine itself."""
+"""The calls that user code gets while Python runs a backward, and single nodes run by the engine itself."""
 
 from __future__ import annotations
 

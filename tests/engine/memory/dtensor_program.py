@@ -1,4 +1,4 @@
-"""What test_dtensor_memory.py starts on two ranks: backwards of DTensors and of fully_shard, predicted and measured.
+"""Started on two ranks by test_dtensor_memory.py: backwards of DTensors and of fully_shard, predicted and measured.
 
 argv: the rank and the folder for what each logs.
 """

@@ -1,4 +1,4 @@
-"""What was there before a forward is what weak references to the storages of its program show, by kind and device."""
+"""The memory that existed before a forward equals the storages that weak references find, by kind and device."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ SMALL = ("gpt2", "lstm_cell", "unet", "recommender", "ensemble", "linear50")
 
 
 class CpuInCudasWords(CudaAllocator):
-    """What the CPU's allocator does as the history of CUDA's tells it, from just before `start` on.
+    """The CPU allocator's events in the form of CUDA's memory history, starting just before `start`.
 
     Its blocks are as large as what was asked for, and `OLDER` bytes were there before.
     """
@@ -58,7 +58,7 @@ class CpuInCudasWords(CudaAllocator):
         self._first_noted = 0
 
     def listen(self) -> None:
-        """Frees are told only of blocks that came after this."""
+        """Record the frees of blocks that are allocated from now on."""
         start_allocation_events()
         self._listens = True
 

@@ -1,4 +1,4 @@
-"""Memory of tensors that are split over ranks: what counts is one rank's part, and what is not known is said."""
+"""Memory of tensors that are split over ranks: one rank's part counts, and unknown memory is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     return logs_of_ranks(
         fresh_python, Path(__file__).with_name("dtensor_program.py"), tmp_path_factory.mktemp("split"), size=SIZE
     )

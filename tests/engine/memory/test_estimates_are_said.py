@@ -1,4 +1,4 @@
-"""Wherever a predicted figure is shown, it is said to be an estimate, and why; where it is exact, it is not."""
+"""Every display of a predicted figure says whether it is an estimate, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the forward makes besides what its nodes compute: leaves, masks, and a whole model."""
+"""Allocations of the forward besides its nodes' results: leaves, masks, and a whole model."""
 
 from __future__ import annotations
 

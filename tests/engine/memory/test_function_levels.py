@@ -1,4 +1,4 @@
-"""Levels of any computation are in the terms of a timeline; and what NumPy holds is seen, too."""
+"""Levels of any computation, in the terms of a timeline, including NumPy's memory."""
 
 from __future__ import annotations
 

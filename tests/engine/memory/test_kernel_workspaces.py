@@ -1,4 +1,4 @@
-"""What kernels take for themselves is found by running each alone; and nobody else notices."""
+"""Workspaces of kernels are found by running each kernel alone, without side effects."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_nothing_of_the_users_takes_part() -> None:
 
 
 def runs_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """How many kernels have been run."""
+    """Return the number of kernels that have run."""
     count = 0
     run = kernel_runs._run
 

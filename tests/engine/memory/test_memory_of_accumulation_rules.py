@@ -36,7 +36,7 @@ def assert_same(measured: Timeline, other: Timeline) -> None:
 
 
 def lists(timeline: Timeline) -> list[tuple[int, int, int]]:
-    """What waits in lists: from which place on, for which input of which task."""
+    """Return the gradients waiting in lists: since which place, and for which input of which task."""
     return [(place, task, given) for place, _, task, given in timeline.listed]
 
 
@@ -69,12 +69,12 @@ def test_every_event_of_every_rule_is_predicted_from_a_run_of_pytorchs_engine(na
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.booleans(), st.sampled_from(RULES))
-@example(231897, True, True, True, ("inplace", "eager"))  # a gradient with strides of its own for a .grad that is there
+@example(231897, True, True, True, ("inplace", "eager"))  # a gradient with other strides for an existing .grad
 def test_random_programs_take_what_they_take_on_pytorchs_engine_and_what_is_predicted(seed, graded, kept, hooked, rule):
     program = Program(seed, graded=graded, kept=kept, hooked=hooked)
     program.reset()
     native = ts.profile(program.make_loss)
-    # What a node hides from Python is freed later where anything has hooks: a limitation of the direct engine.
+    # Tensors that a node hides from Python are freed later if anything has hooks: a limitation of the direct engine.
     assume(all(task.kind is not Kind.COPY_SLICES for task in native.graph.tasks))
     program.reset()
     assert_same(native.timeline, ts.profile(program.make_loss, engine="direct").timeline)

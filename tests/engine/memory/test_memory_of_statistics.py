@@ -1,4 +1,4 @@
-"""What the statistics of a trace allocate is not the backward's: no figure has it, so that all can be compared."""
+"""Memory of a trace's statistics is in no figure, so that figures with and without a trace are comparable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory where each device has a queue and a thread of its own, so that tasks overlap."""
+"""Memory if each device has a separate queue and thread, so that tasks overlap."""
 
 from __future__ import annotations
 

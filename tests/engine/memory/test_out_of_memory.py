@@ -1,4 +1,4 @@
-"""Where an allocation fails: the notes on the error say who held what, under each verb, and the program goes on."""
+"""A failed allocation: under each verb, the notes on the error name the holders, and the program can continue."""
 
 from __future__ import annotations
 

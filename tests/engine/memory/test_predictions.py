@@ -17,7 +17,8 @@ pytestmark = pytest.mark.heavy
 
 
 def deltas_by_task(timeline: ts.types.Timeline) -> list[list[int]]:
-    """By place the bytes of its events; sorted, since what a task frees at its end comes in no certain order."""
+    """Return the bytes of each task's events, sorted, because a task frees its tensors at the end in no certain
+    order."""
     deltas, starts = list(timeline.deltas), timeline.starts
     return [sorted(deltas[starts[place] : starts[place + 1]]) for place in range(len(timeline.order))]
 

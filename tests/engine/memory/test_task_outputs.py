@@ -1,4 +1,4 @@
-"""What is said of stack's and cat's parts without a call is what the nodes do when they are asked."""
+"""The assumed outputs of stack and cat equal those of the nodes when called."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def unbound(edges: int) -> Tensor:
 
 
 def calls(what: Callable[[], object]) -> int:
-    """How many functions it calls: what it takes, without a clock."""
+    """Return the number of functions that it calls, a measure of its cost that needs no clock."""
     profile = cProfile.Profile()
     profile.runcall(what)
     return pstats.Stats(profile).total_calls  # type: ignore[attr-defined, no-any-return]

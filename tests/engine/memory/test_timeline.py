@@ -37,7 +37,7 @@ def graph() -> ts.Graph:
 
 @dataclass
 class Account:
-    """A backward told step by step, with everything that is asked of a timeline written down as it happens.
+    """A backward described step by step, with every expected fact of its timeline recorded as it happens.
 
     `states[i]` says of each storage that is alive before event i what it is for.
     """

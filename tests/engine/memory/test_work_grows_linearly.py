@@ -1,4 +1,4 @@
-"""What is predicted and measured of a graph takes work in proportion to its tasks, counted in Python's instructions."""
+"""The work of predictions and measurements grows linearly with the tasks, counted in Python's instructions."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 @dataclass(frozen=True)
 class State:
-    """What is kept of a saved state: which one, and how the saved view lies in it."""
+    """Which saved state it is, and the position of the saved view in it."""
 
     number: int
     size: tuple[int, ...]

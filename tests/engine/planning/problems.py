@@ -154,7 +154,8 @@ def _as_tuple(tasks: Sequence[int] | int | None) -> tuple[int, ...]:
 
 
 def random_problem(tasks: int, seed: int, density: float = 0.3) -> PosedProblem:
-    """As backwards pose them: tasks make outputs for those that wait for them, and let go of what they saved."""
+    """Return a problem like those of backwards: tasks create outputs for waiting tasks, and free their saved
+    tensors."""
     draw = random.Random(seed)
     edges = [(a, b) for b in range(tasks) for a in range(b) if draw.random() < density]
     blocks: list[Block] = []
@@ -173,7 +174,7 @@ def random_problem(tasks: int, seed: int, density: float = 0.3) -> PosedProblem:
 
 
 def is_legal(problem: PosedProblem, order: Sequence[int]) -> bool:
-    """Whether it runs each task once, and none before what it waits for."""
+    """Return whether the order runs each task once, after the tasks that it waits for."""
     waits = list(problem.waits)
     for task in order:
         if waits[task]:

@@ -265,7 +265,7 @@ def test_without_constraints_every_order_keeps_them_all(snapshot: Snapshots) -> 
 
 
 def named(graph: ts.Graph, constraint: Sequence[Any]) -> list[list[str]]:
-    """By side the kinds of node which a constraint means."""
+    """Return the kinds of nodes on each side of a constraint."""
     (step,) = ts.orders.check_order(graph, [constraint]).precedences
     return [sorted(graph.tasks[task].short_name for task in tasks) for tasks in (step.first, step.then)]
 

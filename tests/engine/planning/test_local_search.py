@@ -38,7 +38,7 @@ def test_of_small_problems_it_finds_the_least_peak_and_never_loses_what_it_had()
     assert found_least >= 58
 
 
-# By how much HEAP's peak is lowered, at least.
+# The least reduction of HEAP's peak.
 @pytest.mark.parametrize(("name", "share"), [("recommender", 0.029), ("din", 0.23), ("lstm_cell", 0.05)])
 def test_of_models_whose_order_matters_it_finds_a_better_one_than_heaps(name: str, share: float) -> None:
     problem = problem_named(name)
@@ -103,7 +103,7 @@ def test_interrupted_it_gives_the_best_so_far() -> None:
     assert found.interrupted
     assert found.order == told[-1].order
     assert found.peak_bytes < found.start_bytes
-    assert perf_counter() - began >= 0.2  # it is told ten times a second at most
+    assert perf_counter() - began >= 0.2  # it is updated at most ten times a second
 
 
 def test_out_of_time_it_stops() -> None:

@@ -109,7 +109,7 @@ def test_of_a_chain_it_is_the_peak(snapshot: Snapshots) -> None:
     snapshot("lower_bound", bound)
 
 
-# How far HEAP is above the bound at most. Where it is exact, HEAP's order is proven best.
+# The largest distance of HEAP's peak from the bound. If it is 0, HEAP's order is proven best.
 @pytest.mark.parametrize(
     ("name", "share"), [("linear50", 0), ("ensemble", 0), ("lstm_lm", 0), ("recommender", 0.05), ("lstm_cell", 0.16)]
 )

@@ -215,7 +215,7 @@ def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> No
 
 
 def ordered(make_losses: Callable[[], list[Tensor]], model: nn.Module, steps: int) -> list[int]:
-    """How many backwards of each step were read and ordered, under auto."""
+    """Return the number of backwards of each step that were read and ordered under auto."""
     counts = []
     with mock.patch("tapescope.engine.api.set_policy.backward", wraps=ts.backward) as ours, ts.policy("auto"):
         for _ in range(steps):

@@ -129,7 +129,7 @@ def test_an_empty_problem_has_an_empty_order(name: str) -> None:
 
 
 def lpmf_as_inductor_does(problem: PosedProblem) -> list[int]:
-    """By the definition: all ready tasks are looked at, each time."""
+    """Run LPMF by its definition: consider all ready tasks at each step."""
     places = {task: place for place, task in enumerate(problem.heap_order)}
     waits, left = list(problem.waits), [len(users) for users in problem.blocks.users]
     made = {block for block, makers in enumerate(problem.blocks.makers) if not makers}
@@ -170,7 +170,7 @@ def test_lpmf_with_its_tree_picks_what_a_look_at_all_ready_tasks_picks(tasks: in
 def test_lpmf_knows_that_a_block_of_two_makers_comes_with_the_first() -> None:
     edges = [(0, 1), (0, 2), (0, 3), (1, 4), (2, 4)]
     blocks: list[Block] = [(9, (1, 2), 4), (5, 3, None), (20, 0, 1)]
-    problem = problem_of(5, edges, needs=[40, 9, 9, 5, 0], blocks=blocks)  # 0 makes room for what comes
+    problem = problem_of(5, edges, needs=[40, 9, 9, 5, 0], blocks=blocks)  # task 0 frees memory for the next tasks
     # 1 frees 20 and makes the 9; then 2 makes nothing more, and 4 frees it: only then comes what stays.
     assert lpmf(problem) == [0, 1, 2, 4, 3]
 
@@ -255,7 +255,7 @@ def test_liu_is_optimal_on_trees_and_series_parallel_graphs() -> None:
         assert problem.peak_bytes(order) == least, (seed, edges)
         beaten["heap"] += problem.peak_bytes(problem.heap_order) > least
         beaten["lpmf"] += problem.peak_bytes(lpmf(problem)) > least
-    assert min(beaten.values()) > 30  # it is no easy lot
+    assert min(beaten.values()) > 30  # the problems are hard enough
 
 
 def test_liu_finds_xlas_optimum() -> None:
@@ -264,7 +264,7 @@ def test_liu_finds_xlas_optimum() -> None:
 
 
 def chain_and(*more: tuple[int, int]) -> list[set[int]]:
-    """By task those that wait for it: 0 to 5 one after the other, and more."""
+    """Return the successors of each task: 0 to 5 in a chain, and further edges."""
     nexts: list[set[int]] = [{1}, {2}, {3}, {4}, {5}, set(), set(), set(), set()]
     for task, next_task in more:
         nexts[task].add(next_task)
@@ -272,7 +272,7 @@ def chain_and(*more: tuple[int, int]) -> list[set[int]]:
 
 
 def test_edges_that_repeat_what_others_say_do_not_keep_a_graph_from_one_row() -> None:
-    """0 to 4 and 2 to 5 cross, so that neither has one fork and one join of its own."""
+    """The edges 0 to 4 and 2 to 5 cross, so neither has its own fork and join."""
     hills, changes = [9, 2, 7, 1, 5, 3], [4, -2, 3, 1, -6, 0]
     assert contracted(range(6), chain_and((0, 4), (2, 5)), hills, changes) == contracted(
         range(6), chain_and(), hills, changes

@@ -1,4 +1,4 @@
-"""What planners are told of a backward."""
+"""The data about a backward that planners receive."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def random_order(graph: ts.Graph, seed: int) -> list[int]:
 
 
 def deltas(timeline: Timeline) -> list[list[int]]:
-    """By place the bytes that come and go."""
+    """Return the bytes allocated and freed at each place."""
     found, starts = list(timeline.deltas), timeline.starts
     return [found[starts[place] : starts[place + 1]] for place in range(len(timeline.order))]
 
@@ -157,7 +157,7 @@ def test_a_gradient_that_becomes_grad_is_not_copied_and_the_first_is_held_by_bac
     assert timeline.inputs[0] == root
 
 
-# By hand: graphs of tasks that torch need not know.
+# Graphs created by hand, of tasks that torch does not know.
 
 
 def tasks_of(*nexts: Sequence[int | None], leaves: int = 0) -> Graph:

@@ -1,4 +1,4 @@
-"""What test_training_with_recompute.py starts twice: steps of DistributedDataParallel, with a plan and without.
+"""Started twice by test_training_with_recompute.py: steps of DistributedDataParallel, with a plan and without.
 
 argv: the rank, and the folder for what came of it.
 """
@@ -21,7 +21,7 @@ STEPS = 3  # buckets are made up anew in the second
 
 
 def train(rank: int, recomputed: bool) -> tuple[list[Tensor], int]:
-    """All parameters and buffers after some steps, of two backwards each; and how many storages were let go of."""
+    """Return parameters and buffers after some steps of two backwards each, and the number of dropped storages."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = nn.Sequential(

@@ -1,4 +1,4 @@
-"""What other budgets would buy: plans that are ordered, can be run, and are as low as they say."""
+"""Plans for other budgets: they are ordered, can run, and reach their predicted peaks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_plan_of_another_budget_runs_with_the_same_gradients_and_no_higher_pea
         with ts.recompute(chosen):
             return make_loss()
 
-    MODEL.zero_grad()  # what is added to gradients that are there would be freed at once
+    MODEL.zero_grad()  # new gradients would be freed at once if they were added to existing ones
     timeline = ts.profile(recomputed).timeline
     assert timeline is not None and abs(chosen.peak_bytes - timeline.peak_bytes) <= 0.005 * timeline.peak_bytes
 

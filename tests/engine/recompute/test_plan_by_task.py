@@ -1,4 +1,4 @@
-"""What a recompute plan means to each task, held against what its replays really do."""
+"""The effect of a recompute plan on each task, compared with the tasks' actual recomputation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LOSSES = {"normed": loss_of(Normed(), 2, 3, 8, 8), "cell": loss_of(Cell(), 4, 2,
 
 
 def recomputed(make_loss: MakeLoss, plan: RecomputePlan) -> Tensor:
-    """Of the second forward under the plan: the first one makes everything again to see that it comes out the same."""
+    """Return the loss of the second forward under the plan; the first one recomputes and compares every storage."""
     for _ in range(2):
         with ts.recompute(plan):
             loss = make_loss()

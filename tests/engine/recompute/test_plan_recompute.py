@@ -72,7 +72,7 @@ def planned(make_loss: MakeLoss, **wanted: object) -> ts.types.PlannedRecompute:
 
 
 def measured(make_loss: MakeLoss, plan: ts.types.RecomputePlan, policy: object = "heap") -> ts.types.Timeline:
-    """That of a step after zero_grad()."""
+    """Return the measured peak of a step after zero_grad()."""
 
     def recomputed() -> Tensor:
         with ts.recompute(plan):
@@ -147,7 +147,7 @@ def test_no_more_time_is_taken_than_is_allowed() -> None:
 
 @pytest.mark.parametrize("share", [0.2, 1.0, 4.0])
 def test_what_replays_are_measured_to_take_counts(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that is less than was reckoned with, there is time for more; where it is more, for less."""
+    """If recomputation is faster than estimated, the plan may drop more; if it is slower, less."""
     found = {}
     for each in (1.0, share):
 
@@ -292,7 +292,7 @@ def test_the_plan_is_printed_as_a_table_and_what_it_says() -> None:
     assert plan.cells == module_cells(plan)
     assert any(row[0].startswith("*.") for row in plan.cells[1:]), "equal blocks are one row"
     text = str(plan)
-    words = set(text.split())  # a cell whose times need more room takes two lines
+    words = set(text.split())  # a cell whose times need more space takes two lines
     assert all(words.issuperset(cell.split()) for row in plan.cells for cell in row)
     assert all(sentence in text for sentence in plan.sentences)
     says(text, size_text(plan.plain_peak_bytes), size_text(plan.peak_bytes))
@@ -336,7 +336,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_around_a_ctc_loss_the_rest_is_recomputed() -> None:
-    """Where a mode sees it, PyTorch computes it by another overload, which leaves another node."""
+    """Under a mode, PyTorch computes it by another overload, which creates another node."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 20))
     x, targets = torch.randn(50, 8, 32), torch.randint(1, 20, (8, 10))
@@ -396,7 +396,7 @@ def test_around_nested_tensors_the_rest_is_recomputed() -> None:
 
 
 def test_what_repeats_one_element_is_compared_as_any_other() -> None:
-    """As `ones_like` of an expanded gradient, in a backward inside of the forward."""
+    """For example `ones_like` of an expanded gradient, in a backward inside the forward."""
     net = nn.Sequential(nn.Linear(32, 32), nn.Softplus(), nn.Linear(32, 1))
     x = torch.randn(8, 32)
 

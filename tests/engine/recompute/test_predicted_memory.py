@@ -1,4 +1,4 @@
-"""What a recomputed backward's memory is predicted to be: levels, events, and what lives for replays alone."""
+"""The predicted memory of a recomputed backward: levels, events, and storages that only recomputation needs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_levels_are_those_of_its_events(drop: set[int]) -> None:
     assert found.peak_bytes == timeline.peak_bytes
     assert timeline.end_bytes == memory.plain.end_bytes
     alive = set(range(timeline.before))
-    for number in timeline.events:  # each is born once, and dies once
+    for number in timeline.events:  # each is allocated once and freed once
         if number >= 0:
             assert number not in alive
             alive.add(number)
@@ -142,7 +142,7 @@ def test_a_chain_is_replayed_from_what_is_newly_kept() -> None:
     first = timeline.order.index(memory.storages[sigmoid].keepers[0])
     assert timeline.storage(newly).died == first  # all three are made there, the first of it, and then nobody needs it
     assert timeline.storage(newly).nbytes == KB
-    # With the product dropped, too, nothing of the chain is there as the backward starts.
+    # With the product dropped as well, nothing of the chain is alive when the backward starts.
     assert memory.levels_if_dropped(drop | {product}).start_bytes == memory.plain.start_bytes - 3 * KB
 
 

@@ -1,4 +1,4 @@
-"""How far the search is, told in one line, where somebody sees it."""
+"""The progress of the search on one line, if somebody can see it."""
 
 from __future__ import annotations
 

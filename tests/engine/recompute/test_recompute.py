@@ -58,7 +58,7 @@ class Doubled(torch.autograd.Function):
         return gradient * y.exp() * 2
 
 
-# What is dropped is gone, and comes back.
+# A dropped tensor is freed, and recomputed.
 
 
 def test_what_is_dropped_is_gone_after_the_forward_and_made_again_in_the_backward(snapshot: Snapshots) -> None:
@@ -141,7 +141,7 @@ def added(h: Tensor, other: Tensor) -> Tensor:
 
 
 def test_what_was_a_leaf_when_a_replay_came_to_need_it_does_not_hold_the_graph() -> None:
-    """It becomes part of the graph unseen, in a scripted function: held as it is, it would hold what holds it."""
+    """A scripted function makes it part of the graph without notice; held as it is, it would hold its own holder."""
     scripted, late, states = torch.jit.script(added), [], [torch.zeros(8, 4) for _ in range(20)]
 
     def make_loss() -> Tensor:
@@ -465,7 +465,7 @@ def test_autocast(inside: bool) -> None:
         assert same(backward(True), expected)
 
 
-# Where it is used.
+# The place where it is used.
 
 
 def test_backwards_in_any_order_twice_and_of_the_second_derivative() -> None:
@@ -519,7 +519,7 @@ def test_the_first_forward_inside_of_a_block_with_its_backward() -> None:
     weight.grad = None
     with ts.recompute(plan_all(chain)) as recomputed:
         chain().backward(torch.ones(()))
-        assert recomputed.report.dropped == 2  # let go of before the backward began
+        assert recomputed.report.dropped == 2  # freed before the backward began
     assert torch.equal(weight.grad, expected)
 
 

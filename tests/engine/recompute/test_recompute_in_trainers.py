@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
 
 class Trainer:
-    """Calls a model as transformers' does: in a way of its own, and with batches of which it takes the labels out."""
+    """Calls a model as transformers' Trainer does: with its own calls, and with batches from which it removes the
+    labels."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""What a recomputed forward let go of, by the task that saves it: found without making it again."""
+"""The tensors that a recomputed forward dropped, by the task that saves them: found without recomputing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What planners drop: Echo's cases, what is best on small graphs, and the limits they are given."""
+"""The choices of the solvers: Echo's cases, the best choice on small graphs, and limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memory_of(make_loss: Callable[[], Tensor]) -> tuple[ForwardProgram, Recomput
 
 
 def names(program: ForwardProgram, dropped: Iterable[int]) -> set[str]:
-    """What made the storages: {"tanh", "add"}."""
+    """Return the names of the operations that created the storages: {"tanh", "add"}."""
     makers = (program.storages[number].made_by for number in dropped)
     return {program.operations[each].name.split(".")[1] for each in makers if each is not None}
 
@@ -92,7 +92,7 @@ def connected() -> Callable[[], Tensor]:
 
 @both
 def test_an_rnn_cell_is_not_recomputed(planner: Planner) -> None:
-    """To make tanh again takes its input, or both products: as much, or twice as much, as is let go of."""
+    """Recomputing tanh needs its input, or both products: as many bytes as are dropped, or twice as many."""
     program, memory = memory_of(rnn())
     found = planner(memory, Goal(products=False))
     assert names(program, found.dropped) <= {"zeros"}  # the state before the first step
@@ -121,7 +121,7 @@ def test_attention_scores_are_dropped_together_as_all_are_made_of_one_key() -> N
 
 @both
 def test_a_fully_connected_layer_may_lie_on_the_way(planner: Planner) -> None:
-    """Its own gradient does not need its output: all of the chain goes, and is made again from the input."""
+    """Its own gradient does not need its output: the whole chain is dropped, and recomputed from the input."""
     program, memory = memory_of(connected())
     found = planner(memory, Goal())
     assert {"tanh", "addmm", "sigmoid", "mul"} <= names(program, found.dropped)

@@ -1,4 +1,4 @@
-"""What is told of products that ran as one."""
+"""The report on products that ran as one batch."""
 
 from __future__ import annotations
 

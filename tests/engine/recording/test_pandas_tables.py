@@ -1,4 +1,4 @@
-"""What pandas gets: each number is the record's own, and what was not recorded has no column."""
+"""Tables for pandas: each number is the record's, and data that was not recorded has no column."""
 
 from __future__ import annotations
 

@@ -299,7 +299,8 @@ def test_a_copy_is_told_from_any_node_that_saves_its_original(saver: str) -> Non
 
 
 class Attention(nn.Module):
-    """What matmul copies of v inside is as large as the copy that reshape makes of its result, and no part of it."""
+    """The copy that matmul makes of v is as large as the copy of its result that reshape makes, but not a part of
+    it."""
 
     def __init__(self) -> None:
         super().__init__()

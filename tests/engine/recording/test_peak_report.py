@@ -49,7 +49,7 @@ def chain() -> ts.Graph:
 
 
 def keepers(report: PeakReport, number: int) -> list[Keeper]:
-    """What keeps the storage of this number."""
+    """Return the keepers of the storage with this number."""
     return [*report.timeline.storage(number).kept_by]
 
 
@@ -351,7 +351,7 @@ def test_the_forward_is_told_where_its_peak_is_higher(snapshot: Snapshots) -> No
 
 
 class Scores(nn.Module):
-    """Of a batch of 64 x 64 its forward holds two of 64 x 4,096 at once, which no node saves."""
+    """For a batch of 64 x 64, its forward holds two tensors of 64 x 4,096 at once, which no node saves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class Scores(nn.Module):
 
 
 def named(report: PeakReport) -> dict[str, tuple[int, str]]:
-    """By variable the bytes that were assigned to it, and what frees them."""
+    """Return the bytes assigned to each variable, and the operation that frees them."""
     return {record["variable"]: (record["bytes"], record["freed_by"]) for record in report.records()}
 
 

@@ -1,4 +1,4 @@
-"""What `fully_shard` waits for, in one process: a stand-in reduces as its own Function does."""
+"""The order constraints of `fully_shard`, in one process: a stand-in reduces as its own Function does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Group:
 
 
 class RegisterPostBackwardFunction(Function):
-    """As torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py has it."""
+    """The same as in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py."""
 
     @staticmethod
     def forward(ctx: Any, group: Group, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""What test_closing_distributed.py starts twice: a session of DistributedDataParallel ends early, and
-training goes on. argv: the rank, and the folder for the logs."""
+"""Started twice by test_closing_distributed.py: a session of DistributedDataParallel ends early, and training
+continues."""
 
 import gc
 import json
@@ -85,7 +85,7 @@ ENDS: dict[str, Callable[[Tensor], object]] = {
 
 
 def train(end: Callable[[Tensor], object]) -> list[list[float]]:
-    """The first step's session ends early; later steps are as ever."""
+    """End the first step's session early; later steps run as usual."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]), bucket_cap_mb=0.0005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

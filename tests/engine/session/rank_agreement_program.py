@@ -1,4 +1,4 @@
-"""What test_rank_agreement.py starts on two ranks: backwards whose collectives pair up by order.
+"""Started on two ranks by test_rank_agreement.py: backwards whose collectives pair up by order.
 
 argv: the rank, the folder for what each logs, and the world size.
 """
@@ -96,7 +96,7 @@ def session() -> dict[str, Any]:
 
 
 def compared(policies: list[Any]) -> dict[str, Any]:
-    """What is measured of policies, or why nothing is."""
+    """Return the measured policies, or the reason why none was measured."""
     compare = partial(ts.compare, lambda: loss_of()[1], policies, repetitions=1)
     try:
         return {"orders": {row.policy: row.timeline.order for row in compare().rows}}

@@ -19,7 +19,7 @@ def fail(gradient: Tensor) -> None:
 
 
 def kept_after_an_error(device: torch.device | str, **asked: object) -> bool:
-    """Whether what a backward saved is alive after an error in it."""
+    """Return whether the saved tensors of a backward are alive after an error in it."""
     x = torch.randn(8, 8, device=device, requires_grad=True)
     y = x.exp()
     saved = ref(y.untyped_storage())
@@ -30,7 +30,7 @@ def kept_after_an_error(device: torch.device | str, **asked: object) -> bool:
     with pytest.raises(ValueError, match="boom") as caught:
         session.run()
     del caught, session
-    until = time.monotonic() + 60  # the thread of a device lets go of its backward by itself, soon after the error
+    until = time.monotonic() + 60  # a device's thread frees its backward soon after the error
     while saved() is not None and time.monotonic() < until:
         time.sleep(0.01)
     return saved() is not None

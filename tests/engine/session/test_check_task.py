@@ -328,7 +328,7 @@ def test_an_output_on_ctx_is_a_leak_and_named_and_a_tensor_of_its_own_is_not(sna
     snapshot("check", check.lines[0])
     gc.collect()
     gc.disable()
-    try:  # what the first sentence says of memory
+    try:  # the first sentence's fact about memory
         output = Custom.apply(leaf(4), False)
         gone = weakref.ref(output)
         del output
@@ -593,7 +593,7 @@ def test_checks_at_every_stop_leave_the_session_as_it_is(engine: str) -> None:
     assert len(program.called) == calls
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
-    for handle in program.handles:  # after an error in a checkpoint torch holds its graph for good
+    for handle in program.handles:  # after an error in a checkpoint, torch never frees its graph
         handle.remove()
 
 

@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[list[float]]]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     program = Path(__file__).with_name("closed_ddp_program.py")
     return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("closed"))
 

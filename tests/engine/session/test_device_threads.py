@@ -67,7 +67,7 @@ def apart(devices: Devices, middle: Callable[[Tensor], Tensor] = lambda x: x) ->
 
 
 def run_all_of(session: Session, device: str | torch.device) -> str:
-    """Steps a device until it has nothing to run, and gives what is said then."""
+    """Step a device until it has no task to run, and return the message."""
     while True:
         try:
             assert str(session.step(device=device).device) == str(device)
@@ -434,7 +434,7 @@ def test_closed_in_the_midst_nothing_is_left(accelerators: Devices, steps: int) 
         session.step()
     del session, layers
     gc.collect()
-    until = time.monotonic() + 10  # threads of devices let go of what they held in their own time
+    until = time.monotonic() + 10  # threads of devices free their tensors later
     while (left := [module.memory_allocated(device.index) for device in accelerators]) != before:
         assert time.monotonic() < until, (left, before)
         time.sleep(0.01)
@@ -448,7 +448,7 @@ def test_a_session_that_is_let_go_ends_by_itself(accelerators: Devices) -> None:
 
 
 class Reenters(nn.Module):
-    """A checkpoint whose backward runs one of its own, over both devices."""
+    """A checkpoint whose backward runs a nested one, over both devices."""
 
     def __init__(self, devices: Devices) -> None:
         super().__init__()

@@ -266,7 +266,8 @@ class _Failing(torch.autograd.Function):
 
 @pytest.mark.slow
 def test_a_thousand_sessions_leave_nothing() -> None:
-    """Run out, closed at a stop, let go and failed in turns; nothing waits for the garbage collector."""
+    """Sessions that ran to the end, were closed at a stop, freed or failed, in turns; nothing waits for the garbage
+    collector."""
 
     def one(number: int) -> list[weakref.ref[Tensor]]:
         x = torch.ones(2, requires_grad=True)

@@ -33,7 +33,7 @@ def program(function: Program) -> Program:
 
 
 def outcome(program: Program, backward: Backward) -> Log:
-    """What the program logged, what it returned or raised, and the warnings."""
+    """Return the program's log, its result or error, and the warnings."""
     log: Log = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -498,6 +498,6 @@ def test_a_program_logs_what_it_logs_under_pytorch(name: str, engine: str) -> No
 
 
 def test_what_nodes_hide_is_freed_where_no_hooks_are_about(fresh_python: WarmPython) -> None:
-    script = Path(__file__).with_name("hidden_saved.py")  # in a process of its own: other tests leak hooks
+    script = Path(__file__).with_name("hidden_saved.py")  # a separate process, since other tests leave hooks
     done = fresh_python.run(script)
     assert done.returncode == 0, done.stderr

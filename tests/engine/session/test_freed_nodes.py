@@ -89,7 +89,7 @@ def again(loss: Tensor, w: Tensor) -> Iterator[tuple[str, Callable[[], object]]]
 
 
 def refused(call: Callable[[], object]) -> bool:
-    """Whether it raises PyTorch's sentence."""
+    """Return whether it raises PyTorch's error."""
     try:
         call()
     except RuntimeError as error:

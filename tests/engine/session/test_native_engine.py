@@ -1,4 +1,4 @@
-"""What PyTorch's engine does under a pinned order, and what is left behind: nothing."""
+"""PyTorch's engine under a pinned order: its behaviour, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -451,6 +451,6 @@ assert runs[0].order and not graphs[0].nodes
 
 @pytest.mark.slow
 def test_compiled_code_that_calls_it_compiles_nothing_of_tapescope() -> None:
-    """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
+    """Runs in a separate process, because other tests affect torch's compiler."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

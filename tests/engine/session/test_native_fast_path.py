@@ -45,7 +45,7 @@ def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each graph that is read for a backward how many tasks it has."""
+    """Return the number of tasks of each graph that is read for a backward."""
     found: list[int] = []
     for module in ("tapescope.engine.session.native_fast_path", "tapescope.engine.execution.backward_arguments"):
         real = __import__(module, fromlist=["graph_of"]).graph_of

@@ -1,4 +1,4 @@
-"""What a session, a run or a backward was is gone with the last name for it, without the garbage collector."""
+"""A session, a run and a backward are freed with their last reference, without the garbage collector."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def program(tasks: int, fails: bool = False) -> tuple[Tensor, ref[Any]]:
 
 
 def left() -> list[str]:
-    """What of ours is alive; of a graph that is compared with later ones the outline is kept, without its nodes."""
+    """Return tapescope's objects that are alive. For a graph that is compared with later ones, its outline is kept,
+    without nodes."""
     for thread in threading.enumerate():
         if thread.name == "tapescope backward":
             thread.join()

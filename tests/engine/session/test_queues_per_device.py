@@ -71,7 +71,7 @@ def by_device(graph: ts.Graph, order: Sequence[int]) -> dict[str, list[int]]:
 
 
 def step_until_it_waits(session: ts.types.Stepper, device: str | torch.device) -> str:
-    """What is said where no task of the device is ready any more."""
+    """Return the message when no task of the device is ready any more."""
     while True:
         try:
             ran = session.step(device=device)

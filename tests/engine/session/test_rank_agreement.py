@@ -33,7 +33,7 @@ SIZE = 2
 
 @pytest.fixture(scope="module")
 def ranks(fresh_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank logged."""
+    """Return the log of each rank."""
     program = Path(__file__).with_name("rank_agreement_program.py")
     return logs_of_ranks(fresh_python, program, tmp_path_factory.mktemp("agreement"), str(SIZE), size=SIZE)
 

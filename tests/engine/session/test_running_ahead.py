@@ -51,7 +51,7 @@ def branches() -> tuple[Tensor, list[Tensor]]:
 
 
 def pushes(call: Callable[[], object]) -> int:
-    """How often a queue has heard of a task meanwhile."""
+    """Count the tasks added to queues meanwhile."""
     with mock.patch.object(KeyedQueue, "push", autospec=True, side_effect=KeyedQueue.push) as push:
         call()
     return int(push.call_count)
@@ -295,7 +295,7 @@ def test_a_breakpoint_that_is_made_while_it_runs_stops_it(ahead: bool) -> None:
 
 
 def spoiled(spoil: bool) -> Tensor:
-    """What a task has saved may have been written to."""
+    """A backward whose saved tensors may have been modified."""
     x = torch.ones(3, requires_grad=True)
     y = x.exp()
     z = (y * 2).cos().sum()

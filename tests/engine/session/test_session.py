@@ -762,7 +762,7 @@ def test_what_the_sessions_thread_cannot_have_is_refused(snapshot: Snapshots) ->
 
 
 def test_hundreds_of_sessions_leave_nothing() -> None:
-    """Run out, closed at a stop, failed and let go in turns."""
+    """Sessions that ran to the end, were closed at a stop, failed or were freed, in turns."""
 
     def one(number: int) -> list[weakref.ref[Tensor]]:
         x = torch.ones(2, requires_grad=True)

@@ -69,7 +69,7 @@ def reading(read: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 
 def has(error: BaseException, *facts: object) -> bool:
-    """Whether an error's text has each of these facts."""
+    """Return whether an error's text has each of these facts."""
     return all(str(fact) in str(error) for fact in facts)
 
 

@@ -207,7 +207,7 @@ class Base(torch.autograd.Function):
 
 
 class OfTheClass(Base):
-    """What it counts has no place but the class."""
+    """A counter that is stored only on its class."""
 
     count = 0
     seen: ClassVar[list[float]] = []
@@ -278,7 +278,7 @@ def globals_by_name(w: Tensor, calls: Calls) -> Tensor:
 
 
 class Slotted:
-    """What it counts stands in a slot, and in its class."""
+    """A counter that is stored in a slot, and on its class."""
 
     total = 0
     __slots__ = ("count",)

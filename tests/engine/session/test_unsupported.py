@@ -1,4 +1,4 @@
-"""What the direct engine refuses, and what it must not be misled by."""
+"""The direct engine's refusals, and cases that must not mislead it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to a gradient is measured as it is alone, predicted from another, and held against that by hand."""
+"""Each way to a gradient is measured alone, predicted from another one, and compared with the gradient by hand."""
 
 from __future__ import annotations
 

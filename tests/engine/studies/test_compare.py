@@ -246,7 +246,7 @@ def test_one_policy_needs_no_list() -> None:
 
 
 class Followed(OnCtx):
-    """Lets one see what its nodes keep, as long as it is kept."""
+    """A Function whose saved tensors can be observed as long as they are kept."""
 
     seen: ClassVar[Mock] = Mock()  # what is appended to a list is taken out again
 

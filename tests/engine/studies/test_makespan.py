@@ -1,4 +1,4 @@
-"""Backwards on several devices as they are simulated: against brute force, and against threads of PyTorch's engine."""
+"""Simulated backwards on several devices, compared with brute force and with threads of PyTorch's engine."""
 
 from __future__ import annotations
 

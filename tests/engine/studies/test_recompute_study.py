@@ -1,4 +1,4 @@
-"""Each way to save memory is measured as it is alone, has PyTorch's gradients, and is set beside the plan's words."""
+"""Each way to save memory is measured alone, has PyTorch's gradients, and is compared with the plan's prediction."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_small_and_full_have_the_same_tasks_but_for_the_number_of_members(name: 
 
 
 def changed_by(model: torch.nn.Module, inputs: list[torch.Tensor], which: int, at: object) -> torch.Tensor:
-    """Where the model's output moves when one number of one input does."""
+    """Return where the model's output changes if one number of one input does."""
     other = [each.clone() for each in inputs]
     other[which][at] = (other[which][at] + 1) % 500
     with torch.no_grad():

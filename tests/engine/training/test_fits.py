@@ -1,4 +1,4 @@
-"""Whether a step fits: fakes against what the allocator is seen to do, step by step, and what makes it smaller."""
+"""Predictions on fake tensors compared with the allocator's events, and the remedies."""
 
 from __future__ import annotations
 

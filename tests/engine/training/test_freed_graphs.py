@@ -1,4 +1,5 @@
-"""What ties a step to an earlier one, said before PyTorch raises; and who wrote, in the error of a plain loop."""
+"""Values that carry an earlier step's graph are reported before PyTorch raises; errors of a plain loop name the
+writes."""
 
 from __future__ import annotations
 

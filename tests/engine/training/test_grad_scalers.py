@@ -28,7 +28,7 @@ def is_as_made() -> bool:
 
 
 class Seen(list[tuple[Any, Any, float]]):
-    """What was scaled, the result, and by how much."""
+    """The scaled loss, the result, and the factor."""
 
     def scaled(self, outputs: Any, result: Any, scale: Tensor) -> None:
         self.append((outputs, result, scale.item()))

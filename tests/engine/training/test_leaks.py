@@ -1,5 +1,5 @@
-"""Who keeps the graphs of earlier steps is named right whatever it is, a healthy loop is left in peace, and looking
-keeps nothing alive."""
+"""The holders of earlier steps' graphs are named correctly, a healthy loop has no finding, and the search keeps nothing
+alive."""
 
 from __future__ import annotations
 
@@ -571,7 +571,7 @@ def test_a_long_list_of_losses_is_one_leak_however_many_nodes_are_known_to_pytho
     (leak,) = [each for each in training.findings if each.kind == "leak"]
     assert leak.alike == min(steps - 2, 128)
     says(leak, min(steps - 2, 128) - 1, "history[0]")
-    snapshot("training", leak)  # of the longer one it is said that there may be more
+    snapshot("training", leak)  # the finding on the longer one says that there may be more
 
 
 def test_a_view_of_a_parameter_that_a_step_has_spoiled_does_not_end_the_search() -> None:

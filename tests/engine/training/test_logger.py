@@ -1,4 +1,4 @@
-"""What a logger of the user's is told of a loop: each number with its own step, and nothing that spoils his own."""
+"""The values that a user's logger receives: each with its own step, without disturbing the loop's own logging."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def perceptron() -> nn.Module:
 
 
 def train(model: nn.Module, steps: int, **options: Any) -> tuple[ts.types.Training, list[float], list[float]]:
-    """Gives the losses and whole norms, too, as the loop itself has them."""
+    """Return the losses and total norms that the loop itself computes."""
     optimizer = Adam(model.parameters())
     losses, norms = [], []
     log: Callable[[int], None] = options.pop("log", lambda step: None)

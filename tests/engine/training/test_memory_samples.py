@@ -1,4 +1,4 @@
-"""What a loop holds, by what it is for: to the byte, in the steps that are looked at."""
+"""The memory that a loop holds, by category: to the byte, in the sampled steps."""
 
 from __future__ import annotations
 

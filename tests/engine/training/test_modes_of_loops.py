@@ -1,4 +1,4 @@
-"""A loop under transforms, modes and devices of its own: it trains as without `ts.training`, which sees all of it."""
+"""Loops under transforms, modes and devices: they train as without `ts.training`, which observes all of it."""
 
 from __future__ import annotations
 
@@ -292,6 +292,6 @@ assert torch.equal(trained, weight) and training.steps == 4
 
 @pytest.mark.slow
 def test_a_step_that_is_compiled_with_its_optimizer_compiles_nothing_of_tapescope() -> None:
-    """In a process of its own: what other tests leave to torch's compiler is none of this one's matter."""
+    """Runs in a separate process, because other tests affect torch's compiler."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

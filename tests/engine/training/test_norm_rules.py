@@ -1,4 +1,5 @@
-"""What norms say of a loop: where NaN begins, what explodes or vanishes, a rate that jumps; nothing of healthy ones."""
+"""Findings from norms: the origin of NaN, exploding and vanishing gradients, jumps of a rate; none for healthy
+loops."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Chain(nn.Module):
-    """Linear layers of which one may be spoiled: `spoil` is called with the input of the second."""
+    """Linear layers, one of which may be disturbed: `spoil` is called with the input of the second."""
 
     def __init__(self, spoil: Callable[[Tensor], Tensor] = lambda x: x) -> None:
         super().__init__()

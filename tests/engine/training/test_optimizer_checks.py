@@ -1,4 +1,4 @@
-"""What optimizers say of themselves is told."""
+"""Facts that optimizers report themselves are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has gradients, and what optimizers hold."""
+"""The parameters that have gradients, compared with those that optimizers hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_held_by_none(s
     says(stray, "1.weight", "1.bias", "requires_grad_(False)")
     snapshot("training", stray)
     assert torch.equal(model[1].weight, before) and stray.tensor == "1.weight"
-    assert idle.kind == "without gradient" and not idle.certain, "a later step may give one"
+    assert idle.kind == "without gradient" and not idle.certain, "a later step may do so"
     says(idle, "SGD", "2 parameters", "ts.find_unused(make_loss, model)")
     snapshot("training", idle)
     assert not training.notes

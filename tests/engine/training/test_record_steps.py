@@ -1,4 +1,4 @@
-"""Whole steps of loops that stay as they are: what they hold, to the byte, and that nothing of us stays."""
+"""Whole steps of unchanged loops: the memory they hold, to the byte, and no side effects."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def tensors_of(value: object) -> Iterator[Tensor]:
 
 
 def walked(optimizers: list[Optimizer]) -> dict[str, int]:
-    """What optimizers hold and what stands in .grad, each storage once."""
+    """Return the optimizers' state and the .grads, each storage once."""
     parameters = [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
     sums = {}
     for kind, found in {
@@ -134,7 +134,7 @@ def walked(optimizers: list[Optimizer]) -> dict[str, int]:
 
 
 def held_after_optimizer(timeline: StepTimeline) -> dict[str, int]:
-    """What the recording says of the moment at which the last optimizer of the step has stepped."""
+    """Return the recorded memory at the moment after the step's last optimizer has stepped."""
     after = timeline.phases[-1]
     return timeline.parts_at(after.event if after.name == "between" else len(timeline.events))
 
@@ -629,7 +629,7 @@ def test_where_no_step_was_seen_a_sentence_says_so_and_no_heading_stands_above_n
 
 
 def flat_gradients(model: nn.Module) -> Iterator[Any]:
-    """As in Megatron: .grad is a view of one buffer while the optimizer steps, and None otherwise."""
+    """Like Megatron: .grad is a view of one buffer while the optimizer steps, and None otherwise."""
     parameters = [*model.parameters()]
     flat, optimizer = torch.zeros(sum(each.numel() for each in parameters)), SGD(parameters, 0.1)
     while True:
@@ -642,7 +642,7 @@ def flat_gradients(model: nn.Module) -> Iterator[Any]:
 
 
 def moved_parameters(model: nn.Module) -> Iterator[Any]:
-    """As in sharpness-aware minimisation: .data is another block after each step."""
+    """Like sharpness-aware minimisation: .data is another block after each step."""
     optimizer = SGD(model.parameters(), 0.1)
     while True:
         loss_of(model).backward()

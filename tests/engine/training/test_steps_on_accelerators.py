@@ -65,7 +65,7 @@ def tensors_of(value: object) -> Iterator[Tensor]:
 
 
 def walked(model: nn.Module, optimizer: Optimizer) -> dict[tuple[str, str], int]:
-    """By device and category what a loop holds, each storage once."""
+    """Return the memory that a loop holds by device and category, each storage once."""
     kinds = {
         "parameters": list(model.parameters()),
         "gradients": [each.grad for each in model.parameters() if each.grad is not None],
@@ -80,12 +80,12 @@ def walked(model: nn.Module, optimizer: Optimizer) -> dict[tuple[str, str], int]
 
 
 def rounded(nbytes: int, device: str) -> int:
-    """Of several CUDA devices blocks are told."""
+    """Round up to the size of a CUDA block, which is what torch reports if there are several CUDA devices."""
     return -(-nbytes // 512) * 512 if device.startswith("cuda") and torch.cuda.device_count() > 1 else nbytes
 
 
 def held(step: TrainingStep) -> dict[tuple[str, str], int]:
-    """By device and category what the recording says of the moment after the optimizer."""
+    """Return the recorded memory by device and category after the optimizer."""
     found = {}
     for device, timeline in step.timelines.items():
         after = timeline.phases[-1]
@@ -196,7 +196,7 @@ def test_where_an_allocation_fails_in_a_step_who_held_what_is_noted(
             with ts.record_steps():
                 step()
 
-    gc.collect()  # what earlier tests left would be freed meanwhile, and make room
+    gc.collect()  # memory of earlier tests would be freed meanwhile
     device = torch.get_device_module(accelerators[0])
     device.set_memory_limit(0, counter(accelerators[0]) + 10_000)
     try:

@@ -1,4 +1,4 @@
-"""What parts are told of a loop, and that the loop doesn't notice."""
+"""The calls that a loop's observers get, and that the loop is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tapescope.tests.says import Snapshots, raises, says
 
 
 class Told(LoopPart):
-    """Notes what it is told."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -288,7 +288,7 @@ def test_a_started_training_watches_until_it_is_stopped_also_where_nobody_keeps_
 
 @pytest.fixture
 def plain() -> Iterator[None]:
-    """What torch has in its places is there again afterwards."""
+    """Afterwards torch's own functions are in place again."""
     kept = patched()
     yield
     assert patched() == kept

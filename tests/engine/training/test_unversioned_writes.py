@@ -1,5 +1,5 @@
-"""Steps that write parameters unnoticed: backwards that go wrong are found, as PyTorch itself says of how wrong; others
-are not."""
+"""Steps that modify parameters without a version: backwards with wrong gradients are found, with the size of PyTorch's
+own difference; others are not reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 
 def gan(steps: int, kind: type[Any] = Adam, lr: float = 0.1, **options: Any) -> tuple[nn.Module, nn.Module]:
-    """Whose discriminator steps between the generator's forward and its backward."""
+    """Train a GAN whose discriminator steps between the generator's forward and its backward."""
     made, judge = pair()
     of_judge, of_made = kind(judge.parameters(), lr, **options), kind(made.parameters(), lr, **options)
     for _ in range(steps):
@@ -62,7 +62,8 @@ def silent(training: ts.types.Training) -> list[Any]:
 
 
 def numbers(found: object) -> list[str]:
-    """Those in its text that are no part of a name or a place: of other parameters, and by how much they are off."""
+    """Return the numbers in the text that are not part of a name or a place: of other parameters, and of the
+    differences."""
     return re.findall(r"(?<![\w.:-])\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w.])|(?<![\w.:-])\d+\.\d+", str(found))
 
 
@@ -116,7 +117,7 @@ def test_where_pytorch_raises_the_step_is_named_in_its_error(kind: type[Any], op
 
 
 class WritesData(torch.optim.Optimizer):
-    """As old ones do."""
+    """An optimizer that writes through .data, as old ones do."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -301,7 +302,7 @@ def test_a_write_under_a_capture_is_found_too() -> None:
 
 
 def test_weights_that_were_put_back_before_the_backward_are_no_finding() -> None:
-    """As a loop that evaluates with averaged weights does."""
+    """Like a loop that evaluates with averaged weights."""
     made, judge = pair()
     before = copy.deepcopy(judge.state_dict())
     with ts.training(writes=True) as training:
@@ -331,7 +332,7 @@ def test_copies_of_what_was_written_go_with_the_graph_and_are_bounded() -> None:
 
 
 def watched_parts(training: ts.types.Training) -> Any:
-    (part,) = [each for each in training._watcher._parts if type(each).__name__ == "SpoiledBackwards"]  # type: ignore[union-attr]
+    (part,) = [each for each in training._watcher._parts if type(each).__name__ == "InvalidGraphs"]  # type: ignore[union-attr]
     return part._silent.by_others  # type: ignore[union-attr]
 
 

@@ -28,7 +28,7 @@ class CountingSGD(SGD):
 
 
 class Delegating(Optimizer):
-    """As Opacus' DPOptimizer: an `Optimizer` that never calls `Optimizer.__init__`, and that leaves steps out."""
+    """Like Opacus' DPOptimizer: an `Optimizer` that never calls `Optimizer.__init__`, and that skips steps."""
 
     def __init__(self, optimizer: Optimizer, every: int = 1) -> None:
         self.original_optimizer, self.every, self.calls = optimizer, every, 0
@@ -43,7 +43,7 @@ class Delegating(Optimizer):
 
 
 class Lookahead(Optimizer):
-    """One that calls `Optimizer.__init__`, so that torch's hooks name it, too."""
+    """A wrapper that calls `Optimizer.__init__`, so torch's hooks name it as well."""
 
     def __init__(self, optimizer: Optimizer, every: int = 1) -> None:
         super().__init__(optimizer.param_groups, {})
@@ -66,7 +66,7 @@ class Forwarding:
 
 
 class Warmup:
-    """No `Optimizer`, and without groups of its own."""
+    """A wrapper that is not an `Optimizer` and has no groups."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -76,7 +76,7 @@ class Warmup:
 
 
 class Hiding(Optimizer):
-    """Has the same parameters in groups of its own, and the other one nowhere among its attributes."""
+    """A wrapper with the same parameters in its own groups, whose optimizer is not among its attributes."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.call = lambda: optimizer.step()
@@ -91,7 +91,7 @@ def accelerated(optimizer: Optimizer) -> Any:
 
 
 def lightning(optimizer: Optimizer) -> Any:
-    """What `self.optimizers()` gives in a LightningModule."""
+    """Return what `self.optimizers()` returns in a LightningModule."""
     wrapped = pytest.importorskip("pytorch_lightning.core.optimizer").LightningOptimizer(optimizer)
     wrapped._strategy = Strategy()
     return wrapped

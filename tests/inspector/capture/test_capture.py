@@ -62,7 +62,7 @@ def line_of(text: str) -> int:
 
 
 def in_place() -> tuple[Any, ...]:
-    """What captures put in place: global hooks, modes, `Function.apply`, the code of a module's call."""
+    """Return the global changes of captures: hooks, modes, `Function.apply`, the code of a module's call."""
     apply = torch.autograd.Function.__dict__["apply"]
     return (
         len(nn.modules.module._global_forward_pre_hooks),
@@ -459,7 +459,7 @@ def test_a_capture_cannot_be_opened_twice_at_once(snapshot: Snapshots) -> None:
 
 
 def in_a_new_thread(work: Callable[[], object]) -> object:
-    """What `work` gives in a thread of its own, whose sequence numbers start at 0."""
+    """Return the result of `work` in a new thread, whose sequence numbers start at 0."""
     results = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()

@@ -1,4 +1,4 @@
-"""Which parts of a storage overlap, and which storages a replay could make again."""
+"""The overlap of parts of a storage, and the storages that can be recomputed."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each graph that is really read how many tasks it has."""
+    """Return the number of tasks of each graph that is really read."""
     found: list[int] = []
     real = walk._build
 

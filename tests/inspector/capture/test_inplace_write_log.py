@@ -1,4 +1,5 @@
-"""Who wrote a saved tensor: the call and its line, of each kind of write that PyTorch refuses to go back through."""
+"""The writer of a saved tensor: the call and its line, for each kind of write that makes PyTorch refuse the
+backward."""
 
 from __future__ import annotations
 

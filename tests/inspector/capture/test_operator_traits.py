@@ -1,4 +1,4 @@
-"""What operators do besides giving a result."""
+"""Side effects of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A capture that torch tells of each new node (2.14+), against one that sees each call by a function mode as well."""
+"""A capture to which torch reports each new node (2.14+), against one whose function mode also intercepts each call."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_hooks_of_users_inside_and_around_are_called_in_order() -> None:
 
 
 def fires(make: Callable[[], object]) -> int:
-    """How many hooks of Python are called for one new node of this thread."""
+    """Return the number of Python hooks called for one new node of this thread."""
     called = 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -189,7 +189,7 @@ def fires(make: Callable[[], object]) -> int:
 
 
 def in_a_new_thread(work: Callable[[], None]) -> None:
-    """Run this with a stack of hooks of its own, and raise what it raises."""
+    """Run this with a separate stack of hooks, and raise its errors."""
     errors: list[BaseException] = []
 
     def run() -> None:

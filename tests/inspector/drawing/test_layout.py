@@ -82,7 +82,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 
 def small_rects(placed: Layout) -> list[tuple[str, frozenset[int], Rect]]:
-    """What no wire may cross and nothing may overlap: kind, the tasks that it stands for, rectangle."""
+    """Return the rectangles that no wire may cross and nothing may overlap, with kind and tasks."""
     found = [("task", frozenset([task.task]), task.rect) for task in placed.tasks]
     found += [("pill", frozenset(pill.tasks), pill.rect) for pill in placed.pills]
     found += [("stub", frozenset([*stub.others, stub.task]), stub.rect) for stub in placed.stubs]
@@ -110,7 +110,7 @@ def inside(inner: Rect, outer: Rect) -> bool:
 
 
 def drawn_segments(wire: PlacedWire) -> Iterator[tuple[float, float, float, float]]:
-    """The wire as it is drawn: a sideways step is the S-curve of `svg.path_data`, here in 12 pieces."""
+    """Return the wire as drawn: a sideways step is the S-curve of `svg.path_data`, here in 12 pieces."""
     for (x, y), (to_x, to_y) in pairwise(wire.points):
         if x == to_x or y == to_y:
             yield x, y, to_x, to_y
@@ -126,7 +126,7 @@ def drawn_segments(wire: PlacedWire) -> Iterator[tuple[float, float, float, floa
 
 
 def crosses(segment: tuple[float, float, float, float], rect: Rect) -> bool:
-    """Whether the segment runs through the rectangle's inside (Liang and Barsky)."""
+    """Return whether the segment crosses the rectangle's inside (Liang and Barsky)."""
     x, y, to_x, to_y = segment
     left, right = rect.x + TOLERANCE, rect.right - TOLERANCE
     top, bottom = rect.y + TOLERANCE, rect.bottom - TOLERANCE

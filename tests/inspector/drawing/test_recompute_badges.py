@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    """Of nine equal blocks in one module; a folded picture shows one of those in the middle."""
+    """Return the graph of nine equal blocks in one module; a folded picture shows one of them in the middle."""
     model = nn.Sequential(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(9))))
     with ts.capture(model):
         loss = model(torch.ones(2, 4)).sum()
@@ -26,7 +26,7 @@ def graph() -> Graph:
 
 
 def signs_in(picture: str) -> list[tuple[str, str]]:
-    """What each sign is, and its tooltip."""
+    """Return the kind of each sign, and its tooltip."""
     groups = ElementTree.fromstring(picture).iter(f"{SVG}g")
     return [
         (each.attrib["data-signs"], each.findtext(f"{SVG}title") or "")

@@ -21,7 +21,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def only(tensor: Tensor) -> tuple[ts.Graph, Product]:
-    graph = ts.graph(get_gradient_edge(tensor))  # which keeps the nodes, where the caller lets go of the tensor
+    graph = ts.graph(get_gradient_edge(tensor))  # it keeps the nodes after the caller frees the tensor
     (product,) = products_of(graph).values()
     return graph, product
 

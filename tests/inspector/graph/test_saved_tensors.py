@@ -1,4 +1,4 @@
-"""What the nodes keep: `graph.saved`. No capture is needed."""
+"""The nodes' saved tensors: `graph.saved`. No capture is needed."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class SavesAll(torch.autograd.Function):
 
 
 class SavesItsOwnWay(torch.autograd.Function):
-    """Keeps its input as an attribute, too, which a backward does not free."""
+    """Also keeps its input as an attribute, which a backward does not free."""
 
     @staticmethod
     def forward(ctx, x):

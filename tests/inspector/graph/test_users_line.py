@@ -1,4 +1,4 @@
-"""The user's line of a call, against what `traceback` says of the same stack."""
+"""The user's line of a call, compared with `traceback` on the same stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a tensor is named as the user would write it, whatever holds it; and looking changes nothing."""
+"""The holder of a tensor is named as the user would write it, and the search has no side effects."""
 
 from __future__ import annotations
 

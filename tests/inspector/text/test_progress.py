@@ -1,4 +1,4 @@
-"""What is being done is told on one line, where somebody sees it, and only of what takes a while."""
+"""Progress is shown on one line, only if somebody can see it, and only for long tasks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def make_loss() -> Tensor:
 
 
 def lines_of(stream: io.StringIO) -> list[str]:
-    """What stood on the line, one after the other."""
+    """Return the successive texts of the line."""
     return [*dict.fromkeys(text.strip() for text in stream.getvalue().split("\r") if text.strip())]
 
 
@@ -202,7 +202,7 @@ def test_a_thread_waits_only_where_somebody_looks_and_no_time_is_taken(monkeypat
         noted(threading.active_count() - before)
         return make_loss()
 
-    ts.profile(counted)  # this is no terminal
+    ts.profile(counted)  # this is not a terminal
     monkeypatch.setattr("sys.stderr", Terminal())
     ts.find_nan(counted)
     assert noted.mock_calls == [call(0), call(1)] and threading.active_count() == before

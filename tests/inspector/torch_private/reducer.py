@@ -1,4 +1,4 @@
-"""Run by test_torch_private.py: what DistributedDataParallel's reducer tells of its buckets."""
+"""Run by test_torch_private.py: the events of DistributedDataParallel's reducer for its buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake tensors load no compiler of torch's, tell the same as with one, and leave it as it is."""
+"""Fake tensors work without loading torch's compiler, give the same results as with it, and leave it unchanged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Alone = Callable[[str], str]
 
 @pytest.fixture
 def alone(fresh_python: WarmPython) -> Alone:
-    """Runs a script in a process of its own; returns what it prints."""
+    """Run a script in a separate process; return its output."""
 
     def alone(script: str) -> str:
         done = fresh_python.run("-c", script)

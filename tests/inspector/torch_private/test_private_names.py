@@ -106,7 +106,7 @@ def of_torch(module: str) -> bool:
 
 
 def is_listed(name: str) -> bool:
-    """Whether the table has a name, or something in it, or what it is in; of an attribute, whether any class has it."""
+    """Return whether the table has a name, a part of it, or its owner; for an attribute, whether any class has it."""
     last = name.rpartition(".")[2]
     if is_private(last) and any(each.endswith(f".{last}") for each in NAMES):
         return True
@@ -158,7 +158,7 @@ LOST = {
 }
 """By name that is taken away a call that needs it, and calls that the sentence says still work."""
 
-# A process of its own for each name: else modules that have been loaded would keep it.
+# A separate process for each name, because loaded modules would keep it.
 WITHOUT = """
 import contextlib, io, json, os, sys
 import torch, torch.utils.checkpoint, torch.utils.data.dataloader

@@ -10,7 +10,7 @@ from tapescope.inspector.torch_private import thread_state as modes
 
 
 def packs() -> int:
-    """How many saved tensors the user's hooks get to see."""
+    """Return the number of saved tensors that the user's hooks receive."""
     seen: list[torch.Tensor] = []
     with saved_tensors_hooks(lambda tensor: seen.append(tensor.detach()), lambda packed: packed):
         torch.ones((), requires_grad=True).exp()

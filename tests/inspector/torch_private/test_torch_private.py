@@ -1,4 +1,4 @@
-"""What tapescope needs of torch that is private. Where one of these fails, torch has changed."""
+"""The private parts of torch that tapescope needs. If one of these tests fails, torch has changed."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_a_nodes_own_number_is_told_while_its_pin_closes_in_another_thread(monke
 
 
 def test_an_interrupt_anywhere_in_a_pin_leaves_numbers_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a signal would raise it: at the start of each line, one after the other."""
+    """An interrupt is raised at the start of each line in turn, as a signal would."""
     x = torch.ones(1, requires_grad=True)
     nodes = [get_gradient_edge(x).node, x.sin().grad_fn, x.cos().grad_fn]
     before = numbers(nodes)
@@ -303,7 +303,8 @@ def test_hooks_that_wait_for_grad_are_unbound_and_bound_again() -> None:
 
 
 def test_torch_never_frees_a_leaf_to_which_its_own_post_accumulate_hook_leads() -> None:
-    """C++ refers to the hooks' dict, too, and `Tensor.__traverse__` shows the collector one reference of the two."""
+    """C++ also refers to the hooks' dict, and `Tensor.__traverse__` reports one of the two references to the
+    collector."""
     found = []
     for register in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
         leaf = torch.ones(2, requires_grad=True)

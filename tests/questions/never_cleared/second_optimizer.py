@@ -1,4 +1,4 @@
-"""Of two optimizers, only the first one's gradients are cleared."""
+"""Only the first of two optimizers clears its gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.where replaces the input before the square root, too."""
+"""torch.where also replaces the input before the square root."""
 
 from __future__ import annotations
 

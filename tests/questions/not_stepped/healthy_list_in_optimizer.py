@@ -1,4 +1,4 @@
-"""Layers in a plain list are given to the optimizer, too, and a list holds layers that are also registered."""
+"""Layers in a plain list are passed to the optimizer as well, and a list holds layers that are also registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SparseAdam is given the head, too."""
+"""SparseAdam is given the head as well."""
 
 from __future__ import annotations
 

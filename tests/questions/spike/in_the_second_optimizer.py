@@ -1,4 +1,4 @@
-"""Of two models with an optimizer each, one gets a huge gradient once."""
+"""One of two models, each with an optimizer, gets a huge gradient once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One target of 1e9 pushes a network with saturating units away for good."""
+"""One target of 1e9 permanently saturates the units of a network."""
 
 from __future__ import annotations
 

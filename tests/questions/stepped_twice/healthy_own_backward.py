@@ -1,4 +1,4 @@
-"""Two optimizers hold a shared body, and each steps after a backward of its own."""
+"""Two optimizers hold a shared body, and each steps after a separate backward."""
 
 from __future__ import annotations
 

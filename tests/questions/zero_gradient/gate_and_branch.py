@@ -1,4 +1,4 @@
-"""A branch ends in a layer of zeros and is multiplied by a gate that is zero, too."""
+"""A branch ends in a layer of zeros and is multiplied by a gate that is also zero."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_step_of_a_group_shows_all_that_ran_and_what_comes(page: Page, policy:
 
 
 class Sum(nn.Module):
-    """What several modules give, whose products run as one."""
+    """Sums the results of several modules, whose products run as one."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ Decode = Callable[[list[Timeline]], list[Decoded]]
 
 @pytest.fixture(scope="module")
 def decode(page_sources: Path) -> Decode:
-    """What the page's own code makes of memories, in node."""
+    """Decode memories with the page's own code, in node."""
     script = page_sources / "out" / "decode_memory.mjs"
     esbuild = page_sources / "node_modules" / ".bin" / "esbuild"
     source = page_sources / "tests" / "decode_memory.ts"

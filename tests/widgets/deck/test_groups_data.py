@@ -25,7 +25,7 @@ def captured(name: str, **knobs: int) -> ts.Graph:
     model, make_loss = workload(name).build(**knobs)
     with ts.capture(model):
         loss = make_loss()
-    return ts.graph(get_gradient_edge(loss))  # which keeps the nodes, where the loss is let go
+    return ts.graph(get_gradient_edge(loss))  # it keeps the nodes after the loss is freed
 
 
 def ensemble_deck() -> Deck:

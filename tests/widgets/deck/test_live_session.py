@@ -1,4 +1,4 @@
-"""What a live session does besides running: memory ahead of time, the plan, and graphs of a hundred thousand tasks."""
+"""A live session besides running: predicted memory, the plan, and graphs of a hundred thousand tasks."""
 
 from __future__ import annotations
 

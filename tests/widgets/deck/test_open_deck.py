@@ -50,7 +50,7 @@ def agree(page: Page) -> None:
 
 
 def held_in_first_task(loss: Tensor) -> tuple[threading.Event, threading.Event]:
-    """What says that the first task runs, and what lets it end."""
+    """Hold the backward in its first task. Return an event for the task's start, and one that lets the task end."""
     begun, go_on = threading.Event(), threading.Event()
     loss.grad_fn.register_prehook(lambda gradients: (begun.set(), go_on.wait(30), None)[-1])
     return begun, go_on
@@ -555,7 +555,7 @@ def test_edits_of_the_page_change_the_gradients_and_what_it_shows(page: Page, en
         assert page.document["records"][str(deck.order[-1])]["edited"] is True
 
 
-# What the page may get wrong
+# Wrong messages from the page
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -47,7 +47,7 @@ def make_loss() -> Tensor:
 
 
 def recomputed_loss(plan: ts.types.RecomputePlan) -> Tensor:
-    """The first forward under a plan makes everything again, once."""
+    """Return the loss of a forward under a plan. The first forward of a plan recomputes every storage once."""
     MODEL.zero_grad()
     with ts.recompute(plan), ts.capture(MODEL):
         return make_loss()
@@ -78,7 +78,7 @@ def curves_of(content: Content, schedule: int = 0) -> dict[str, Content]:
 
 
 def levels_by_task(curve: Content) -> list[int]:
-    """As the page decodes it, see model/recompute_curves.ts."""
+    """Decode the levels as the page does, see model/recompute_curves.ts."""
     starts, levels = curve["starts"], curve["levels"]
     return [max(levels[first : end + 1]) for first, end in pairwise(starts)]
 

@@ -44,7 +44,7 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def document() -> bytes:
-    """Of a model whose module has a name that would end a script."""
+    """Return the document of a model whose module has a name that would end a script."""
     model = torch.nn.Module()
     model.add_module("</script><b>", torch.nn.Linear(4, 4))
     with ts.capture():

@@ -178,7 +178,7 @@ def test_equal_steps_by_the_thousand_are_drawn_once() -> None:
 
 
 def test_the_sentence_of_the_peak_stands_above_all_lines(linear50: ts.Graph, snapshot: Snapshots) -> None:
-    """It stood at the height of its own peak, across the line of a policy with a higher one."""
+    """It used to be at the height of its own peak, across the line of a policy with a higher one."""
     svg = drawn(linear50, timelines_of(linear50, "heap", "bfs"))
     texts = {"".join(each.itertext()): each for each in ElementTree.fromstring(svg).iter(f"{SVG}text")}
     (said,) = (text for text in texts if text.startswith("peak"))

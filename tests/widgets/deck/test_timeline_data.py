@@ -1,4 +1,4 @@
-"""What the page's timeline is made of: phases, devices, when tasks ran, and lifetimes in rows."""
+"""The data of the page's timeline: phases, devices, times of tasks, and lifetimes in rows."""
 
 from __future__ import annotations
 

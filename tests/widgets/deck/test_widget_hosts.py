@@ -1,4 +1,4 @@
-"""What hosts ask of a widget that can't be run here, by what they publish: Colab, VS Code.
+"""Requirements of widget hosts that cannot run here, from their published sources: Colab, VS Code.
 
 Colab: googlecolab/colabtools, google/colab/output/_widgets.py. VS Code: the page on widgets in the
 wiki of microsoft/vscode-jupyter.
@@ -35,7 +35,7 @@ def deck() -> Iterator[Deck]:
 
 @pytest.fixture
 def colab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Where Colab keeps its manager of widgets, and how often it was asked for."""
+    """Return a stand-in for Colab's widget manager, and the number of its requests."""
     asked: list[str] = []
     module = ModuleType("google.colab.output")
     module._widgets = SimpleNamespace(_installed_url="https://colab/manager.js")  # type: ignore[attr-defined]

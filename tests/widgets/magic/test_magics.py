@@ -73,7 +73,7 @@ class Kernel:
 
 
 class Ran:
-    """What came of a cell."""
+    """The results of a cell."""
 
     def __init__(self, reply: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         self.status = reply["status"]
@@ -92,7 +92,7 @@ class Ran:
 
     @property
     def decks(self) -> list[str]:
-        """What was displayed as a widget: its text."""
+        """Return the text of what was displayed as a widget."""
         return [data["text/plain"] for data in self.shown if "application/vnd.jupyter.widget-view+json" in data]
 
 
@@ -297,7 +297,7 @@ def test_a_verb_without_a_deck_is_one_sentence(fresh: Kernel, verb: str) -> None
 
 
 def assert_refused(ran: Ran, *facts: object) -> None:
-    """That a line was refused in one sentence, which says these facts."""
+    """Assert that a line was refused in one sentence, which has these facts."""
     assert ran.status == "error" and ran.errors == []
     assert ran.printed.startswith("UsageError: ") and ran.printed.count("\n") == 1
     says(ran.printed, *facts)

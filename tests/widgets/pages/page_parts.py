@@ -1,4 +1,4 @@
-"""What a saved page of figures has inside."""
+"""The parts of a saved page of figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def figures_told(page: str) -> dict[str, Any]:
 
 
 def said_of(page: str, figure: str, trace: int, at: int) -> str:
-    """Return what is said of one point, as the script puts it together."""
+    """Return the hover text of one point, composed as the script does it."""
     data = hover_data(page)
     told = data["figures"][figure]["traces"][trace]
 

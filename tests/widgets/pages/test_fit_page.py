@@ -1,4 +1,4 @@
-"""What `ts.fits` predicts as a page and in a notebook: the memory over the step, and lifetimes."""
+"""The prediction of `ts.fits` as a page and in a notebook: the memory over the step, and lifetimes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def colours_in(pixels: Pixels) -> set[str]:
 
 
 def ink(text: str) -> int:
-    """How many pixels are not empty."""
+    """Return the number of pixels that are not empty."""
     return int((pixels_of(png_of(TEXT.format(text)))[..., 3] > 100).sum())
 
 

@@ -1,4 +1,4 @@
-"""What memory is for is coloured and explained alike wherever it is drawn."""
+"""Categories of memory have the same colours and explanations wherever they are drawn."""
 
 from __future__ import annotations
 

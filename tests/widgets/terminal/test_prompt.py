@@ -56,7 +56,7 @@ Talk = Callable[..., list[str]]
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Talk:
     """Gives a prompt over a session these lines, through a pipe. What each was answered."""
-    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it: what is said would be wrapped
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it, which would wrap the output
 
     def answers(session: ts.types.Stepper | ts.types.NativeSession, *lines: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -85,7 +85,7 @@ def gradients_of(model: nn.Module) -> list[Tensor | None]:
 
 
 def assert_as_in_pytorch(model: Model) -> None:
-    """That .grad is, bit for bit, what a backward of PyTorch's gives."""
+    """Assert that .grad equals, bit for bit, that of a backward of PyTorch."""
     found = gradients_of(model)
     model.zero_grad()
     loss_of(model).backward()
@@ -399,7 +399,7 @@ def test_print_sees_the_callers_variables_and_what_is_debugged(model: Model, tal
             "pp t.ones(2)",
         )
 
-    # The innermost caller that is not tapescope's is the fixture's function, so its variables are seen, too.
+    # The innermost caller outside tapescope is the fixture's function, so its variables are visible as well.
     said = asks()
     assert said[2] == "True\n"
     assert said[3] == "*** ZeroDivisionError: division by zero\n"

@@ -1,4 +1,4 @@
-"""`tapescope debug SCRIPT.py`, as a process of its own: scripts run as `__main__`."""
+"""`tapescope debug SCRIPT.py` in a separate process: scripts run as `__main__`."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def python(script: Path, *arguments: str | Path) -> subprocess.CompletedProcess[
 
 
 def without_prompts(printed: str) -> list[str]:
-    """What the script itself printed."""
+    """Return the output of the script itself."""
     return [line for line in printed.splitlines() if line.startswith(("step ", "random "))]
 
 
@@ -493,7 +493,7 @@ def test_a_function_can_be_debugged_as_well(debug: Debug, tmp_path: Path) -> Non
 
 
 class Terminal:
-    """A process at a terminal of its own."""
+    """A process with its own terminal."""
 
     def __init__(self, *command: str) -> None:
         self.pid, self._file = pty.fork()
@@ -504,7 +504,7 @@ class Terminal:
         self.shown = ""
 
     def read_to(self, mark: str) -> str:
-        """What it shows up to the mark, or to its end."""
+        """Return its output up to the mark, or to its end."""
         while mark not in self.shown:
             try:
                 more = os.read(self._file, 4096)

@@ -76,7 +76,7 @@ const CHOICES = ["selection", "breakpoints", "_stops"] as const;
  */
 class Choices {
   /**
-   * True while the page itself sets a trait: the model reports such changes, too, and they must not be applied again.
+   * True while the page itself sets a trait: the model also reports such changes, and they must not be applied again.
    */
   isSharing = false;
   /** The breakpoints that Python has once it has handled all messages. */
@@ -202,7 +202,7 @@ class KernelLink implements Link {
     this.report({ trouble, status: "closed", playing: false, checking: null });
   }
 
-  /** Playback continues with the answer, so it only says that it waits. */
+  /** Report that the kernel is silent. Playback keeps its state, because it continues with the kernel's next answer. */
   private silent(): void {
     this.report({
       trouble: "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",

@@ -12,7 +12,7 @@ from tapescope.inspector.graph.matrix_products import products_of
 
 
 def operands(results: list[Tensor], name: str) -> tuple[list[Operands], list[list[Tensor | None]]]:
-    """Of the nodes of this name what they multiply, and what they give."""
+    """Return the operands and the results of the nodes with this name."""
     graph = ts.graph(results)
     members, given = [], []
     for task, product in products_of(graph).items():

@@ -30,7 +30,7 @@ def weight(*shape: int) -> Tensor:
 
 
 def reachable(graph: ts.Graph) -> list[set[int]]:
-    """By task all that wait for it, by brute force; ids don't follow the edges."""
+    """Return all tasks that wait for each task, by brute force; ids do not follow the edges."""
     found: list[set[int]] = [set() for _ in graph.tasks]
     changed = True
     while changed:
@@ -160,7 +160,7 @@ def test_a_tree_is_what_its_members_sum_to() -> None:
     (tree,) = [group for group in found if group.kind == "tree"]
     assert len(tree) == steps
     assert tree.levels[0] < tree.levels[1]
-    # What it says of the factors' shapes is enough to make the sum of them.
+    # The shapes of the factors that it reports suffice to compute their sum.
     gradients: list[Tensor] = []
     states = list(kept)
     result = states[-1] @ cell.weight.t()

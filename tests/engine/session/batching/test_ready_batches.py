@@ -24,7 +24,7 @@ def graphs(draw: st.DrawFn) -> tuple[Nexts, list[int], dict[int, int]]:
 
 
 def reached(nexts: Nexts) -> list[set[int]]:
-    """By task all that depend on it, by brute force."""
+    """Return all tasks that depend on each task, by brute force."""
     found = [set(each) for each in nexts]
     for _ in nexts:
         found = [each.union(*(found[later] for later in each)) for each in found]

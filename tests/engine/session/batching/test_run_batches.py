@@ -109,7 +109,7 @@ def test_a_layer_of_an_ensemble_runs_in_one_step(snapshot: Snapshots):
 
 
 def scaled_products() -> Tensor:
-    """Of addmm with alpha and beta, with biases of the result's rows, columns, and one number."""
+    """Return the loss of addmms with alpha and beta, with biases of the result's rows, columns, and one number."""
     torch.manual_seed(3)
     found = []
     for shape in ((2, 4), (4,), (1,), (1, 4)):

@@ -1,4 +1,4 @@
-"""Memory of HIPS autograd's own backward, seen through tracemalloc: it lets go of sums, and of no saved value."""
+"""Memory of HIPS autograd's own backward, seen through tracemalloc: it frees sums, and keeps saved values."""
 
 from __future__ import annotations
 

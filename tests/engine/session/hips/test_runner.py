@@ -247,7 +247,7 @@ def test_a_step_taken_back_leaves_every_buffer_as_it_was(rule: ts.types.Accumula
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("fun", "args"), PROGRAMS[:3])
 def test_policies_that_plan_by_memory_plan_for_a_tape_too(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """By the shapes of its gradients, and PyTorch's rule for sums."""
+    """They plan by the shapes of its gradients, and PyTorch's rule for sums."""
     tape = ts.hips.tape(fun, *args)
     shapes = of_shapes(tape.graph)
     peaks = {

@@ -1,4 +1,4 @@
-"""What is asked of a tape: its memory before it runs, and after a run that was measured; compare, profile, find_nan."""
+"""Verbs on tapes: predictions before a run, predictions from a measured run, compare, profile and find_nan."""
 
 from __future__ import annotations
 

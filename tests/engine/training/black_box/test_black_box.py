@@ -1,4 +1,4 @@
-"""What the black box of a training loop keeps, and that it runs again as it was."""
+"""The steps that the black box of a training loop keeps, and their replay bit for bit."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_gradients_are_kept_as_they_were_before_clipping_spoils_them(tmp_path: P
 
 
 def test_what_was_in_grad_before_is_added_to_again(tmp_path: Path) -> None:
-    """Where the loop does not zero all gradients, or leaves zeros in them."""
+    """The loop does not clear all gradients, or sets them to zeros."""
     model, optimizer = a_model()
     with ts.training(model, optimizer, black_box=tmp_path):
         for number, batch in enumerate(loader(4, 2)):

@@ -14,7 +14,7 @@ from torch import nn
 
 
 class _Unused(type):
-    """Of classes by any name, with members by any name."""
+    """The class of classes with any name, which have members with any name."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""What is kept is needed by the backward at its peak, too."""
+"""The backward needs the kept values at its peak as well."""
 
 from __future__ import annotations
 

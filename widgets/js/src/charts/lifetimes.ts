@@ -22,7 +22,7 @@ export function barsOf(levels: MemoryLevels, row: LifetimeRow): LifetimeBars {
   if (row.count === bars.length) return { row, bars };
   const [first, last] = [bars[0], bars[bars.length - 1]];
   const { from } = first.segments[0];
-  const { category } = first.segments[first.segments.length - 1]; // a .grad is an input buffer for a moment
+  const { category } = first.segments[first.segments.length - 1]; // the last one: a .grad starts as an input buffer
   const { to } = last.segments[last.segments.length - 1];
   return { row, bars: [{ ...first, stays: last.stays, segments: [{ category, from, to: Math.max(from, to) }] }] };
 }

@@ -5,7 +5,7 @@ import { BOTTOM, draw, PANEL, TOP } from "./svg_elements.ts";
 
 const LEFT = 46;
 const RIGHT = 14;
-/** As tall as the curve chart with its line of text. */
+/** Height in pixels, the same as that of the curve chart with its line of text. */
 const TALL = PANEL + 21;
 
 /** Draw the chart into `host`; a click on a plan calls `choose` with its place. */

@@ -77,7 +77,7 @@ function addSlider(host: Element, plans: number, place: number): HTMLInputElemen
     step: "1",
     value: String(place),
     "aria-label": "budget: choose a plan",
-    "data-lm-suppress-shortcuts": "true", // else JupyterLab takes its arrow keys
+    "data-lm-suppress-shortcuts": "true", // otherwise JupyterLab handles its arrow keys
   });
   put(budget, "span", {}, "lowest peak");
   slider.disabled = plans === 1;

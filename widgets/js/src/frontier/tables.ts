@@ -53,7 +53,7 @@ export function addStorages(host: Element, data: Frontier): (plan: Plan) => void
   }
   return (plan) => {
     bar.textContent = key.textContent = "";
-    const isHeld = (fate: Fate) => fate !== "w"; // neither backward saves intermediates
+    const isHeld = (fate: Fate) => fate !== "w"; // intermediates are not saved, with or without the plan
     const sum = plan.totals.reduce((total, [fate, bytes]) => total + (isHeld(fate) ? bytes : 0), 0) || 1;
     for (const [fate, bytes] of plan.totals) {
       if (!bytes) continue;

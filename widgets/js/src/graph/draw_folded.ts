@@ -58,7 +58,7 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
   pen.alpha = 1;
 }
 
-/** Return the lowest queue place of the ready tasks in a closed box; 0 if none is among the first. */
+/** Return the lowest numbered queue place of the ready tasks in a closed box; 0 if none of them has a number. */
 function leastPlace({ scene, queuePlaces }: Facts, index: number): number {
   for (const [task, place] of queuePlaces) if (scene.cardOf[task] === index) return place; // in queue order
   return 0;

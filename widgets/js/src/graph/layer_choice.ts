@@ -33,7 +33,7 @@ export class LayerChoice {
     this.all = tree.boxes.flatMap(({ layers }) => layers ?? []);
   }
 
-  /** Return the choice. `pins` are the user's; the layers of a selected task are shown, too. */
+  /** Return the choice. `pins` are the user's; the layers of a selected task are also shown. */
   at(t: number, selected: number | null, pins: Choice): Choice {
     const wanted = selected === null ? null : layersOfTask(this.tree, selected);
     const choice = new Map<number, number>();

@@ -56,7 +56,7 @@ class Page {
   private chosen = "";
   private drawRequested = false;
   private begun = false;
-  /** Number of steps with sampled memory, and whether the memory differs between them. */
+  /** Number of steps with sampled memory, and whether it differs between them. */
   private readonly looks: number;
   private readonly varies: boolean;
 

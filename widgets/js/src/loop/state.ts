@@ -18,7 +18,7 @@ import {
 const FEWEST_STEPS = 8; // minimum number of steps in view
 export const COLUMN = 4; // minimum width of a column, pixels
 export const LEAST_ROW = 9;
-/** Share of the lines that fit below which the first view is unfolded further. */
+/** The first view is unfolded further as long as it fills less than this share of the lines that fit. */
 const SPARSE = 0.25;
 export const MOST_ROW = 44;
 

@@ -15,7 +15,7 @@ import { showRunning } from "./queue_running.ts";
 const MOST = 60;
 const MOST_EACH = 2;
 /**
- * Number of ready tasks below which later tasks are listed, too; the maximum number of rows, and the number of rows for
+ * Number of ready tasks below which later tasks are also listed; the maximum number of rows, and the number of rows for
  * which the queue requests space.
  */
 const FEW = 4;

@@ -134,8 +134,8 @@ export const makePosition: MakeView = ({ store }, parent) => {
 };
 
 /**
- * Create the buttons back to the live session's position and for rewinding it to the shown one. Both keep their space,
- * so that nothing jumps.
+ * Create two buttons: one shows the live session's position, the other rewinds the session to the shown position. Both
+ * keep their space, so that nothing jumps.
  */
 export const makePast: MakeView = ({ store }, parent) => {
   if (!store.link) return { update() {}, dispose() {} };
