@@ -14,7 +14,7 @@ GraphTheme = Literal["auto", "light", "dark"]
 DRAWN_BY = {
     "graph as SVG": "inspector.drawing.svg:graph_to_svg",
     "graph as JSON": "inspector.drawing.to_json:graph_to_json",
-    "graph as a summary": "inspector.graph.module_summary:module_summary",
+    "graph as a summary": "inspector.graph.summarize_modules:module_summary",
     "graph for Graphviz": "inspector.drawing.dot:graph_to_graphviz",
     "findings as HTML": "widgets.pages.report_html:cells_html",
     "table as HTML": "widgets.pages.report_html:table_html",
