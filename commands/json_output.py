@@ -49,7 +49,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "workloads/1": ("workloads",),
     "graph/1": ("picture", "tasks", "edges"),
     "debug/1": ("printed",),
-    "run/1": ("steps", "findings", "notes", "sentences", "page", "profile_page", "peak_bytes"),
+    "run/1": ("steps", "findings", "notes", "step_time", "sentences", "page", "profile_page", "peak_bytes"),
     "replay/1": ("folder", "step", "same", "differences", "losses", "raised", "sentences", "nan"),
     "diff/1": ("differs", "sentences", "rows"),
     "view/1": ("page",),

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..engine.api.graph import graph, unfinished_forward
+from ..engine.api.graph import graph
+from ..engine.api.graph_of_forward import unfinished_forward
 from ..engine.api.make_loss import has_run_backward, to_return_instead
 from ..inspector.capture.build_graph import read_graph, why_no_graph
 from ..inspector.capture.capture import capture

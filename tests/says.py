@@ -94,9 +94,10 @@ def _store(path: Path, title: str, text: str) -> None:
 
 
 def _settled(text: str) -> str:
-    """A text without what differs from run to run: folders, lines of tests, addresses, times."""
+    """A text without what differs from run to run: folders, lines of tests, numbers of cells, addresses, times."""
     text = re.sub(r"(?<![\w.])/[\w./+-]*/", "", text)
     text = re.sub(r"\b(test_\w+\.py):\d+", r"\1:LINE", text)
     text = re.sub(r"\b0x[0-9a-f]+\b", "0xADDRESS", text)
+    text = re.sub(r"\bIn\[\d+\]", "In[N]", text)
     text = re.sub(r"\b\d[\d,]*(\.\d+)? (ns|µs|ms|s|min)\b", "TIME", text)
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

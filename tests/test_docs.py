@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tapescope as ts
-from tapescope.engine.memory.lifetimes import Category, Kind
+from tapescope.engine.memory.categories import Category, Kind
 from tapescope.engine.studies.order_study import WORKLOADS_STUDIED
 from tapescope.widgets.deck.verbs import ROWS
 

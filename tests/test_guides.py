@@ -374,6 +374,9 @@ PAGES = {
     "guides/custom_function": Page(""),
     "guides/deck": Page(ENCODER, shows_decks=True),
     "guides/distributed": Page(SMALL + LOOP + DDP, {1: "loss = model(x).sum()\n"}),
+    "guides/extend": Page(
+        left_out={2: "needs the installed package; tests/test_entry_points.py installs one"}, quick=True
+    ),
     "guides/exports": Page(SMALL + LOOP + EXPORTS),
     "guides/fits": Page(FITS),
     "guides/graph": Page(

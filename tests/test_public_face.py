@@ -174,6 +174,7 @@ MEANT = {
     ("simulate.order", "[]"),  # a backward in which nothing runs
     ("orders.queue_lengths.order", "[]"),
     ("orders.dry_run.device", "None"),
+    ("trace_ready.folder", "text"),
     *(
         (where, number)
         for where in ("size_text.nbytes", "share_text.part", "share_text.whole", "percent_text.share")
@@ -336,6 +337,6 @@ def test_dir_shows_what_a_user_may_use() -> None:
             "save_html",
             "start",
         ),
-        *("step", "steps", "stop", "table", "to_pandas", "write_to"),
+        *("step", "step_time", "steps", "stop", "table", "to_pandas", "write_to"),
     }
     MODEL.zero_grad()

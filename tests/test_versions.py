@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from tapescope.__main__ import main
 from tapescope.inspector.torch_private.private_names import NEWEST_TESTED, OLDEST_TESTED, is_untested
@@ -120,7 +119,7 @@ def test_a_newer_torch_is_called_untested(monkeypatch: pytest.MonkeyPatch, capsy
     assert not is_untested(f"{NEWEST_TESTED}.9+cu130") and not is_untested("2.9.1")
     major, minor = map(int, NEWEST_TESTED.split("."))
     newer = f"{major}.{minor + 1}.0a0+git"
-    monkeypatch.setattr(torch, "__version__", newer)
+    monkeypatch.setattr("tapescope.__main__.version", lambda package: newer)
     with pytest.raises(SystemExit):
         main(["--version"])
     _, warned = capsys.readouterr().out.splitlines()

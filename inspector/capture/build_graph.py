@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from ..torch_private.sequence_numbers import number_of, numbers_of
 from ..torch_private.thread_state import functorch_is_active, without_torch_function
 from ..validation import a_kind, expect, expect_model, expect_outputs
 from .graph_cache import EdgeDraft, Found, TaskDraft, as_records, cache_key
-from .unfinished_forward import UnfinishedForward
+
+if TYPE_CHECKING:  # a graph is read without the names of torch on which a capture depends
+    from .unfinished_forward import UnfinishedForward
 
 _WRAPPED = "_fsdp_wrapped_module"  # inserted by FullyShardedDataParallel into the paths of wrapped modules
 _FLAT = "_flat_param"

@@ -122,7 +122,8 @@ CAPABILITIES = (
         torch.nn.modules.module._global_forward_hooks_always_called torch.nn.modules.module._has_any_global_hook
         torch.nn.modules.module._global_backward_hooks torch.nn.modules.module._global_backward_pre_hooks
         torch.nn.Module._wrapped_call_impl torch.nn.Module._call_impl torch.nn.Module._compiled_call_impl
-        torch.nn.Module._forward_hooks torch.nn.Module._backward_hooks torch.nn.Module._backward_pre_hooks
+        torch.nn.Module._forward_hooks torch.nn.Module._forward_pre_hooks torch.nn.Module._backward_hooks
+        torch.nn.Module._backward_pre_hooks
         torch._C._functions.AccumulateGrad torch._C._autograd._push_node_creation_hook?
         torch._C._autograd._pop_node_creation_hook?
         torch._C._functorch.is_functorch_wrapped_tensor torch._C._functorch.get_unwrapped
@@ -191,7 +192,7 @@ CAPABILITIES = (
         torch._foreach_norm torch._foreach_sub_ torch.nn.modules.batchnorm._NormBase
         torch.amp.grad_scaler.GradScaler._maybe_opt_step torch.amp.grad_scaler.GradScaler._scale
         torch.optim.Optimizer._optimizer_step_pre_hooks torch.nn.utils.clip_grad._clip_grads_with_norm_
-        torch.optim.SGD._step_supports_amp_scaling
+        torch.optim.SGD._step_supports_amp_scaling torch.utils.data.dataloader._BaseDataLoaderIter._num_workers
         """,
     ),
     _capability(

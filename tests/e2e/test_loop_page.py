@@ -201,7 +201,7 @@ def test_a_kept_step_says_how_it_runs_again_and_others_what_keeps_them(
     assert "ts.replay(" in commands.nth(1).inner_text()
     shown.keyboard.press("End")
     expect(commands).to_have_count(0)
-    snapshot("page", shown.locator(".backward").inner_text())
+    snapshot("page", shown.locator("section.backward").inner_text())
     shown.locator(".backward .plain").click()
     expect_chosen(shown, f"step {kept.step} ·")
 

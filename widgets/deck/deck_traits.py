@@ -52,6 +52,7 @@ _ELSEWHERE = {
             "elapsed_ns",
             "longest_queue",
             "queue_lengths",
+            "report",
             "slowest",
             "to_pandas",
             "deck",

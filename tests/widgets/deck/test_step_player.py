@@ -113,14 +113,14 @@ def test_a_step_under_a_policy_says_why_it_has_no_deck(snapshot: Snapshots) -> N
     with raises(ValueError, "graph", "policy") as raised:
         step.deck()
     snapshot("deck", raised.value)
-    with raises(ValueError, "2nd") as raised:
+    with raises(ValueError, "step 1") as raised:
         recorded()[0].deck()
     snapshot("deck", raised.value)
 
 
 def test_it_is_a_widget_and_a_page(tmp_path: Path) -> None:
     step = recorded()[1]
-    says(repr(step.deck()), "<StepRecording ", "<TrainingStep", "2nd")
+    says(repr(step.deck()), "<StepRecording ", "<TrainingStep 1")
     assert step.deck()._still.svg(step.deck().moment())
     page = step.save_html(tmp_path / "step.html").read_text(encoding="utf-8")
     assert "<title>Sequential" in page
