@@ -86,8 +86,13 @@ PIXELS = """(canvas, x) => {
 }"""
 
 
-WITHOUT_NEED = """list => list.scrollHeight > list.clientHeight ? [] : [...list.querySelectorAll('small')]
-    .filter(each => each.scrollHeight > each.clientHeight).map(each => each.textContent)"""
+WITHOUT_NEED = """list => {
+    const cut = [...list.querySelectorAll('small')].filter(each => each.scrollHeight > each.clientHeight);
+    const wasTight = list.classList.replace('tight', 'whole'), fits = list.scrollHeight <= list.clientHeight;
+    if (wasTight) list.classList.replace('whole', 'tight');
+    return fits ? cut.map(each => each.textContent) : [];
+}"""
+"""The sentences that are cut although all of them would fit."""
 
 
 def test_it_opens_at_the_first_finding_and_fits_its_window(page: tuple[Page, list[str]], trained: Training) -> None:
