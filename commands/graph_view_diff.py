@@ -51,7 +51,7 @@ def add_graph(commands: Commands) -> None:
         help="draw the backward graph of your own code, or a model's forward",
         examples=(
             "tapescope graph train.py:make_loss",
-            "tapescope graph train.py:make_model",
+            "tapescope graph train.py:model_and_inputs",
             "tapescope graph train.py:make_loss --svg out.svg --fold none",
         ),
     )

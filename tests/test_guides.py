@@ -406,7 +406,8 @@ PAGES = {
     "guides/terminal": Page(""),
     "guides/trainers": Page(
         SMALL + GPT2 + TRAINER,
-        {5: SMALL + LIGHTNING, 8: SMALL + GPT2 + ACCELERATE},
+        {6: SMALL + LIGHTNING, 10: SMALL + GPT2 + ACCELERATE},
+        left_out={11: "needs TensorBoard; tests/integrations has a loop with the tracker"},
         after="assert len(steps) == 3",
     ),
     "guides/training": Page(SMALL + LOOP + BAD_STEP + WRITER),

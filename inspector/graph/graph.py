@@ -425,7 +425,8 @@ class Graph:
     def summary(self) -> ModuleSummary:
         """Return a table of the modules that the forward called: output shape, parameters and saved bytes.
 
-        Modules that made no task, such as frozen ones before the first trainable one, are not in it. Saved bytes are
+        Modules that made no task of the graph are not in it, such as frozen ones before the first trainable one, and
+        modules whose result is detached; their parameters do not count in the modules around them. Saved bytes are
         unknown for a graph from a file, and if the loss was freed before `saved` was read.
         """
         found: ModuleSummary = drawn("graph as a summary", self)

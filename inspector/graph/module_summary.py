@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from ..text.sizes_and_counts import shape_text, size_text
 from ..text.text_columns import lines_of
@@ -18,7 +19,8 @@ class ModuleRow:
         path, class_name: its name below the model, "" for the model itself, and its class.
         calls: how often the forward called it.
         shapes: the shapes of the results of its last call that require grad and are used.
-        parameters: the number of elements of the parameters that its calls used, trainable and frozen.
+        parameters: the number of elements of the parameters that its calls used, trainable and frozen. Parameters from
+            which no path of the graph leads to a result, such as those before a `.detach()`, are not included.
         frozen: the number among them that do not require grad, as far as the graph has them (`Graph.untracked`).
         saved_bytes: the bytes of the storages that its operations saved for backward, without parameters; None if
             unknown. Storages that several modules save count in each.
@@ -47,6 +49,9 @@ class ModuleSummary:
     raised: str | None = None
     failed: str | None = None
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         cells = [["module", "class", "output", "parameters", "saved"]]
         for row in self.rows:
@@ -58,6 +63,11 @@ class ModuleSummary:
             saved = "unknown" if row.saved_bytes is None else size_text(row.saved_bytes)
             cells.append([(row.path or "(model)") + times, row.class_name, shapes or "–", count, saved])
         lines = lines_of(cells, {"parameters", "saved"})
+        if not self.rows:
+            lines = [
+                "No module's call was recorded. Compute the loss in `with ts.capture():`, or pass the model and its "
+                "inputs: ts.graph(model, x).summary()"
+            ]
         if self.raised is not None:
             lines += ["", f"The forward raised {self.raised}"]
             lines += [] if self.failed is None else [f"The call that failed is {self.failed}."]

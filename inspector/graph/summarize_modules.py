@@ -27,8 +27,9 @@ def module_summary(graph: Graph) -> ModuleSummary:
         else:
             for call in within[edge.next_task] - within[edge.task]:
                 outputs.setdefault(call, {})[edge.next_task, edge.input] = None
+    unfinished = frozenset[int]() if failed is None else within[-1]
     for root in graph.roots:
-        for call in () if graph.tasks[root.task].is_leaf else within[root.task]:
+        for call in () if graph.tasks[root.task].is_leaf else within[root.task] - unfinished:
             outputs.setdefault(call, {})[root.task, root.input] = None
     for each in graph.untracked:
         for user in each.users if each.kind == "frozen parameter" else ():
