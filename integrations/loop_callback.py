@@ -40,19 +40,22 @@ class LoopCallback:
         self._page = page
         self._options = options
         self._is_watching = False
+        self._forgotten: finalize[..., Any] | None = None
 
     def begin(self, model: nn.Module | None, writer: object) -> None:
         """Begin watching. `writer` is a logger of `ts.training`, or None."""
         self.end()  # a training that raised may have left its hooks
         self.training = training(model, writer=writer, **self._options).start()
         self._is_watching = True
-        finalize(self, self.training.stop)  # not every framework reports an exception
+        self._forgotten = finalize(self, self.training.stop)  # not every framework reports an exception
 
     def end(self, error: BaseException | None = None) -> None:
         """End watching, and write the page. `error` is the exception that ended the training."""
         if self.training is None or not self._is_watching:
             return
         self._is_watching = False
+        if self._forgotten is not None:
+            self._forgotten.detach()
         self.training.__exit__(
             None if error is None else type(error), error, None if error is None else error.__traceback__
         )
@@ -66,8 +69,11 @@ class LoopCallback:
 def others_beside(callback: object, *kinds: type) -> list[Any]:
     """Return the framework's other callbacks of some kinds.
 
-    A framework does not pass its list to a callback, so the lists that hold the callback are searched for.
+    A framework does not pass its list to a callback, so the lists that hold the callback are searched for. None stands
+    for a callback that was freed.
     """
+    if callback is None:
+        return []
     lists = [each for each in gc.get_referrers(callback) if type(each) is list]
     return list(
         {id(one): one for each in lists for one in each if isinstance(one, kinds) and one is not callback}.values()

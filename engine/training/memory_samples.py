@@ -120,6 +120,7 @@ class HeldMemory(LoopPart):
 
     def step_ends(self, number: int) -> None:
         growth = self._look_at_tensors(number) if self._is_power else None
+        self._training.alive.clear()
         earlier = float(self._training.earlier_bytes + self._old_bytes)
         if self._is_looking or earlier != self._row[_EARLIER]:
             self._row[_EARLIER] = earlier

@@ -64,14 +64,14 @@ class StepTimes(LoopPart):
         now = self._training.clock()
         self._row[self._phase] += now - self._since
         self._since, self._phase = now, phase
-        if self._device is not None:
+        if self._device is not None and not _is_captured(self._device):
             event = torch.Event(device=self._device, enable_timing=True)
             event.record()
             self._marks.append((phase, event))
 
     @contextmanager
     def _waiting(self, iterator: object) -> Iterator[None]:
-        if get_ident() != self._thread:  # it prefetches
+        if get_ident() != self._thread or not torch.is_grad_enabled():  # it prefetches, or is for an evaluation
             yield
             return
         before, self._workers = self._phase, getattr(iterator, "_num_workers", 0)
@@ -82,7 +82,7 @@ class StepTimes(LoopPart):
             self._enter(before)
 
     def _fetched(self, batch: object) -> None:
-        if get_ident() == self._thread:
+        if get_ident() == self._thread and torch.is_grad_enabled():
             sizes = (each.shape[0] for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim())
             self._fetched_samples += next(sizes, 0)
 
@@ -109,7 +109,10 @@ class StepTimes(LoopPart):
         self._in_optimizer = False
         self._enter(_REST)
 
-    def step_ends(self, number: int) -> None:
+    def step_begins(self, number: int) -> None:
+        """Count the step before. What follows the last step, such as saving a checkpoint, belongs to none."""
+        if number == 0:
+            return
         self._enter(self._phase)
         if self._device is not None:
             self._read_device()
@@ -117,7 +120,7 @@ class StepTimes(LoopPart):
             self._count(self._row, self._fetched_samples)
         self._row, self._fetched_samples = [0.0] * len(PHASES), 0
         self._is_first = False
-        if number & (number - 1) == 0:
+        if number & (number - 1) == 0:  # 1, 2, 4, 8, ...
             self._find_waiting()
 
     def _read_device(self) -> None:
@@ -125,9 +128,11 @@ class StepTimes(LoopPart):
         if not self._is_first and len(self._marks) > 1 and len(self._pending) < _MOST_PENDING:
             self._pending.append((self._marks, self._fetched_samples))
         self._marks = self._marks[-1:]
+        if self._device is not None and _is_captured(self._device):
+            return
         while self._pending and self._pending[0][0][-1][1].query():
             (marks, samples), row = self._pending.popleft(), [0.0] * len(PHASES)
-            with suppress(RuntimeError):  # events have no times if a CUDA graph was being captured
+            with suppress(RuntimeError):  # events without times
                 for (phase, begin), (_, end) in pairwise(marks):
                     row[phase] += 1e6 * begin.elapsed_time(end)
                 self._count(row, samples)
@@ -156,3 +161,8 @@ class StepTimes(LoopPart):
             f"{remedy}."
         )
         self._training.update(Finding("data wait", 1, sentence, last_step=time.steps))
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured, in which events may be neither recorded nor queried."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

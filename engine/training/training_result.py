@@ -203,6 +203,7 @@ class Training(ShownAsFindings):
             watcher.end(error)
             self._steps = watcher.number
         finally:
+            self.alive.clear()
             opened.close(kind, error, traceback)
 
     def __enter__(self) -> Self:

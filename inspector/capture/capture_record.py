@@ -48,7 +48,7 @@ class CaptureRecord:
         new_nodes: the nodes made during the current call of torch, if a hook reports them and a function mode sees the
             call.
         accelerator: the device type of the accelerator; None without one.
-        raised_in: the id() of the newest exception that ended a module's call, and the innermost call that it ended.
+        raised_in: the newest exception that ended a module's call, and the innermost call that it ended.
     """
 
     def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
@@ -66,7 +66,7 @@ class CaptureRecord:
         self._forwards: dict[type[nn.Module], tuple[CodeType | None, bool]] = {}
         self.last_result: ref[Tensor] | None = None
         self.new_nodes: list[Node] | None = None
-        self.raised_in: tuple[int, CallRecord] | None = None
+        self.raised_in: tuple[BaseException, CallRecord] | None = None
         self._add_named_root()
 
     def _add_named_root(self) -> None:
@@ -162,8 +162,8 @@ class CaptureRecord:
             called, call, *_, start = self.calls.pop()
             if called is module:
                 error = sys.exception() if result is None else None  # torch calls this hook before it raises again
-                if error is not None and (self.raised_in is None or self.raised_in[0] != id(error)):
-                    self.raised_in = id(error), call
+                if error is not None and (self.raised_in is None or self.raised_in[0] is not error):
+                    self.raised_in = error, call
                 marked = last is not None and last() is result
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)

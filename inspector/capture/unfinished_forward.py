@@ -63,8 +63,9 @@ class UnfinishedForward:
                     nodes.update(dict.fromkeys(nodes_of(value)))
             frames = frames.tb_next
         self.nodes = [node for node in nodes if made_during(self.facts, node)]
-        if record.raised_in is not None and record.raised_in[0] == id(error):
+        if record.raised_in is not None and record.raised_in[0] is error:
             self.call = record.raised_in[1]
+        record.raised_in = None  # the exception's traceback holds frames that hold the record
         if called is not None:
             with suppress(Exception), without_torch_function():
                 self._read_call(*called, names)

@@ -122,17 +122,19 @@ def cut_behind(model: nn.Module, path: str, frames: Iterable[FrameType]) -> str 
         path: the module's path in it.
         frames: running functions of the user's, which may call the module and compute the loss.
     """
-    parts = path.split(".") if path else []
+    if not path:  # all that uses the loss uses the model
+        return None
+    parts = path.split(".")
     for length in reversed(range(len(parts))):
         forward = type(model.get_submodule(".".join(parts[:length]))).forward
         if isinstance(forward, FunctionType) and is_users(forward.__code__.co_filename):
             used = _expressions("self", parts[length])
-            for found in _cuts_behind(FunctionSource(forward), used, forward):
+            for found in _cuts_behind(FunctionSource(forward), used, forward, 10**9):
                 return found
     for frame in frames:
         names = [name for name, value in variables_of(frame).items() if value is model]
-        used = {each for name in names for each in (_expressions(name, parts[0]) if parts else {name})}
-        for found in _cuts_behind(FunctionSource(frame.f_code), used, frame):
+        used = {each for name in names for each in _expressions(name, parts[0])}
+        for found in _cuts_behind(FunctionSource(frame.f_code), used, frame, frame.f_lineno):
             return found
     return None
 
@@ -141,8 +143,11 @@ def _expressions(holder: str, name: str) -> set[str]:
     return {f"{holder}.{name}", f"{holder}[{name}]" if name.isdigit() else f"{holder}[{name!r}]"}
 
 
-def _cuts_behind(source: FunctionSource, used: Set[str], scope: FrameType | FunctionType) -> Iterator[str]:
-    """Yield the cuts in the statements that use these expressions, or variables computed from them."""
+def _cuts_behind(source: FunctionSource, used: Set[str], scope: FrameType | FunctionType, line: int) -> Iterator[str]:
+    """Yield the cuts in the statements until a line that use these expressions, or variables computed from them.
+
+    The statements after the backward, such as those that log the loss, do not belong to the path.
+    """
     known = set(used)
 
     def uses(node: ast.AST) -> bool:
@@ -151,7 +156,7 @@ def _cuts_behind(source: FunctionSource, used: Set[str], scope: FrameType | Func
 
     kinds = ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr
     for node in sorted((each for each in source.nodes() if isinstance(each, kinds)), key=lambda each: each.lineno):
-        if node.value is None or not uses(node.value):
+        if node.lineno > line or node.value is None or not uses(node.value):
             continue
         if (off := _grad_mode_off(source, node)) is not None:
             yield off
@@ -223,7 +228,12 @@ def _comparisons(value: ast.expr, counts: Callable[[ast.AST], bool]) -> Iterator
 
 
 def _is_off(context: ast.expr) -> bool:
-    return isinstance(context, ast.Call) and ast.unparse(context.func).rpartition(".")[2] in _OFF
+    """Return whether a context turns gradients off, whatever its variables are."""
+    if not isinstance(context, ast.Call) or (name := ast.unparse(context.func).rpartition(".")[2]) not in _OFF:
+        return False
+    modes = [each.value if isinstance(each, ast.Constant) else None for each in context.args]
+    modes += [each.value.value if isinstance(each.value, ast.Constant) else None for each in context.keywords]
+    return modes == [False] if name == "set_grad_enabled" else modes in ([], [True])
 
 
 def _names(node: ast.stmt) -> set[str]:

@@ -130,6 +130,12 @@ class AliveObjects:
         self._look(step)
         return [each for reference in self._optimizers if (each := reference()) is not None]
 
+    def clear(self) -> None:
+        """Drop all references: `torch.utils.swap_tensors` refuses tensors that have weak ones."""
+        self._step = None
+        self._tensors.clear()
+        self._optimizers.clear()
+
     def _look(self, step: int) -> None:
         if step == self._step:
             return

@@ -625,3 +625,16 @@ def test_graphs_that_gradients_hold_are_those_of_create_graph(snapshot: Snapshot
     says(leak, ".grad", "create_graph=True", "torch.autograd.grad", "zero_grad(set_to_none=True)")
     snapshot("training", re.sub(r"[02]\.(weight|bias)", "PARAMETER", str(leak)))
     assert findings(zero_grad=True) == []
+
+
+def test_no_weak_reference_to_a_tensor_of_the_program_is_left() -> None:
+    """`torch.utils.swap_tensors` refuses tensors that have one, and so do `module.to()` with its flag."""
+    other, model = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ts.training(model, optimizer) as training:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+    torch.utils.swap_tensors(other.weight, nn.Parameter(torch.zeros(2, 2)))
+    assert not other.weight.any() and not training.findings

@@ -100,13 +100,12 @@ def trained(clock: Clock, data_ms: float, steps: int = 9, accumulated: int = 1) 
 def test_each_phase_gets_the_time_that_the_program_spends_in_it(clock: Clock, tmp_path: Path) -> None:
     training = trained(clock, 25)
     time = training.step_time
-    assert time is not None and time.steps == 8
-    # The last step has no next batch to wait for.
+    assert time is not None and time.steps == 7  # neither the first of 9 nor the last
     assert time.seconds == pytest.approx(
-        {"data": 0.025 * 7 / 8, "forward": 0.020, "backward": 0.040, "optimizer": 0.010, "rest": 0.005}
+        {"data": 0.025, "forward": 0.020, "backward": 0.040, "optimizer": 0.010, "rest": 0.005}
     )
-    assert time.samples_per_second == pytest.approx(4 * 7 / (8 * time.total))
-    says(time, "96.9 ms", "23 % data", "samples/s")
+    assert time.samples_per_second == pytest.approx(4 / time.total)
+    says(time, "100 ms", "25 % data", "samples/s")
     assert not training.findings
     assert read_page(training.save_html(tmp_path / "loop.html")).step_time == time
 
@@ -119,6 +118,26 @@ def test_accumulated_batches_count_to_their_step(clock: Clock) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_evaluation_is_no_wait_for_data_and_the_end_of_the_loop_belongs_to_no_step(clock: Clock) -> None:
+    net = Net(clock)
+    optimizer = Adam(net)
+    with ts.training(net, optimizer) as training:
+        for step in range(6):
+            net(torch.ones(4, 3)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 3:
+                with torch.no_grad():
+                    for _ in DataLoader(Slow(clock, 4000, 3), 4):
+                        pass
+        clock.take(10_000)
+    time = training.step_time
+    assert time is not None and time.steps == 4 and time.seconds["data"] == 0
+    assert time.seconds["rest"] == pytest.approx(12 / 4) and time.samples_per_second is None
+    assert not training.findings
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("data_ms", "is_found"), [(800, True), (8, False)])
 def test_waiting_for_data_is_found_if_it_is_long_and_a_large_share(
     clock: Clock, data_ms: float, is_found: bool
@@ -128,7 +147,7 @@ def test_waiting_for_data_is_found_if_it_is_long_and_a_large_share(
     for finding in training.findings:
         assert training.step_time is not None
         says(finding, training.step_time.share("data"), "DataLoader", "num_workers=0")
-        assert finding.last_step == 8
+        assert finding.last_step == 7
 
 
 def test_time_of_the_observers_is_not_counted(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_what_is_no_tensor_is_named(snapshot: Snapshots) -> None:
     for outputs, facts in (
         ([3.0], ("element 0", "float")),
         (None, ("None",)),
-        (nn.Linear(1, 1), ("Linear.forward()", "input")),
+        (nn.Linear(1, 1), ("Linear", "input", "ts.graph(model, *inputs)", "ts.graph(loss)")),
         ({"loss": torch.ones(1, requires_grad=True)}, ("dict", "'loss'")),
         ({"loss": 3.0}, ("dict",)),
         (3, ("int",)),
