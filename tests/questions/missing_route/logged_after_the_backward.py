@@ -1,4 +1,4 @@
-"""A module is not called. The loss is logged after the backward, and gradients are turned on explicitly: neither cuts."""
+"""A module is not called. Logging after the backward and gradients that are turned on explicitly cut nothing."""
 
 from __future__ import annotations
 
