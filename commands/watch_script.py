@@ -221,8 +221,9 @@ class ScriptWatch:
         if not self.training.steps:
             called = f"{self._name} called backward() {counted(here, 'time')}"
             return (
-                f"{called}, but no torch.optim.Optimizer stepped after it, so no step was watched; derive the "
-                "optimizer's class from torch.optim.Optimizer"
+                f"{called}, but no torch.optim.Optimizer stepped after it, so no step was watched. A step is one of "
+                "torch.optim.Optimizer or of a class derived from it; in a loop that updates parameters itself, put "
+                "`with ts.training() as training:` around the loop and call training.step() at the end of each step"
             )
         return None
 
