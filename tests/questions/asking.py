@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -77,3 +79,13 @@ def without_gradient(model: nn.Module, make_loss: Callable[[], Tensor]) -> str:
 def warnings_of_history(loss: Tensor) -> str:
     """Return the warnings of a session that keeps a history."""
     return warned(lambda: ts.debug(loss, history=True).close())
+
+
+def leave_process_group() -> None:
+    """Destroy the process group, when its threads are idle.
+
+    The last reference to the group may be that of a DistributedDataParallel's Reducer. Gloo then joins the group's
+    threads while Python's lock is held, and a thread that is about to free the last all-reduce waits for that lock.
+    """
+    time.sleep(0.2)
+    torch.distributed.destroy_process_group()

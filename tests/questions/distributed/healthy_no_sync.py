@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import tapescope as ts
+from tapescope.tests.questions.asking import leave_process_group
 from tapescope.tests.questions.reading import note_of
 
 
@@ -32,4 +33,4 @@ def case() -> str:
 
         return note_of(train)
     finally:
-        torch.distributed.destroy_process_group()
+        leave_process_group()
