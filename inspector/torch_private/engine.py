@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -257,10 +257,15 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.answering: list[StandIn | None] = []
         self._start: tuple[GradientEdge, Tensor] | None = None
+        with suppress(AttributeError):  # inside `__torch_dispatch__` leaves have no nodes; `start` is called again then
+            self.start()
 
     def start(self) -> tuple[GradientEdge, Tensor]:
-        """Return the root of this thread's backwards and its gradient, which are created at the first call."""
-        if self._start is None:  # not in `__init__`: inside `__torch_dispatch__`, where it may run, leaves have no node
+        """Return the root of this thread's backwards and its gradient.
+
+        They are created as early as possible, before a backward whose memory is measured.
+        """
+        if self._start is None:
             with unobserved(), torch.enable_grad():
                 edge = get_gradient_edge(torch.zeros((), requires_grad=True, device="cpu"))
                 self._start = edge, torch.ones((), device="cpu")
