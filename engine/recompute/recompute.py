@@ -46,9 +46,9 @@ class recompute:
                 return self.recompute(super().training_step, *args, **kwargs)
 
     Gradients are bitwise equal to those without recomputation, even under dropout, and the forward modifies the same
-    tensors (the running statistics of a batch-norm are updated once). The backward is PyTorch's own, inside the `with`
-    block or after it, and so are optimizer, autocast, GradScaler, DistributedDataParallel, gradient accumulation and
-    the user's checkpoints.
+    tensors (the running statistics of a batch-norm are updated once). PyTorch's own engine runs the backward,
+    inside the `with` block or after it. Optimizer, autocast, GradScaler, DistributedDataParallel, gradient accumulation
+    and the user's checkpoints work as without recomputation.
 
     The first forward under a plan keeps all saved tensors. At its end each storage that the plan drops is recomputed,
     compared with the original, and dropped if it is the same to the bit. If it is not, for example because NumPy

@@ -52,8 +52,8 @@ def batches(nexts: Sequence[Sequence[int]], waits: Sequence[int], keys: Mapping[
 
     If several keys are ready, the one whose tasks have the lowest average level over the entire graph runs first.
     Otherwise the first tasks to become ready would run alone, and others of their kind after them (Neubig, Goldberg and
-    Dyer, On-the-fly Operation Batching in Dynamic Computation Graphs, NeurIPS 2017). Tasks of one level are found
-    together, and so are tasks at different places of a chain, such as losses that a loop adds up.
+    Dyer, On-the-fly Operation Batching in Dynamic Computation Graphs, NeurIPS 2017). A group may contain
+    tasks of one level, and tasks at different places of a chain, such as the losses that a loop adds up.
 
     The time is O(edges + tasks log tasks).
 

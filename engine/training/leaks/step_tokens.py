@@ -121,12 +121,12 @@ class AliveObjects:
         self._optimizers: list[ref[Optimizer]] = []
 
     def tensors(self, step: int) -> Iterator[Tensor]:
-        """Yield the tensors that were alive when this step began, without the lazy ones."""
+        """Yield the tensors that were alive at the first call in this step, without the lazy ones."""
         self._look(step)
         return (each for reference in self._tensors if (each := reference()) is not None)
 
     def optimizers(self, step: int) -> list[Optimizer]:
-        """Return the optimizers that were alive when this step began."""
+        """Return the optimizers that were alive at the first call in this step."""
         self._look(step)
         return [each for reference in self._optimizers if (each := reference()) is not None]
 

@@ -121,7 +121,7 @@ class Clearing(LoopPart):
         self._is_after_backward = False
         self._backwards = 0  # number of backwards that have ended
         self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # `_backwards` at its last step
-        # By the parameter's id, the last step of it since the last backward.
+        # The optimizer step that last updated each parameter since the last backward, by the id of the parameter.
         self._stepped: dict[int, tuple[ReferenceType[Optimizer], str, _State]] = {}
 
     def begins(self, training: Training) -> None:

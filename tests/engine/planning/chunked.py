@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 @dataclass(frozen=True)
 class State:
-    """Which saved state it is, and the position of the saved view in it."""
+    """The number of a saved state, and the position of the saved view in it."""
 
     number: int
     size: tuple[int, ...]

@@ -51,7 +51,7 @@ class FakeModel implements Model {
     this.listeners.clear();
   }
 
-  /** What JupyterLab's widget manager triggers when the kernel restarts. */
+  /** Send the event that JupyterLab's widget manager triggers when the kernel restarts. */
   lose(): void {
     this.listeners.get("comm_live_update")?.();
   }
