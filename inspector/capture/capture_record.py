@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from types import CodeType
+from types import CodeType, TracebackType
 from weakref import ref
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
+from ..graph.frame_variables import variables_of
 from ..graph.node_metadata import mark, tensors_of, unmarked_nodes
 from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..graph.source_lines import is_library
@@ -28,6 +29,8 @@ the call's record; its outermost module, with that module's number; the user's p
 until it is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of
 modules see the calls, the last element is the sequence number at which the call began.
 """
+
+MODULE_CALL = nn.Module._call_impl.__code__
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
 
@@ -48,7 +51,7 @@ class CaptureRecord:
         new_nodes: the nodes made during the current call of torch, if a hook reports them and a function mode sees the
             call.
         accelerator: the device type of the accelerator; None without one.
-        raised_in: the newest exception that ended a module's call, and the innermost call that it ended.
+        raised_in: the module in which the newest exception was raised, and the call that it ended.
     """
 
     def __init__(self, facts: Facts, module: nn.Module | None, observer: Observer | None) -> None:
@@ -66,7 +69,7 @@ class CaptureRecord:
         self._forwards: dict[type[nn.Module], tuple[CodeType | None, bool]] = {}
         self.last_result: ref[Tensor] | None = None
         self.new_nodes: list[Node] | None = None
-        self.raised_in: tuple[BaseException, CallRecord] | None = None
+        self.raised_in: tuple[ref[nn.Module], CallRecord] | None = None
         self._add_named_root()
 
     def _add_named_root(self) -> None:
@@ -161,9 +164,10 @@ class CaptureRecord:
         while self.calls:
             called, call, *_, start = self.calls.pop()
             if called is module:
-                error = sys.exception() if result is None else None  # torch calls this hook before it raises again
-                if error is not None and (self.raised_in is None or self.raised_in[0] is not error):
-                    self.raised_in = error, call
+                if (
+                    result is None and innermost_module(sys.exception()) is module
+                ):  # torch calls hooks, then raises again
+                    self.raised_in = ref(module), call  # not the exception: its frames hold activations
                 marked = last is not None and last() is result
                 if not marked and sequence_nr() != start:
                     self._mark_unseen(result, call, start)
@@ -179,3 +183,14 @@ class CaptureRecord:
                 operation = Operation(self.facts, call.module_class, start, sequence_nr(), call, None)
                 self.note_stream(operation, result)
                 mark(nodes, operation)
+
+
+def innermost_module(error: BaseException | None) -> object:
+    """Return the innermost module whose call is in an exception's traceback, or None."""
+    found: object = None
+    frames: TracebackType | None = None if error is None else error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code is MODULE_CALL:
+            found = variables_of(frames.tb_frame).get("self")
+        frames = frames.tb_next
+    return found

@@ -19,13 +19,11 @@ from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..graph.source_lines import innermost_user_line
 from ..torch_private.tensors import storage_of
 from ..torch_private.thread_state import without_torch_function
-from .capture_record import CaptureRecord
+from .capture_record import MODULE_CALL, CaptureRecord, innermost_module
 from .watch_calls import WATCHED_CALL
 
 TensorNames = Mapping[int, tuple[UntrackedKind, str]]
 """Kind and name of the model's and the inputs' tensors, by the address of their storage."""
-
-_MODULE_CALL = nn.Module._call_impl.__code__
 
 
 class UnfinishedForward:
@@ -55,7 +53,7 @@ class UnfinishedForward:
         while frames is not None:
             code = frames.tb_frame.f_code
             variables: Mapping[str, Any] = variables_of(frames.tb_frame)
-            if code is WATCHED_CALL or code is _MODULE_CALL:
+            if code is WATCHED_CALL or code is MODULE_CALL:
                 function = variables["function" if code is WATCHED_CALL else "self"]
                 called = function, variables["args"], variables["kwargs"] or {}
             for value in variables.values():
@@ -63,9 +61,8 @@ class UnfinishedForward:
                     nodes.update(dict.fromkeys(nodes_of(value)))
             frames = frames.tb_next
         self.nodes = [node for node in nodes if made_during(self.facts, node)]
-        if record.raised_in is not None and record.raised_in[0] is error:
+        if record.raised_in is not None and record.raised_in[0]() is innermost_module(error):
             self.call = record.raised_in[1]
-        record.raised_in = None  # the exception's traceback holds frames that hold the record
         if called is not None:
             with suppress(Exception), without_torch_function():
                 self._read_call(*called, names)

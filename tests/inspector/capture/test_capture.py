@@ -646,6 +646,21 @@ def inputs_of(graph: ts.Graph, name: str) -> KeptInputs:
     return operation.inputs
 
 
+def test_an_exception_that_the_program_caught_is_not_kept_with_its_frames() -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            activation = x.exp()
+            gone.append(weakref.ref(activation))
+            raise KeyError
+
+    gone: list[weakref.ref[Tensor]] = []
+    with ts.capture():
+        x = nn.Linear(3, 3)(torch.ones(2, 3))
+        with suppress(KeyError):
+            nn.Sequential(Raises())(x)
+        assert [each() for each in gone] == [None]
+
+
 def test_what_operations_were_called_with_is_kept_when_asked_for_and_not_otherwise() -> None:
     x, linear = torch.randn(2, 4, requires_grad=True), nn.Linear(4, 3)
     with ts.capture():
