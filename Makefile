@@ -17,8 +17,8 @@ demo: $(VENV)/dev.stamp ## step the backward of ResNet-50 and of linear50 under 
 	$(BIN)/tapescope demo linear50
 
 # One thread per test process: pytest already runs one process per core. `loadfile` keeps the tests of a file in one
-# process, see tests/distribution.py.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
+# process, see tests/distribution.py. Bytecode is written, since tests start hundreds of processes that import tapescope.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -q
 
 check: lint ## lint, then run the quick tests, without a browser: for while you work
 	$(PYTEST) -m "not slow and not e2e and not heavy"
