@@ -32,6 +32,7 @@ TOGETHER = {
 FIRST = (
     *("second device", "JupyterLab", "tests/engine/api/test_fully_shard.py", "bundler", "tests/test_matrix.py"),
     *("tests/widgets/terminal/test_script_debugger.py", "tests/engine/api/test_compiled.py"),
+    *("tests/commands/test_run.py", "tests/commands/test_pytest_plugin.py"),
     *("tests/widgets/magic/test_magics.py", "tests/e2e/test_deck_page.py", "tests/e2e/test_timeline_on_page.py"),
     *("tests/e2e/test_debugging_on_page.py", "tests/e2e/test_comparison_page.py", "tests/test_mcp.py"),
     *("tests/engine/memory/test_dtensor_memory.py", "tests/engine/recording/test_run_file.py", "tests/test_json.py"),

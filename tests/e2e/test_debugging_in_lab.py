@@ -96,6 +96,7 @@ def test_a_module_that_is_typed_on_the_page_stops_the_run_in_the_kernel(lab_page
     assert lab_page.value(GRADIENTS_AGREE)
 
 
+@pytest.mark.slow
 def test_what_is_made_wrongly_is_said_where_it_is_typed(lab_page: Notebook, shown: ShownDeck) -> None:
     shown.key("s")
     panel = shown.root.get_by_role("dialog", name="stops")
@@ -139,6 +140,7 @@ def test_the_session_is_taken_back_from_the_page_and_runs_on_to_the_same_gradien
     assert lab_page.value(GRADIENTS_AGREE)
 
 
+@pytest.mark.slow
 def test_an_edit_after_going_back_is_a_branch_from_which_the_other_can_be_gone_on(
     lab_page: Notebook, shown: ShownDeck
 ) -> None:
@@ -164,6 +166,7 @@ def test_an_edit_after_going_back_is_a_branch_from_which_the_other_can_be_gone_o
     assert lab_page.value("len(deck.compare_branches().rows[1].different)") > 0
 
 
+@pytest.mark.slow
 def test_keys_step_over_a_module_and_out_of_it(lab_page: Notebook, shown: ShownDeck) -> None:
     first = lab_page.value("next(each for each in planned if deck.graph.module(deck.graph.tasks[each]) == '1.down')")
     ran = "all(t.id in deck.order for t in deck.graph.tasks if re.match({!r}, deck.graph.module(t) or ''))"
@@ -179,6 +182,7 @@ def test_keys_step_over_a_module_and_out_of_it(lab_page: Notebook, shown: ShownD
         assert not lab_page.value(ran.format(r"0\."))
 
 
+@pytest.mark.slow
 def test_a_custom_function_with_a_wrong_backward_is_named_by_a_check_on_the_page(lab_page: Notebook) -> None:
     cell = lab_page.run("deck = ts.debug(captured(lambda out: Square.apply(out).sum()))")
     shown = ShownDeck(cell.element)
@@ -191,6 +195,7 @@ def test_a_custom_function_with_a_wrong_backward_is_named_by_a_check_on_the_page
     assert lab_page.value(f"deck.check({square}).ok") is False
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_pytorchs_engine_in_vain_is_said_and_ends_nothing(lab_page: Notebook) -> None:
     shown = ShownDeck(lab_page.run("deck = ts.debug(captured(), engine='native')").element)
     lab_page.kernel("deck.step(count=4)")

@@ -163,6 +163,7 @@ def test_arrows_look_back_and_leave_what_has_run(lab_page: Notebook, shown: Show
     lab_page.wait_for("deck.position == 6")
 
 
+@pytest.mark.slow
 def test_playing_runs_the_backward_to_its_end(lab_page: Notebook, shown: ShownDeck) -> None:
     shown.speed(30)
     shown.press("play")
@@ -260,6 +261,7 @@ def test_breakpoints_of_either_side_stop_the_session(lab_page: Notebook, shown: 
     shown.expect(t=12, running=lab_page.value("planned[12]"))
 
 
+@pytest.mark.slow
 def test_gradients_of_what_has_run_are_on_the_page(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.run()")
     shown.expect(status="finished")
@@ -270,6 +272,7 @@ def test_gradients_of_what_has_run_are_on_the_page(lab_page: Notebook, shown: Sh
     expect(shown.inspector).to_contain_text(str(norm))
 
 
+@pytest.mark.slow
 def test_what_is_on_the_screen_is_saved_as_a_picture(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.step(count=3)")
     shown.expect(t=3)
@@ -285,6 +288,7 @@ def test_what_is_on_the_screen_is_saved_as_a_picture(lab_page: Notebook, shown: 
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_saved_page_plays_without_a_kernel(lab_page: Notebook, shown: ShownDeck) -> None:
     lab_page.kernel("deck.step(count=5); saved = deck.save_html('saved deck.html')")
     page = lab_page.page.context.browser.new_page()
@@ -338,6 +342,7 @@ def test_a_run_of_the_pages_leaves_the_kernel_free_and_can_be_stopped(lab_page: 
     assert 0 < lab_page.value("deck.position") < lab_page.value("len(planned)")
 
 
+@pytest.mark.slow
 def test_a_hook_that_raises_is_told_on_both_sides(lab_page: Notebook) -> None:
     lab_page.kernel("loss = captured()\ndef wrong(gradient): raise ValueError('<b>no such gradient</b>')")
     lab_page.kernel("hooks.append(model.blocks[1].up.weight.register_hook(wrong))")
@@ -417,6 +422,7 @@ def test_two_decks_at_once_keep_apart(lab_page: Notebook) -> None:
     second.expect(status="finished")
 
 
+@pytest.mark.slow
 def test_a_second_view_of_a_deck_shows_the_same(lab_page: Notebook, shown: ShownDeck) -> None:
     cell = lab_page.run("deck")
     second = ShownDeck(cell.element)
@@ -430,6 +436,7 @@ def test_a_second_view_of_a_deck_shows_the_same(lab_page: Notebook, shown: Shown
     ShownDeck(cell.element).expect(t=3)
 
 
+@pytest.mark.slow
 def test_in_boxes_and_tabs_a_deck_is_a_widget_like_others(lab_page: Notebook) -> None:
     cell = lab_page.run("deck = ts.debug(captured())\nipywidgets.HBox([deck, ipywidgets.Button(description='mine')])")
     expect(cell.element.locator(".tapescope-deck .deck")).to_have_count(1)

@@ -199,6 +199,7 @@ def test_equal_layers_are_drawn_once_and_show_the_one_that_runs(gpt: ShownDeck, 
     expect(layers).not_to_have_attribute("data-path", "h.1")
 
 
+@pytest.mark.slow
 def test_a_drag_along_equal_layers_shows_each_on_its_way(gpt: ShownDeck) -> None:
     page, layers = gpt.root.page, gpt.mirror.locator("[data-path^='h.']").first
     box = gpt.root.locator(".graph canvas").first.bounding_box()
@@ -436,6 +437,7 @@ def test_a_histograms_axis_stays_from_task_to_task(gpt: ShownDeck) -> None:
     assert len(labels) == 1, labels
 
 
+@pytest.mark.slow
 def test_a_thousand_tasks_a_second_are_played_or_the_speed_says_how_many(
     open_page: Callable[..., Page], tmp_path: Path
 ) -> None:

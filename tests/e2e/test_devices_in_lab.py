@@ -12,7 +12,7 @@ from .conftest import CLOSE_ALL, GRADIENTS_AGREE, REMEMBER, SET_ASIDE
 from .lab import Lab, Notebook
 from .shown import ShownDeck
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 WHY_NOT = f"""
 import sys

@@ -61,6 +61,7 @@ def test_the_arrow_keys_are_the_sliders(notebook: Notebook, shown: Locator) -> N
     expect(cells).to_have_count(before)
 
 
+@pytest.mark.slow
 def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator) -> None:
     curve = shown.locator(".planned")
     light = [shown.evaluate("root => getComputedStyle(root).backgroundColor"), curve.evaluate(INK)]

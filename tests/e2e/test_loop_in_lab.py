@@ -50,6 +50,7 @@ def test_the_arrow_keys_are_its_own(notebook: Notebook, shown: Locator) -> None:
     expect(cells).to_have_count(before)
 
 
+@pytest.mark.slow
 def test_the_theme_of_jupyterlab_is_followed(notebook: Notebook, shown: Locator) -> None:
     colours = "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data].join()"
     canvas = shown.locator("canvas").first

@@ -348,6 +348,7 @@ def test_each_device_has_a_lane_and_says_why_it_stands_still(page: Page, on_two:
     expect(deck.root.get_by_text(STILL)).to_be_visible()
 
 
+@pytest.mark.slow
 def test_the_grip_shares_the_height_and_remembers_how(page: Page, played: Played) -> None:
     deck = opened(page, played.path)
     grip = deck.root.get_by_role("separator")

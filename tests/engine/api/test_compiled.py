@@ -292,7 +292,7 @@ def test_what_is_compiled_first_under_a_verb_is_compiled_as_by_itself(name: str,
     assert graphs_compiled - before == by_itself
 
 
-@pytest.mark.parametrize("verb", ["profile", "find_unused", "compare"])
+@pytest.mark.parametrize("verb", ["profile", "find_unused", pytest.param("compare", marks=pytest.mark.slow)])
 def test_more_calls_than_the_recompile_limit_leave_the_model_compiled(verb: str) -> None:
     model, make_loss = PROGRAMS["whole"]()
     step(model, make_loss)
@@ -471,7 +471,7 @@ def mapped(x: Tensor, weight: Tensor) -> Tensor:
     return found[0] if isinstance(found, tuple) else found
 
 
-@pytest.mark.parametrize("operator", [cond, scan, mapped])
+@pytest.mark.parametrize("operator", [cond, pytest.param(scan, marks=pytest.mark.slow), mapped])
 @pytest.mark.parametrize("verb", ["find_nan", "compare", "find_order_dependence", "advise", "find_unused"])
 def test_operators_that_take_functions_run_as_in_the_program(operator: Callable[..., Tensor], verb: str) -> None:
     x, weight = torch.ones(WIDTH), nn.Parameter(torch.rand(WIDTH))

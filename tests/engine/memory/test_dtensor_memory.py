@@ -14,6 +14,7 @@ from ..ranks import logs_of_ranks
 from .dtensor_program import POLICIES, SIZE
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.heavy,
     pytest.mark.skipif(
         not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

@@ -51,7 +51,7 @@ def small_model() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: model(x).sum()
 
 
-@pytest.mark.parametrize("name", ["linear50", "ensemble", "resnet50"])
+@pytest.mark.parametrize("name", ["linear50", "ensemble", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_the_peaks_are_those_of_torchs_own_profiler(name: str) -> None:
     model, make_loss = built(name)
     comparison = compare(make_loss)

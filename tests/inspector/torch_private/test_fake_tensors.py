@@ -111,6 +111,7 @@ def test_a_dry_run_tells_what_it_tells_where_a_compiler_was_loaded_first(alone: 
     assert len(loaded.splitlines()) == 8 and loaded == alone(PREDICTED + NOT_LOADED)
 
 
+@pytest.mark.slow
 def test_formulas_are_predicted_as_where_a_compiler_and_dtensors_were_loaded_first(alone: Alone) -> None:
     without = alone(FORMULAS + FORMULAS)
     loaded = alone("import torch._dynamo\nimport torch.distributed.tensor\n" + FORMULAS)
