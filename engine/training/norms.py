@@ -142,7 +142,7 @@ def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def plain_elements(tensor: Tensor) -> Elements:
-    """Return a tensor's elements as tensors whose norm can be computed, and why they cannot be read."""
+    """Return tensors with the floating-point or complex elements, and the reason if they cannot be read."""
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
