@@ -264,7 +264,7 @@ class TaskRunner(Runner):
 
     @cached_property
     def _fast_loop(self) -> FastLoop:
-        free = free_saved if self.streams is None else self.streams.free_saved
+        free = None if self.streams is None else self.streams.free_saved
         return FastLoop(self._graph, self.takes, self.fast_loop_records, self.keep_graph, self.graph_task, free)
 
     def retain_inputs(self) -> None:
