@@ -97,8 +97,8 @@ class EngineOrder:
 CACHED_ORDERS: Latest[Any] = Latest(
     _MOST_BYTES, lambda order: _ENTRY_BYTES + (_NODE_BYTES if isinstance(order, EngineOrder) else 8) * len(order)
 )
-"""All orders that may be used again: those of the native fast path by `engine_key` and by `youngest_key`, plans and the choices of "auto" by
-`fingerprint`, and the orders in which the direct engine ran all tasks by `queue_key`."""
+"""All orders that may be used again: those of the native fast path by `engine_key` and by `youngest_key`, plans and the
+choices of "auto" by `fingerprint`, and the orders in which the direct engine ran all tasks by `queue_key`."""
 
 
 def forget_orders() -> None:
