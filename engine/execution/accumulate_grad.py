@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.nn import Parameter
 
 from ...inspector.torch_private.hooks import post_accumulate_hooks
 from ...inspector.torch_private.nodes import call_node, leaf_of
@@ -46,22 +47,35 @@ def accumulate(node: Node, gradients: list[Tensor | None], on_hook: Callable[[ob
 
 
 def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
-    """Run `accumulate` without hooks, with fewer checks for a usual gradient that fits its leaf."""
+    """Run `accumulate` without hooks, with fewer checks for a usual gradient that fits its leaf.
+
+    Must be called without grad mode and without function modes.
+    """
     gradient = gradients[0]
     if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
         leaf = leaf_of(node)
-        usual = leaf.requires_grad and leaf.layout is torch.strided and leaf.is_contiguous()
-        usual = usual and 0 not in gradient.stride() and not gradient._is_zerotensor()
+        if type(leaf) in _PLAIN_LEAVES and leaf.grad is not None:
+            node(gradient)  # type: ignore[operator]  # adds in place, whoever holds the gradient
+            return
+        usual = type(leaf) in _PLAIN_LEAVES and leaf.requires_grad and leaf.layout is torch.strided
+        usual = usual and leaf.is_contiguous() and 0 not in gradient.stride() and not gradient._is_zerotensor()
         # others=1: the local name `gradient` is one more reference. As accumulate_grad.h, case 1.1, .grad becomes the
         # detached gradient on the same storage.
         if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
+            made = gradient.detach()
             try:
-                if _fill(leaf, gradient.detach):
+                if leaf.grad is None:  # otherwise another thread has set it meanwhile, see `_fill`
+                    leaf.grad = made
                     return
             except RuntimeError:  # its shape or dtype does not fit
                 pass
+            del made
     del gradient  # this reference would make `accumulate` copy
     accumulate(node, gradients)
+
+
+_PLAIN_LEAVES = Tensor, Parameter
+"""Types whose attributes no tensor subclass overrides."""
 
 
 def _fill(leaf: Tensor, make: Callable[[], Tensor]) -> bool:

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from ...inspector.graph.freed_nodes import is_spent
+from ...inspector.graph.freed_nodes import any_spent, is_spent
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.kinds import Kind
 from ...inspector.torch_private.hooks import noting
 from ...inspector.torch_private.saved_variables import (
     SavedReader,
     all_saved,
-    free_saved,
+    free_saved_now,
     hides_saved,
     packed_by_user,
     saved_reader,
 )
-from ...inspector.torch_private.thread_state import without_torch_function
+from ...inspector.torch_private.thread_state import function_mode_is_on, without_torch_function
 from ..schedule.device_queues import AnyQueue
 from ..schedule.ready_queue import KeyedQueue
 from .accumulate_grad import accumulate, accumulate_fitting
@@ -181,7 +181,7 @@ class FastLoop:
         as_in_graph: whether these are the graph's own.
         keep_graph: whether the nodes keep their saved tensors.
         graph_task: holds the running node.
-        free: frees a node's saved tensors.
+        free: frees a node's saved tensors; None for the default.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class FastLoop:
         as_in_graph: bool,
         keep_graph: bool,
         graph_task: GraphTask,
-        free: Callable[[Sequence[Any]], None] = free_saved,
+        free: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
         self._graph = graph
         self._takes = takes
-        self._keep_graph = keep_graph
         self._graph_task = graph_task
         self._free = free
         self._layout = TaskLayout.of(graph, takes, as_in_graph)
+        self._readers = [None] * len(graph) if keep_graph else self._layout.readers
         self._fitting = as_in_graph
 
     def run(self, loop: LoopSession, last: Collection[int], watch: HookWatch) -> None:
@@ -240,9 +240,12 @@ class FastLoop:
         """
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
         layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.loop_recorder()
-        all_ways, takes, leaves, frees = layout.ways, layout.takes, layout.leaves, not self._keep_graph
-        free, stops = self._free, loop.stops
-        take = accumulate_fitting if self._fitting and not torch.is_grad_enabled() else accumulate
+        all_ways, takes, leaves, readers = layout.ways, layout.takes, layout.leaves, self._readers
+        stops, may_be_spent, free = loop.stops, any_spent(), self._free or free_saved_now()
+        # Modes do not change meanwhile, since no user code runs in this thread.
+        is_quiet = not function_mode_is_on()
+        take = accumulate_fitting if self._fitting and is_quiet and not torch.is_grad_enabled() else accumulate
+        unusual_edges = _unusual if is_quiet else _unusual_under_modes
         known = type(queue) is KeyedQueue and record is not None and record.knows_labels(queue.arrived)
         asks = queue is not None and record is not None and not known
         handles, retained = RemovableHandle.next_id, noting.accesses
@@ -251,9 +254,10 @@ class FastLoop:
                 return
             if (handles != RemovableHandle.next_id or retained != noting.accesses) and watch.registered():
                 return
-            node, read = nodes[task_id], layout.readers[task_id]
-            saved = () if read is None or not frees else all_saved(node, read)
-            if (saved and packed_by_user(saved)) or is_spent(node):  # unpacking runs user code; a spent node raises
+            node, read = nodes[task_id], readers[task_id]
+            saved = () if read is None else all_saved(node, read)
+            # Unpacking runs user code; a spent node raises.
+            if (saved and packed_by_user(saved)) or (may_be_spent and is_spent(node)):
                 loop.end_fast_loop()
                 loop.execute(task_id, hooks=False)
                 return
@@ -276,11 +280,12 @@ class FastLoop:
                     record.end(task_id)
                 outputs = list(result) if type(result) is tuple else [result]
                 del result
-                unusual = _unusual(outputs, takes[task_id])
+                unusual = unusual_edges(outputs, takes[task_id])
                 if unusual or (record is not None and (record.looks_at_all or len(takes[task_id]) != len(outputs))):
                     self._settle(unusual, outputs, task_id, record)
                 gradients.clear()
-                free(saved)  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
+                if saved:  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
+                    free(saved)
                 order.append(task_id)
                 for output, next_task, number, inputs in all_ways[task_id]:
                     gradient = outputs[output]
@@ -321,18 +326,22 @@ def _unusual(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Ed
     """Return the edges without a gradient, or with one that does not match the receiver's metadata (see `fits`)."""
     found = []
     strided = torch.strided
-    with without_torch_function():
-        for output, shape, dtype, device, edge in takes:
-            gradient = outputs[output]
-            if (
-                type(gradient) is not Tensor
-                or gradient.shape != shape
-                or gradient.dtype is not dtype
-                or gradient.layout is not strided
-                or gradient.device != device
-            ):
-                found.append(edge)
+    for output, shape, dtype, device, edge in takes:
+        gradient = outputs[output]
+        if (
+            type(gradient) is not Tensor
+            or gradient.shape != shape
+            or gradient.dtype is not dtype
+            or gradient.layout is not strided
+            or gradient.device != device
+        ):
+            found.append(edge)
     return found
+
+
+def _unusual_under_modes(outputs: list[Tensor | None], takes: Sequence[Received]) -> list[Edge]:
+    with without_torch_function():
+        return _unusual(outputs, takes)
 
 
 def _chosen(queue: AnyQueue) -> Iterator[int]:

@@ -77,8 +77,7 @@ def warn_of_forward(node: Node) -> None:
         parent = notes.get("parent_")
 
 
-_MANY_TASKS = 1000  # tasks from which one search of the process for hooks is cheaper than a check of each node
-_SOME_TASKS = 50  # the same if the search is done already, or serves many backwards
+_SOME_TASKS = 50  # tasks from which a search of the process for hooks may be cheaper than a check of each node
 
 
 class TaskRunner(Runner):
@@ -172,8 +171,7 @@ class TaskRunner(Runner):
         return leaf_of(self.graph.nodes[task_id])
 
     def hook_watch(self) -> HookWatch | None:
-        many = len(self.graph) >= _MANY_TASKS
-        return self.watch if many or (len(self.graph) >= _SOME_TASKS and look_is_cheap()) else None
+        return self.watch if len(self.graph) >= _SOME_TASKS and look_is_cheap() else None
 
     @cached_property
     def watch(self) -> HookWatch:
@@ -264,7 +262,7 @@ class TaskRunner(Runner):
 
     @cached_property
     def _fast_loop(self) -> FastLoop:
-        free = free_saved if self.streams is None else self.streams.free_saved
+        free = None if self.streams is None else self.streams.free_saved
         return FastLoop(self._graph, self.takes, self.fast_loop_records, self.keep_graph, self.graph_task, free)
 
     def retain_inputs(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 from weakref import ref
 
@@ -14,13 +15,16 @@ from ...inspector.capture.graph_cache import forget_graphs
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.lru_cache import Latest, LongKey
 from ...inspector.torch_private.hooks import hooks_registered
-from ...inspector.torch_private.nodes import have_grad, input_metadata_of_each, types_of
+from ...inspector.torch_private.nodes import have_grad, input_metadata_of_each, output_metadata, types_of
 from ...inspector.torch_private.saved_variables import is_packed
-from ...inspector.torch_private.sequence_numbers import UNNUMBERED
+from ...inspector.torch_private.sequence_numbers import UNNUMBERED, current_number, youngest_first
 from ..schedule.policy import Choice, Places, Policy
 from .scheduling_problem import Problem
 
 _LOOKED_AT = 32  # nodes whose gradients are compared each time; others the next time
+_MOST_UNREAD = 15  # backwards between two that read the order of their graph
+_YOUNGEST = 8  # nodes in a `youngest_key`
+_METADATA_READ = 2  # of these, about so many with the metadata of their gradients
 _MOST_BYTES = 75_000_000  # of all cached orders
 _ENTRY_BYTES = 300_000  # counted for each order besides its nodes, which limits their number
 _NODE_BYTES = 150  # of each node of an `EngineOrder`; a task of other orders takes 8
@@ -33,6 +37,7 @@ class EngineOrder:
     Attributes:
         places: for each position, the node's place in the engine's own order; None if the order is the engine's.
         name, note: name and note of the run, see `Run`.
+        is_ambiguous: whether graphs with another order have the same `youngest_key`.
     """
 
     places: list[int] | None
@@ -41,6 +46,8 @@ class EngineOrder:
     _metas: list[tuple[Any, ...]]
     _edges: list[int]
     _uses: int = 0
+    _unread_left: int = 0
+    is_ambiguous: bool = False
 
     def __len__(self) -> int:
         return len(self._metas)
@@ -73,14 +80,25 @@ class EngineOrder:
         some = slice(self._uses % step, None, step)
         if node_facts(nodes[some]) != self._metas[some]:
             return False
-        return bool(self._uses & (self._uses - 1)) or _edges_of(nodes) == self._edges
+        if not self._uses & (self._uses - 1) and _edges_of(nodes) != self._edges:
+            return False
+        self._unread_left = min(self._uses, _MOST_UNREAD)
+        return True
+
+    def may_run_unread(self) -> bool:
+        """Return whether a graph with the same youngest nodes may run in the engine's own order without being read.
+
+        The more often such graphs were read and suited, the more backwards may follow unread.
+        """
+        self._unread_left -= 1
+        return self.places is None and not self.is_ambiguous and self._unread_left >= 0
 
 
 CACHED_ORDERS: Latest[Any] = Latest(
     _MOST_BYTES, lambda order: _ENTRY_BYTES + (_NODE_BYTES if isinstance(order, EngineOrder) else 8) * len(order)
 )
-"""All orders that may be used again: those of the native fast path by `engine_key`, plans and the choices of "auto" by
-`fingerprint`, and the orders in which the direct engine ran all tasks by `queue_key`."""
+"""All orders that may be used again: those of the native fast path by `engine_key` and by `youngest_key`, plans and the
+choices of "auto" by `fingerprint`, and the orders in which the direct engine ran all tasks by `queue_key`."""
 
 
 def forget_orders() -> None:
@@ -106,6 +124,39 @@ def engine_key(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers:
     if policy.choose is not None:  # hooks decide as well
         facts.append(hooks_registered())
     return LongKey(*facts)
+
+
+class _Previous(threading.local):
+    """The sequence number of the root of the thread's previous backward."""
+
+    number = 0
+
+
+_previous = _Previous()
+
+
+def youngest_key(policy: Policy, keep_graph: bool, root: Node) -> Hashable | None:
+    """Return a cache key of graphs that probably are equal; None if it cannot be made.
+
+    It consists of the number of nodes that the thread created since its previous backward, and facts about the youngest
+    nodes: types, relative numbers, the metadata of some, and whether the first leaf has a .grad.
+
+    Args:
+        policy, keep_graph: as for `engine_key`.
+        root: the only root, which is not a leaf.
+    """
+    numbers, nodes = zip(*islice(youngest_first([root]), _YOUNGEST), strict=True)
+    created, _previous.number = numbers[0] - _previous.number, numbers[0]
+    children = chain.from_iterable(node.next_functions for node in nodes)
+    leaf = next((child for child, _ in children if child is not None and current_number(child) == UNNUMBERED), None)
+    some = nodes[:: max(len(nodes) // _METADATA_READ, 1)]
+    try:
+        return LongKey(
+            *(policy.name, keep_graph, created, types_of(nodes), tuple([numbers[0] - number for number in numbers])),
+            *(tuple(map(output_metadata, some)), leaf is not None and have_grad([leaf]), hooks_registered()),
+        )
+    except TypeError:  # torch.SymInt has no hash
+        return None
 
 
 def node_facts(nodes: Sequence[Node]) -> list[tuple[Any, ...]]:

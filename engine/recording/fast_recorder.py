@@ -18,25 +18,23 @@ from .trace_columns import NONE, Columns
 
 
 class _Measured(NamedTuple):
-    """A measured gradient, with its position in memory at that time."""
+    """A measured input of the running task, with its position in memory and its version at that time."""
 
     start: int
     version: int
-    dtype: torch.dtype
-    shape: torch.Size
-    strides: tuple[int, ...]
-    contiguous: bool
+    gradient: Tensor
     numbers: Sequence[float]
 
     def is_all_of(self, other: Tensor) -> bool:
         """Return whether the other tensor has exactly these elements, in any order, and has not been modified since."""
+        own = self.gradient
         return (
             other._version == self.version
-            and other.dtype is self.dtype
-            and other.numel() == self.shape.numel()
+            and other.dtype is own.dtype
+            and other.numel() == own.numel()
             and not other.is_neg()
             and (other.is_contiguous() or is_dense(other.shape, other.stride()))
-            and (self.contiguous or is_dense(self.shape, self.strides))
+            and (own.is_contiguous() or is_dense(own.shape, own.stride()))
         )
 
 
@@ -64,7 +62,7 @@ class FastStatistics:
         self._rows: dict[
             int, tuple[int, Sequence[float] | None]
         ] = {}  # by waiting task: row and numbers of its one gradient
-        self._taken: list[_Measured] = []  # the inputs of the running task, which holds them
+        self._taken: list[_Measured] = []  # the inputs of the running task, until it ends
         self._forms: dict[tuple[torch.Size, torch.dtype], int] = {}
         self._at_once = False
 
@@ -89,15 +87,14 @@ class FastStatistics:
         try:
             for gradient, numbers in zip(gradients, all_numbers, strict=True):
                 if gradient is not None and numbers is not None:
-                    shape, strides, contiguous = gradient.shape, gradient.stride(), gradient.is_contiguous()
-                    version, start = gradient._version, gradient.data_ptr()
-                    self._taken.append(_Measured(start, version, gradient.dtype, shape, strides, contiguous, numbers))
+                    self._taken.append(_Measured(gradient.data_ptr(), gradient._version, gradient, numbers))
         except RuntimeError:  # a tensor without a storage or without a version counter
             pass
 
     def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
         """Record a task's outputs. `unusual`: the edges that receive another tensor than the output."""
         row, all_numbers = self._measured(outputs)
+        self._taken.clear()  # the loop releases the inputs next
         self._columns.output_row[task_id] = row
         output = 0
         for edge in self._edges[task_id]:
@@ -111,10 +108,13 @@ class FastStatistics:
         """Measure gradients; return their first row in the table, and the numbers of each that is already known."""
         first, table, level = len(self._table), self._table, self._level
         found: list[Sequence[float] | None] = []
+        row = NONE
         for gradient in gradients:
             numbers = None
             if gradient is not None:
-                numbers = (self._known(gradient) or numbers_at_once(gradient, level)) if self._at_once else None
+                row = first
+                if self._at_once:
+                    numbers = (self._known(gradient) if self._taken else None) or numbers_at_once(gradient, level)
                 if numbers is None:
                     table.add([measure(gradient, level)])
                 else:
@@ -124,11 +124,11 @@ class FastStatistics:
                         form = self._forms[shape_and_dtype] = table.form_number(form_of(gradient))
                     table.add_numbers(form, numbers)
             found.append(numbers)
-        return NONE if len(table) == first else first, found
+        return row, found
 
     def _known(self, gradient: Tensor) -> Sequence[float] | None:
         """Return the numbers of the task's input if this is the input or a view of it."""
-        if not self._taken or type(gradient) is not Tensor or gradient.layout is not torch.strided:
+        if type(gradient) is not Tensor or gradient.layout is not torch.strided:
             return None
         try:
             start = gradient.data_ptr()
@@ -190,7 +190,7 @@ class FastRecorder:
         labels: NewLabels,
         failed: Callable[[int], None],
     ) -> None:
-        self.failed = failed
+        self._failed = failed
         self._looks, self._unusual_tasks, self._statistics = looks, looks.unusual_tasks, looks.statistics
         self.looks_at_all = looks.statistics is not None
         self._labels, self._full, self.knows_labels = labels
@@ -204,6 +204,11 @@ class FastRecorder:
         """Begin again after other tasks or user code may have run."""
         if self._statistics is not None:
             self._statistics.begin()
+
+    def failed(self, task_id: int) -> None:
+        """Record that a task raised, and release its inputs."""
+        self.begin()
+        self._failed(task_id)
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
         for gradient in gradients:

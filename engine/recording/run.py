@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -102,7 +102,6 @@ class Run:
             policy, elapsed_ns, note: as above.
         """
         run = cls.__new__(cls)
-        vars(run).update({each.name: each.default for each in fields(cls) if each.default is not MISSING})
         vars(run).update(policy=policy, engine="native", elapsed_ns=elapsed_ns, note=note, _late=(graph, order))
         return run
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from heapq import heappop, heappush
+from itertools import islice
 from weakref import ref
 
 import torch
@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ...inspector.capture.build_graph import DEEP, free_one_by_one, outlive_backward, root_edges
 from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.freed_nodes import is_spent
+from ...inspector.graph.freed_nodes import any_spent, is_spent
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.live_nodes import LiveNodes
 from ...inspector.graph.operations_and_calls import Facts
@@ -33,11 +33,12 @@ from ...inspector.torch_private.sequence_numbers import (
     no_pins,
     pins_open,
     settle_queue,
+    youngest_first,
 )
 from ...inspector.torch_private.thread_state import functorch_is_active
 from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
 from ..execution.saved_tensor_errors import backward_begins, backward_continues
-from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts
+from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts, youngest_key
 from ..planning.policies import POLICIES
 from ..planning.simulate import schedule
 from ..recording.run import Run
@@ -65,20 +66,30 @@ def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queue
     if Facts.alive() or compiled_autograd_is_on() or functorch_is_active():
         return None
     if is_engines_own(policy):
-        return _in_own_order(call)
+        return _in_own_order(call, root_edges(call.outputs))
     static = isinstance(policy, Policy) and POLICIES.get(policy.name) is policy and not policy.dynamic
     if not static or len(call.outputs) > 1 or in_group() or pins_open():
         return None
     if torch.is_anomaly_enabled():  # anomaly mode would report `_NotCached` as an error of the backward
         return None
     assert isinstance(policy, Policy)
-    return _in_cached_order(call, policy)
-
-
-def _in_own_order(call: BackwardCall) -> Run:
     roots = root_edges(call.outputs)
+    # A leaf as root: it and the added start node would both have number UINT64_MAX, and which of two equal numbers pops
+    # first is unspecified (engine.h, CompareNodeTaskTime).
+    if current_number(roots[0][0]) == UNNUMBERED:
+        return None
+    # Reading a graph's order costs more than a small backward. While a loop's graphs keep the engine's own order, most
+    # of its backwards only look at the youngest nodes.
+    key = youngest_key(policy, call.keep_graph, roots[0][0])
+    last: EngineOrder | None = None if key is None else CACHED_ORDERS.get(key)
+    if last is not None and last.may_run_unread():
+        return _in_own_order(call, roots, last.name, last.note)
+    return _in_cached_order(call, policy, roots, key)
+
+
+def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: str = "") -> Run:
     check_root_gradients(call.outputs, call.grad_tensors)
-    freed = _spent_or_freed(_first_of(roots))
+    freed = _spent_or_freed(node for _, node in youngest_first(node for node, _ in roots))
     since = backward_begins()
     try:
         with one_queue(torch.accelerator.is_available()):
@@ -88,17 +99,15 @@ def _in_own_order(call: BackwardCall) -> Run:
     except Exception as error:
         explain(error, graph_of(call.outputs), freed, since)
         raise
-    return _late(call, roots, lambda graph: schedule(graph, "heap"), "heap", elapsed_ns)
+    return _late(call, roots, lambda graph: schedule(graph, "heap"), name, elapsed_ns, note)
 
 
-def _in_cached_order(call: BackwardCall, policy: Policy) -> Run | None:
-    """Run in the order cached for such a graph; plan and cache it the first time."""
-    roots = root_edges(call.outputs)
+def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Hashable) -> Run | None:
+    """Run in the order cached for such a graph; plan and cache it the first time.
+
+    `key` is the `youngest_key` of the graph; None if it has none.
+    """
     gradients = root_gradients(call.outputs, call.grad_tensors)
-    # A leaf as root: it and the added start node would both have number UINT64_MAX, and which of two equal numbers pops
-    # first is unspecified (engine.h, CompareNodeTaskTime).
-    if current_number(roots[0][0]) == UNNUMBERED:
-        return None
     reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
@@ -127,6 +136,11 @@ def _in_cached_order(call: BackwardCall, policy: Policy) -> Run | None:
     cached, nodes = start.cached, start.ordered
     if cached is None:
         return _planned(call, policy, start)
+    if key is not None:
+        last = CACHED_ORDERS.get(key)
+        if last is not None and (last.places is None) != (cached.places is None):
+            last.is_ambiguous = cached.is_ambiguous = True
+        CACHED_ORDERS.put(key, cached)
     return _late(call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
 
 
@@ -253,25 +267,10 @@ def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
     return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
 
 
-def _spent_or_freed(nodes: Sequence[Node]) -> Node | None:
+def _spent_or_freed(nodes: Iterable[Node]) -> Node | None:
     """Return the first node that a backward has run or freed, which would raise; None if none is known."""
-    return first_freed(nodes) or next(filter(is_spent, nodes[:_MOST_CHECKED]), None)
-
-
-def _first_of(roots: _Edges) -> list[Node]:
-    """Return the first nodes in the engine's order, if all were created in one thread."""
-    heap: list[tuple[int, int, Node]] = []
-    seen: set[Node] = set()
-
-    def add(nodes: Iterator[Node | None]) -> None:
-        for node in nodes:
-            if node is not None and node not in seen:
-                seen.add(node)
-                heappush(heap, (-current_number(node), len(seen), node))
-
-    add(node for node, _ in roots)
-    found: list[Node] = []
-    while heap and len(found) < _MOST_CHECKED:
-        found.append(heappop(heap)[2])
-        add(child for child, _ in found[-1].next_functions)
-    return found
+    nodes = islice(nodes, _MOST_CHECKED)
+    if not any_spent():
+        return first_freed(nodes)  # which mostly needs the first nodes alone
+    nodes = list(nodes)
+    return first_freed(nodes) or next(filter(is_spent, nodes), None)

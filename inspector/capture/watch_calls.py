@@ -129,8 +129,9 @@ class _OperationWatcher(TorchFunctionMode):
                 leaves = [each for each in tensors_of(result) if is_leaf(each)]
                 note_allocations(record.facts, leaves, args, kwargs or {})
             record.note_stream(operation, result)
-            written = args[0] if operation.writes_in_place and args and isinstance(args[0], Tensor) else None
-            if written is not None:
+            written = None
+            if versions is not None and operation.writes_in_place and args and isinstance(args[0], Tensor):
+                written = args[0]
                 record.note_stream(operation, written)
             if new is not None:
                 mark_again(new, operation)

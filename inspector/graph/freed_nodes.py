@@ -49,6 +49,11 @@ class SpentNodes:
             notes_on(node).pop(_NOTE, None)
 
 
+def any_spent() -> bool:
+    """Return whether any node may be spent."""
+    return _any_spent
+
+
 def is_spent(node: Node) -> bool:
     """Return whether a session keeps this node's saved tensors for itself."""
     return _any_spent and _NOTE in notes_on(node)

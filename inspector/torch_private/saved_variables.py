@@ -230,10 +230,17 @@ def free_saved(saved: Sequence[Any]) -> None:
     """
     if not saved:
         return
-    if torch._C._len_torch_dispatch_stack():  # registering hooks detaches the tensor, which a mode would see
-        with unobserved():
-            _free(saved)
-    else:
+    free_saved_now()(saved)
+
+
+def free_saved_now() -> Callable[[Sequence[Any]], None]:
+    """Return the fastest function that frees saved tensors as `free_saved` does while this thread's modes stay."""
+    # Registering hooks detaches the tensor, which a dispatch mode would see.
+    return _free_unobserved if torch._C._len_torch_dispatch_stack() else _free
+
+
+def _free_unobserved(saved: Sequence[Any]) -> None:
+    with unobserved():
         _free(saved)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor
 
 import tapescope as ts
 from tapescope.engine.execution.backward_arguments import BackwardCall
 from tapescope.engine.planning.policies import POLICIES
+from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.session.native_engine import Plan, run_native
 from tapescope.engine.studies.workloads import workload
+from tapescope.inspector.torch_private.nodes import call_node, leaf_of
+from tapescope.inspector.torch_private.saved_variables import free_saved, saved_variables
 
 Prepare = Callable[[Tensor], Callable[[], Any]]
 """From a fresh loss to what is measured."""
@@ -57,6 +62,9 @@ def rows(effort: Effort) -> Iterator[Row]:
 
     yield ratio("direct: ts.debug(loss, trace=None).run()", lambda loss: ts.debug(loss, trace=None).run, 1.5)
     yield ratio("direct: ts.backward()", lambda loss: lambda: ts.backward(loss, engine="direct"))
+    yield ratio("direct: of that reading the graph", lambda loss: partial(ts.graph, loss))
+    yield ratio("direct: of that the nodes, called from Python", nodes_alone)
+    yield ratio("direct: the same, and their saved tensors freed", lambda loss: nodes_alone(loss, frees=True))
     yield ratio("native: ts.backward(), all in all", lambda loss: lambda: ts.backward(loss, policy=PINNED))
     yield ratio("native: of that planning (walk, schedule)", lambda loss: lambda: planned(loss))
     yield ratio("native: of that running, pinned", pinned)
@@ -64,6 +72,35 @@ def rows(effort: Effort) -> Iterator[Row]:
     yield per_task("native session: making and starting one", started)
     yield beyond_plain("native session, started: run to a breakpoint", run_to_the_last, 30)
     yield beyond_plain("native session, started: a stop before each", step_through, 150)
+
+
+def nodes_alone(loss: Tensor, frees: bool = False) -> Callable[[], object]:
+    """The least that a backward in Python takes: nodes in a known order, and sums. It checks no hook and no error."""
+    graph = ts.graph(loss)
+    order, nodes = schedule(graph, "heap"), graph.nodes
+    shapes = [[meta.shape for meta in task.inputs] for task in graph.tasks]
+    edges = [[(edge.output, edge.next_task, edge.input) for edge in each] for each in graph.out_edges]
+    leaves = [task.is_leaf for task in graph.tasks]
+    buffers: list[list[Any]] = [[None] * len(each) for each in shapes]
+    buffers[graph.roots[0].task][graph.roots[0].input] = torch.ones_like(loss)
+
+    def run() -> None:
+        with torch.no_grad():
+            for task_id in order:
+                node, gradients, buffers[task_id] = nodes[task_id], buffers[task_id], []
+                if leaves[task_id]:
+                    leaf_of(node).grad = gradients[0].detach()
+                    continue
+                outputs = call_node(node, gradients)
+                if frees:
+                    free_saved(saved_variables(node))
+                for output, next_task, number in edges[task_id]:
+                    gradient, buffer = outputs[output], buffers[next_task]
+                    if gradient.shape != shapes[next_task][number]:
+                        gradient = gradient.sum_to_size(shapes[next_task][number])
+                    buffer[number] = gradient if buffer[number] is None else buffer[number] + gradient
+
+    return run
 
 
 def known_backward(loss: Tensor) -> Callable[[], object]:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 from measure import Effort, Row, ratios, seconds
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import BaseTorchFunctionMode
 
 import tapescope as ts
 from tapescope import workload
+from tapescope.engine.recording.statistics import Level
 from tapescope.inspector.torch_private.nodes import TELLS_OF_NEW_NODES
 
 _CROWD = 1_000_000  # objects
 _STEPS = 22  # of a loop under a policy
+_LAYERS = 81  # of a perceptron, whose backward has 206 tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,7 @@ CALLS = (
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    yield from _calls(effort)
-    yield from _added(effort)
+    yield from rows_quick(effort)
     crowd = [[] for _ in range(1_000 if effort.tiny else _CROWD)]
     gc.collect()
     yield from _calls(effort, f", among {len(crowd):,} objects more")
@@ -73,6 +77,7 @@ def rows_quick(effort: Effort) -> Iterator[Row]:
     """Without the crowd."""
     yield from _calls(effort)
     yield from _added(effort)
+    yield from _few_tasks(effort)
 
 
 def _calls(effort: Effort, where: str = "") -> Iterator[Row]:
@@ -90,10 +95,15 @@ def _added(effort: Effort) -> Iterator[Row]:
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     x = torch.randn(16, 32)
-    mnist, mnist_loss = workload("mnist").build()
-    for name, model, make_loss in (("an MLP", mlp, lambda: mlp(x).square().mean()), ("MNIST", mnist, mnist_loss)):
+    programs = (
+        ("an MLP", mlp, lambda: mlp(x).square().mean()),
+        ("MNIST", *workload("mnist").build()),
+        ("a GPT of 4 blocks", *workload("gpt2").build(layers=4)),
+        ("an LSTM", *workload("lstm_cell").build()),
+    )
+    for name, model, make_loss in programs:
         tasks = len(ts.graph(make_loss()))
-        for policy, goal in (("heap", 250), ("bfs", 600)):
+        for policy, goal in (("heap", 250), ("auto", 300), ("bfs", 600)):
             added, shares = [], []
             for _ in range(effort.repetitions):
                 plain = _backward_s(model, make_loss)
@@ -101,8 +111,29 @@ def _added(effort: Effort) -> Iterator[Row]:
                     under_policy = _backward_s(model, make_loss)
                 added.append(1e6 * (under_policy - plain))
                 shares.append(under_policy / plain)
+            took = ts.backward(make_loss(), policy=policy).policy
             what = f'ts.policy("{policy}"), added per backward, {name} ({tasks} tasks)'
-            yield Row(what, "µs", tuple(added), goal, note=f"{median(shares):.2f} × of loss.backward()")
+            yield Row(what, "µs", tuple(added), goal, note=f"{median(shares):.2f} × of loss.backward(), {took}")
+
+
+def _few_tasks(effort: Effort) -> Iterator[Row]:
+    """Measure the direct engine where most models are, under a thousand tasks."""
+    torch.manual_seed(0)
+    pairs = 1 if effort.tiny else _LAYERS // 2
+    layers = [layer for _ in range(pairs) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    model, x = nn.Sequential(*layers, nn.Linear(32, 10)), torch.randn(16, 32)
+    goals: tuple[tuple[Level | None, float], ...] = ((None, 2.5), ("off", 4.0), ("cheap", 8.0))
+    for trace, goal in goals:
+
+        def once(trace: Level | None = trace) -> float:
+            model.zero_grad(set_to_none=True)
+            loss = model(x).square().mean()
+            return 1e3 * seconds(lambda: ts.backward(loss, engine="direct", trace=trace))
+
+        once()
+        once()  # the first backward reads the graph and the hooks of the process
+        what = f"direct, trace={trace!r}, {len(model)} layers"
+        yield Row(what, "ms", tuple(once() for _ in range(effort.repetitions)), goal)
 
 
 def _backward_s(model: nn.Module, make_loss: Callable[[], Tensor]) -> float:
@@ -131,7 +162,8 @@ def _rows(
 
 
 def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: float) -> Iterator[Row]:
-    """The cost of a capture, and what is the least of it where torch calls a hook with each new node (2.14+)."""
+    """The cost of a capture, and its least: an empty hook of new nodes (torch 2.14+), or an empty function mode with
+    empty hooks of modules."""
 
     def captured() -> Tensor:
         with ts.capture():
@@ -139,12 +171,29 @@ def _captured(effort: Effort, forward: Callable[[], Tensor], where: str, goal: f
 
     values = ratios(lambda: seconds(captured), lambda: seconds(forward), effort.repetitions)
     yield Row(f"ts.capture() / the forward alone, {where}", "×", values, goal)
-    if TELLS_OF_NEW_NODES:
-        hook = torch.autograd.graph.node_creation_hook
+    what, context = (
+        ("node_creation_hook", _empty_hook) if TELLS_OF_NEW_NODES else ("mode and module hooks", _empty_mode)
+    )
 
-        def hooked() -> Tensor:
-            with hook(lambda node: None):
-                return forward()
+    def empty() -> Tensor:
+        with context():
+            return forward()
 
-        values = ratios(lambda: seconds(hooked), lambda: seconds(forward), effort.repetitions)
-        yield Row(f"an empty node_creation_hook / the forward alone, {where}", "×", values)
+    values = ratios(lambda: seconds(empty), lambda: seconds(forward), effort.repetitions)
+    yield Row(f"an empty {what} / the forward alone, {where}", "×", values)
+
+
+def _empty_hook() -> AbstractContextManager[object]:
+    return torch.autograd.graph.node_creation_hook(lambda node: None)
+
+
+@contextmanager
+def _empty_mode() -> Iterator[None]:
+    before = register_module_forward_pre_hook(lambda module, args: None)
+    after = register_module_forward_hook(lambda module, args, result: None, always_call=True)
+    try:
+        with BaseTorchFunctionMode():
+            yield
+    finally:
+        before.remove()
+        after.remove()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.engine.execution import torch_nodes as task_runner
 from tapescope.engine.execution.fast_loop import FastLoop
 from tapescope.engine.execution.find_hooks import HookWatch
+from tapescope.engine.execution.torch_nodes import TaskRunner
 from tapescope.engine.recording import fast_recorder as bare_statistics
 from tapescope.engine.session.direct_engine import DirectBackward
 from tapescope.tests.says import raises, says
@@ -101,7 +101,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
 def no_hooks_about() -> Iterator[None]:
     """Also where other tests have left some in the process; and graphs need not be large."""
     none = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
-    with none, mock.patch.object(task_runner, "_MANY_TASKS", 0):
+    with none, mock.patch.object(TaskRunner, "hook_watch", lambda self: self.watch):
         yield
 
 

@@ -23,6 +23,7 @@ from torch.autograd.graph import Node, save_on_cpu
 
 import tapescope as ts
 from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
+from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.session import native_fast_path as unread
 from tapescope.inspector.graph import operations_and_calls as facts
 from tapescope.inspector.torch_private.nodes import notes_on
@@ -475,3 +476,69 @@ def test_a_policy_of_the_users_own_is_asked_each_time(reads: list[int]) -> None:
         ts.backward(make_loss(), policy=mine)
     assert len(reads) == 3
     assert unread.run_without_graph(ts.types.BackwardCall(make_loss()), mine, "one") is None
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the number of nodes of each order that is read inside a backward."""
+    found: list[int] = []
+    real = unread._Start.begin
+
+    def begin(self: Any, nodes: list[Node]) -> None:
+        found.append(len(nodes))
+        real(self, nodes)
+
+    monkeypatch.setattr(unread._Start, "begin", begin)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["auto", "bfs"])
+def test_a_loop_whose_graphs_keep_the_engines_order_is_seldom_read(policy: str, starts: list[int]) -> None:
+    x = torch.ones(4).requires_grad_()
+    runs: list[ts.Run] = []
+    with ts.policy(policy, on_run=runs.append):
+        for step in range(200):
+            x.grad = None
+            loss = x.mul(step / 200).exp().tanh().sum()
+            (expected,) = torch.autograd.grad(loss, x, retain_graph=True)
+            loss.backward()
+            assert x.grad is not None and x.grad.equal(expected)
+            assert list(runs[-1].order) == schedule(runs[-1].graph, "heap")
+    assert len({run.policy for run in runs[1:]}) == 1
+    assert 200 / 16 < len(starts) < 30
+
+
+def of_a_chain(x: Tensor) -> Tensor:
+    return x.exp().cos().sin()
+
+
+def of_two_branches(x: Tensor) -> Tensor:
+    return x.exp() + x.cos()
+
+
+def test_graphs_whose_youngest_nodes_are_alike_keep_the_policys_order() -> None:
+    """Both create the same number of nodes; in the second, the policy's order is not the engine's."""
+
+    def ran(below: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
+        y = below(torch.ones(4).requires_grad_())
+        for _ in range(10):
+            y = y.tanh()
+        loss = y.sum()
+        run = ts.backward(loss, policy="bfs")
+        return tuple(run.graph.tasks[task_id].name for task_id in run.order)
+
+    first, second = ran(of_a_chain), ran(of_two_branches)
+    assert second.index("ExpBackward0") < second.index("CosBackward0")
+    seen = [(ran(of_a_chain), ran(of_two_branches)) for _ in range(20)]
+    assert {chain for chain, _ in seen} == {first}
+    assert {branches for _, branches in seen[2:]} == {second}
+    for _ in range(20):
+        ran(of_a_chain)
+    assert ran(of_two_branches) == second
+
+
+def test_another_batch_size_is_not_run_by_the_last_ones_look(starts: list[int]) -> None:
+    for size in (4, 4, 4, 5):
+        before = len(starts)
+        ts.backward(torch.ones(size).requires_grad_().exp().tanh().sum(), policy="bfs")
+    assert len(starts) == before + 1

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapescope as ts
-from tapescope.engine.execution import torch_nodes as task_runner
 from tapescope.engine.execution.find_hooks import HookWatch
+from tapescope.engine.execution.torch_nodes import TaskRunner
 from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.schedule.policy import Policy
@@ -38,7 +38,7 @@ def anew() -> Iterator[None]:
     forget_orders()
     hooks = mock.patch.multiple(HookWatch, registered=lambda self: False, possible=lambda self: False)
     captures = mock.patch.object(Facts, "alive", return_value=False)
-    with hooks, captures, mock.patch.object(task_runner, "_MANY_TASKS", 0):
+    with hooks, captures, mock.patch.object(TaskRunner, "hook_watch", lambda self: self.watch):
         yield
     forget_orders()
 
