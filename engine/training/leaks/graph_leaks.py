@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -53,8 +54,8 @@ class Leaks(LoopPart):
         self._number = number
         self._tokens.begin()
 
-    def module_ends(self, module: nn.Module, result: object) -> None:
-        self._tokens.mark(result)
+    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
+        self._tokens.mark_notes(notes)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._tokens.mark(given[0])

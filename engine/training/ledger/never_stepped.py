@@ -112,7 +112,6 @@ class NeverStepped(LoopPart):
         self._next = 0  # the step in which all parameters are listed next, or earlier
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
-        self._called: set[int] = set()  # ids of the modules that have returned
         self._reached: set[int] | None = None  # ids of the leaves in the latest graph that was read for missing ones
         self._has_backward = False
 
@@ -139,10 +138,6 @@ class NeverStepped(LoopPart):
 
     def forward_ends(self, module: nn.Module, result: object) -> None:
         self._is_in_forward = False
-
-    def module_ends(self, module: nn.Module, result: object) -> None:
-        if self._step <= _SURE_OF_PARTS:
-            self._called.add(id(module))
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._has_backward = True
@@ -411,7 +406,7 @@ class NeverStepped(LoopPart):
         return reasons_of_missing(
             list(self._training.watched.modules()),
             [(name, each) for name, each in zip(names, missing, strict=True) if name is not None],
-            self._called,
+            self._training.called,
             self._reached,
         )
 
