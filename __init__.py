@@ -136,6 +136,9 @@ if not TYPE_CHECKING:  # type checkers would accept any name if they saw __getat
 
 def load_ipython_extension(shell: object) -> None:
     """Register the magics `%tapescope` and `%%tapescope` for `%load_ext tapescope`."""
-    from .widgets.magic.magics import load
+    from .inspector.garbage_collector import collector_paused
+
+    with collector_paused():  # see `lazy_names`
+        from .widgets.magic.magics import load
 
     load(shell)  # type: ignore[arg-type]

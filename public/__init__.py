@@ -25,9 +25,14 @@ def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
         if name not in module_of:
             me = sys.modules[module]  # Python suggests a similar name from it
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name, obj=me)
+        from ..inspector.garbage_collector import collector_paused
+
         place, _, its_name = module_of[name].partition(":")
         try:
-            found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
+            with (
+                collector_paused()
+            ):  # modules stay, and a collection visits all of torch's objects: a fifth of the time
+                found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
             found = public_object(found, module.replace(".public.", "."), name)
         except (AttributeError, ImportError) as error:
             if (sentence := missing_in_torch(error)) is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
-from ...inspector.torch_private.call_watchers import watching_modules
+from ...inspector.torch_private.call_watchers import following_module_calls
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
 
@@ -35,7 +35,7 @@ class LoopFollower:
 
     def __init__(self) -> None:
         self._thread = get_ident()
-        self._calls: list[int] = []  # ids of the modules under way, outermost first
+        self._depth = 0  # the number of modules under way
         self._in_backward = False
         self._stepping: list[int] = []  # ids of the optimizers under way, outermost first
         self._seen_on_stack: set[int] = set()  # ids of optimizers whose step has been found on the stack
@@ -45,7 +45,7 @@ class LoopFollower:
     def install_hooks(self, stack: ExitStack) -> None:
         """Install the hooks; closing the stack removes them."""
         stack.callback(surround_backward(self._surround, self._gradients_begin))
-        stack.enter_context(watching_modules(self._entered, self._left))
+        stack.enter_context(following_module_calls(self._entered, self._left))
         stack.enter_context(watching_optimizers(self))
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None: ...
@@ -104,18 +104,16 @@ class LoopFollower:
                 return
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._is_ignored or torch.compiler.is_compiling():
-            return
-        self._calls.append(id(module))
-        if len(self._calls) == 1 and self._may_be_forward:
+        self._depth += 1
+        if self._depth == 1 and not self._over and self._may_be_forward and not torch.compiler.is_compiling():
             self._forward_begins(module, given)
 
     def _left(self, module: nn.Module, given: object, result: object) -> None:
-        if self._is_ignored or torch.compiler.is_compiling() or id(module) not in self._calls:
+        if not self._depth:  # an optimizer has stepped inside of it
             return
-        while self._calls.pop() != id(module):  # an exception left the modules that this one called
-            pass
-        self._module_ends(module, result, not self._calls and self._may_be_forward)
+        self._depth -= 1
+        if not self._over and (self._depth or not torch.compiler.is_compiling()):
+            self._module_ends(module, result, not self._depth and self._may_be_forward)
 
     def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
         if self._is_ignored or self._in_backward:
@@ -140,7 +138,7 @@ class LoopFollower:
         if id(optimizer) in _optimizers_on_stack():
             self._seen_on_stack.add(id(optimizer))
         if len(self._stepping) == 1:
-            self._calls.clear()  # a forward that raised left its modules there
+            self._depth = 0  # a module that calls the optimizer is not part of a forward
             self._optimizer_begins(optimizer, has_closure)
 
     def step_ends(self, optimizer: Optimizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
+from ...inspector.graph.node_metadata import nodes_of
 from ...inspector.torch_private.allocators import left_out_of_recording
+from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
-from ...inspector.torch_private.thread_state import autocast_is_on, unobserved
+from ...inspector.torch_private.thread_state import autocast_is_on, function_mode_is_on, unobserved
 from ..api.environment import autocast_now
 from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
@@ -45,9 +47,11 @@ class LoopPart:
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
 
-    def module_ends(self, module: nn.Module, result: object) -> None:
-        """A module has returned, which may be an inner one, or one that `ts.training` was not given. It is called only
-        for observers that override it. It is called often, so the user's modes stay on.
+    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
+        """A module has returned a tensor with a node, whose metadata are `notes`.
+
+        The module may be an inner one, or one that `ts.training` was not given. It is called only for observers that
+        override it, and more often than all others, so the user's modes stay on.
         """
 
     def backward_begins(self, given: BackwardGiven) -> None:
@@ -108,8 +112,9 @@ class TrainingWatch(LoopFollower):
         self._has_stepped = False  # whether an optimizer has stepped in this step; it may have been freed since
         self._training = training
         self._parts, self._all_parts = list(parts), list(parts)
-        self._overriding: dict[str, tuple[LoopPart, ...]] = {}  # by the name of a method
-        self._module_observers = [each for each in parts if type(each).module_ends is not LoopPart.module_ends]
+        # For each method: the observers that override it, and their bound methods.
+        self._overriding: dict[str, list[tuple[LoopPart, Callable[..., None]]]] = {}
+        self._node_observers = self._observers_of("node_returned")
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
         self._unwatched: WeakSet[nn.Module] = WeakSet()
@@ -134,11 +139,14 @@ class TrainingWatch(LoopFollower):
         self._over = True
         with unobserved():
             for part in self._all_parts:
-                self._notify_one(part, "ends")
+                try:
+                    part.ends()
+                except Exception as error:
+                    self._note_error(part, error)
         self._all_parts.clear()
         self._parts.clear()
         self._overriding.clear()
-        self._module_observers.clear()
+        self._node_observers = []
 
     def end(self, error: BaseException | None) -> None:
         """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
@@ -173,37 +181,35 @@ class TrainingWatch(LoopFollower):
         self._notified_since = started = perf_counter_ns()
         try:
             with unobserved(), left_out_of_recording():
-                for part in self._observers_of(method):
-                    if not self._notify_one(part, method, *arguments):
-                        self._drop_observer(part)
+                self._call_all(self._observers_of(method), *arguments)
         finally:
             self._notified_since = None
             self._observers_ns += perf_counter_ns() - started
 
-    def _observers_of(self, method: str) -> tuple[LoopPart, ...]:
-        """Return the observers that override this method."""
+    def _call_all(self, observers: list[tuple[LoopPart, Callable[..., None]]], *arguments: object) -> None:
+        """Call one method of several observers. One that raises is called no more."""
+        for part, call in observers:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._note_error(part, error)
+                if part in self._parts:
+                    self._parts.remove(part)
+                self._overriding.clear()
+                self._node_observers = self._observers_of("node_returned")
+
+    def _note_error(self, part: LoopPart, error: Exception) -> None:
+        since = f"{type(part).__name__} stopped in step {self.number} after an error"
+        self._training.note(f"{since}: {type(error).__name__}: {error}")
+
+    def _observers_of(self, method: str) -> list[tuple[LoopPart, Callable[..., None]]]:
+        """Return the observers that override this method, with their bound methods."""
         found = self._overriding.get(method)
         if found is None:
             base = getattr(LoopPart, method)
-            found = tuple([part for part in self._parts if getattr(type(part), method) is not base])
-            self._overriding[method] = found
+            overriding = [part for part in self._parts if getattr(type(part), method) is not base]
+            found = self._overriding[method] = [(part, getattr(part, method)) for part in overriding]
         return found
-
-    def _drop_observer(self, part: LoopPart) -> None:
-        self._parts.remove(part)
-        self._overriding.clear()
-        if part in self._module_observers:
-            self._module_observers.remove(part)
-
-    def _notify_one(self, part: LoopPart, method: str, *arguments: object) -> bool:
-        """Call one method of one observer; return whether it did not raise."""
-        try:
-            getattr(part, method)(*arguments)
-        except Exception as error:
-            since = f"{type(part).__name__} stopped in step {self.number} after an error"
-            self._training.note(f"{since}: {type(error).__name__}: {error}")
-            return False
-        return True
 
     def _is_watched_module(self, module: nn.Module) -> bool:
         """Return whether the module is watched: it was passed, or contains one that was."""
@@ -249,16 +255,21 @@ class TrainingWatch(LoopFollower):
         # torch also calls the hooks of a module that raised, while it handles the exception.
         if is_forward and result is None and (error := sys.exception()) is not None:
             self._explain(error)
+        self._training.called.add(id(module))
         result = beneath_all_transforms(result)
-        for part in self._module_observers:
-            if not self._notify_one(part, "module_ends", module, result):
-                self._drop_observer(part)
-                break
+        if type(result) is Tensor and not function_mode_is_on():
+            node = result.grad_fn
+            if node is not None:
+                self._call_all(self._node_observers, module, notes_on(node))
+        elif result is not None:
+            with unobserved():
+                for node in nodes_of(result):
+                    self._call_all(self._node_observers, module, notes_on(node))
         if is_forward and self._is_watched_module(module):
             self._notify("forward_ends", module, result)
 
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        if not self._calls and not self._stepping:
+        if not self._depth and not self._stepping:
             self._may_be_over()
         self._last_failure = 0
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.references.find_referrers import Holder
 from ...inspector.text.sizes_and_counts import percent_text, size_text
-from ...inspector.torch_private.optimizer_steps import optimizers_alive, parameters_of
+from ...inspector.torch_private.optimizer_steps import parameters_of
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import youngest_first
@@ -58,6 +59,7 @@ class HeldMemory(LoopPart):
         self._given: set[Place] = set()  # storages of the inputs of this step's forwards
         self._before: StorageCensus | None = None  # of this step's baseline, from its first forward on
         self._states: dict[int, int] = {}  # state bytes of the optimizers that stepped in this step, by id
+        self._stepped: WeakSet[Optimizer] = WeakSet()
         self._is_power = False
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
@@ -114,6 +116,8 @@ class HeldMemory(LoopPart):
             self._row[_GRADIENTS] = max(self._row[_GRADIENTS], float(sum(found.values())))
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
         if self._is_looking:
             self._states[id(optimizer)] = sum(storages_of(state_tensors(optimizer)).values())
             self._row[_OPTIMIZER] = float(sum(self._states.values()))
@@ -146,7 +150,8 @@ class HeldMemory(LoopPart):
         return census
 
     def _optimizers(self) -> list[Optimizer]:
-        return self._training.alive.optimizers(self._number) if self._is_power else optimizers_alive()
+        """Return the optimizers that were alive at the last visit of all objects, and those that have stepped since."""
+        return list(dict.fromkeys([*self._training.alive.optimizers(), *self._stepped]))
 
     def _look_at_tensors(self, number: int) -> Finding | None:
         """Sum the tensors of earlier steps, and return a finding if they grow steadily."""

@@ -51,6 +51,8 @@ class WatchedModels:
     def add(self, module: nn.Module) -> None:
         """Add a model, unless it is a submodule of a known one. Known models that are its submodules are removed."""
         known = [each for _, each in self]
+        if any(module is each for each in known):  # in nearly every call
+            return
         if any(module is each for model in known for each in model.modules()):
             return
         inside = {id(each) for each in module.modules()}
@@ -139,7 +141,7 @@ class ModuleColumns:
         return [self._columns[id(each)][1] for each in parameters]
 
     def knows(self, parameters: Iterable[Tensor]) -> bool:
-        return all(id(each) in self._columns for each in parameters)
+        return all(map(self._columns.__contains__, map(id, parameters)))
 
     @property
     def known(self) -> Collection[tuple[ReferenceType[Tensor], int]]:

@@ -21,7 +21,7 @@ from ...inspector.graph.graph import module_name
 from ...inspector.text.sizes_and_counts import counted
 from .findings import Finding
 from .module_columns import ModuleColumns
-from .norms import ABSENT, NO_SCALAR, Norms
+from .norms import ABSENT, NO_SCALAR, Norms, norm_of
 from .training_result import Training
 
 _USUAL = 50  # recent steps that define the usual values
@@ -175,6 +175,10 @@ class NormJudge:
     def _look_for_vanishing(self, step: int) -> None:
         values = self._norms.by_column[-(_USUAL + _LASTS) :]
         if values.shape[0] < _FEWEST + _LASTS:
+            return
+        last_row = values[-1]
+        if not bool(((last_row >= 0) & (last_row < _VANISHES * norm_of(last_row[None]))).any()):
+            self._vanished = set()  # a usual share is at most 1, so nearly always this one row decides
             return
         whole = values.clamp(min=0).square().sum(1, keepdim=True).sqrt()
         share = torch.where((values >= 0) & (whole > 0), values / whole, torch.nan)

@@ -73,7 +73,9 @@ class NormWatch(LoopPart):
         self._step = _Step(0)
         self._coming: deque[_Step] = deque()
         self._latest: list[ColumnNorms] = []
-        self._measured: set[int] = set()  # columns whose norms are in `_latest`
+        self._numbers: list[int] = []  # ids of the parameters whose gradients are in `_latest`, in order
+        self._parameters: frozenset[int] = frozenset()  # the same
+        self._measured: frozenset[int] = frozenset()  # their columns
         self._losses: list[LateTensor] = []
         self._scale: Tensor | None = None  # of the next backward
         self._rates: dict[int, float] = {}
@@ -114,18 +116,17 @@ class NormWatch(LoopPart):
         if error is not None:
             self._losses.clear()
             return
-        found = [
-            (id(each), gradient, column)
-            for known, column in self._columns.known
-            if (each := known()) is not None and (gradient := each.grad) is not None
-        ]
-        columns = [column for _, _, column in found]
-        self._latest = self._sums.take([gradient for _, gradient, _ in found], columns, scale)
-        self._measured = set(columns)
+        numbers, gradients, columns = [], [], []
+        for known, column in self._columns.known:
+            if (each := known()) is not None and (gradient := each.grad) is not None:
+                numbers.append(id(each))
+                gradients.append(gradient)
+                columns.append(column)
+        self._latest = self._sums.take(gradients, columns, scale, numbers)
         self._say_unread()
-        numbers = [number for number, _, _ in found]
-        squares = [each._replace(tensors=[numbers[at] for at in each.tensors]) for each in self._sums.squares]
-        self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest, squares)
+        if numbers != self._numbers:  # otherwise as in the step before
+            self._numbers, self._parameters, self._measured = numbers, frozenset(numbers), frozenset(columns)
+        self._training.taken_norms = TakenNorms(self._parameters, self._latest, self._sums.squares)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)
@@ -185,11 +186,8 @@ class NormWatch(LoopPart):
         after = [part for each in parameters for part in plain_elements(each).parts]
         if before and [each.shape for each in before] == [each.shape for each in after]:  # a sparse one may store more
             torch._foreach_sub_(before, after)  # in place: no third copy is made
-            self._step.updates += self._sums.take(before, columns)
-            squares = self._sums.squares
-            self._training.taken_updates = [
-                each._replace(tensors=[numbers[at] for at in each.tensors]) for each in squares
-            ]
+            self._step.updates += self._sums.take(before, columns, keys=numbers)
+            self._training.taken_updates = self._sums.squares
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._take_gradients(optimizer, parameters_of(optimizer))
@@ -217,7 +215,8 @@ class NormWatch(LoopPart):
         there = [(each, gradient) for each in parameters if (gradient := each.grad) is not None]
         columns = self._columns.of([each for each, _ in there])
         if self._measured.issuperset(columns):
-            wanted = set(columns) if len(set(columns)) < len(self._measured) else None
+            used = set(columns)
+            wanted = used if len(used) < len(self._measured) else None
             self._step.gradients += [(each, wanted) for each in self._latest]
         else:
             scale = getattr(optimizer, "grad_scale", None)
@@ -283,6 +282,8 @@ class NormWatch(LoopPart):
         self._judge.look([each.number for each in come], rows, told)
 
     def _row(self, pieces: list[tuple[ColumnNorms, set[int] | None]]) -> Tensor:
+        if len(pieces) == 1 and pieces[0][1] is None and len(pieces[0][0].columns) == len(self._columns.names):
+            return pieces[0][0].norms.read()
         row = torch.full((len(self._columns.names),), ABSENT, dtype=torch.float32, device="cpu")
         for (columns, norms), wanted in pieces:
             values = norms.read()

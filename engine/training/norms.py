@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from ..recording.pandas_tables import pandas_itself
 
 _MOST_PLACES = 64
 _NARROW = (torch.float16, torch.bfloat16)
-_USUAL = (Tensor, Parameter)
+_USUAL = frozenset((Tensor, Parameter))
 _WITHOUT_DOUBLES = ("mps",)
 
 
@@ -35,11 +36,11 @@ class TensorSquares(NamedTuple):
     """The squared norm of each tensor on one device.
 
     Attributes:
-        tensors: the indices of the tensors in the list that was passed, or the ids of their parameters.
+        tensors: the keys of the tensors: their indices in the list that was passed, or the ids of their parameters.
         squares: one number per tensor. 0 can be an underflow.
     """
 
-    tensors: list[int]
+    tensors: Sequence[int]
     squares: LateTensor
 
 
@@ -79,43 +80,47 @@ class NormSums:
         self.squares: list[TensorSquares] = []
         self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
-    def take(self, tensors: Sequence[Tensor], columns: Sequence[int], scale: Tensor | None = None) -> list[ColumnNorms]:
+    def take(
+        self,
+        tensors: Sequence[Tensor],
+        columns: Sequence[int],
+        scale: Tensor | None = None,
+        keys: Sequence[int] | None = None,
+    ) -> list[ColumnNorms]:
         """Compute the norm of all tensors of a column together. A sharded tensor counts with this rank's shard only.
 
         Args:
             tensors: gradients or parameters, of any device, dtype and layout.
             columns: the column of each tensor.
             scale: the factor by which the tensors were multiplied.
+            keys: the number of each tensor in `squares`; None: its index.
         """
+        keys = range(len(tensors)) if keys is None else keys
+        self.squares = []
+        if _are_alike(tensors):
+            return [self._summed(_norms_of(tensors, torch.float32), columns, keys, scale)]
         groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}  # by device and dtype
-        for number, (tensor, column) in enumerate(zip(tensors, columns, strict=True)):
-            parts: Sequence[Tensor] = (tensor,)
-            is_strided = tensor.layout is torch.strided and not tensor.is_meta
-            if type(tensor) not in _USUAL or tensor.dtype is not torch.float32 or not is_strided:
-                parts, unread = plain_elements(tensor)
-                if unread:
-                    self.unread[column] = unread
+        for key, tensor, column in zip(keys, tensors, columns, strict=True):
+            parts, unread = Elements((tensor,)) if _are_alike((tensor,)) else plain_elements(tensor)
+            if unread:
+                self.unread[column] = unread
             for plain in parts:
-                key = (plain.get_device(), plain.dtype)
-                group = groups.get(key)
-                if group is None:
-                    group = groups[key] = ([], [], [])
+                group = groups.setdefault((plain.get_device(), plain.dtype), ([], [], []))
                 group[0].append(plain)
                 group[1].append(column)
-                group[2].append(number)
+                group[2].append(key)
         by_device: dict[int, tuple[list[Tensor], list[int], list[int]]] = {}
         for (device, dtype), (found, places, numbers) in groups.items():
-            norms, columns_there, numbers_there = by_device.setdefault(device, ([], [], []))
+            norms, columns_there, keys_there = by_device.setdefault(device, ([], [], []))
             norms.append(_norms_of(found, dtype))
             columns_there += places
-            numbers_there += numbers
-        self.squares = []
+            keys_there += numbers
         return [
             self._summed(torch.cat(norms) if len(norms) > 1 else norms[0], places, numbers, scale)
             for norms, places, numbers in by_device.values()
         ]
 
-    def _summed(self, norms: Tensor, columns: list[int], tensors: list[int], scale: Tensor | None) -> ColumnNorms:
+    def _summed(self, norms: Tensor, columns: Sequence[int], keys: Sequence[int], scale: Tensor | None) -> ColumnNorms:
         key = (tuple(columns), norms.device)
         known = self._places.get(key)
         if known is None:
@@ -125,7 +130,7 @@ class NormSums:
             known = self._places[key] = numbers, index.to(norms.device)
         numbers, index = known
         squares = norms.square_()
-        self.squares.append(TensorSquares(tensors, LateTensor(squares)))
+        self.squares.append(TensorSquares(keys, LateTensor(squares)))
         sums = torch.zeros(numbers.numel(), dtype=norms.dtype, device=norms.device).index_add_(0, index, squares)
         sums.sqrt_()
         if scale is not None:
@@ -133,7 +138,18 @@ class NormSums:
         return ColumnNorms(numbers, LateTensor(sums.float()))
 
 
-def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+_KIND = attrgetter("dtype", "layout", "device")
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all are plain float32 tensors on one device, which takes a fraction of sorting them one by one."""
+    kinds = set(map(_KIND, tensors)) if _USUAL.issuperset(map(type, tensors)) else ()
+    return len(kinds) == 1 and all(
+        (dtype, layout) == (torch.float32, torch.strided) and device.type != "meta" for dtype, layout, device in kinds
+    )
+
+
+def _norms_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return one norm per tensor, in a dtype wide enough to hold its square."""
     wide = torch.float32 if dtype in _NARROW else None
     norms = torch._foreach_norm(tensors, 2, wide)
@@ -144,6 +160,8 @@ def _norms_of(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 def plain_elements(tensor: Tensor) -> Elements:
     """Return tensors with the floating-point or complex elements, and the reason if they cannot be read."""
     tensor = tensor.detach()
+    if _are_alike((tensor,)) and tensor.numel():
+        return Elements((tensor,))
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
     parts, unread = elements_of(tensor)
@@ -214,7 +232,8 @@ class StepTable:
             more = min(len(steps) - start, self._values.shape[0] - self.count)
             place, taken = slice(self.count, self.count + more), slice(start, start + more)
             self._values[place, :numbers] = rows[taken]
-            self._values[place, numbers:] = self._absent
+            if numbers < self._values.shape[1]:
+                self._values[place, numbers:] = self._absent
             self._firsts[place] = self._lasts[place] = torch.tensor(steps[taken], dtype=torch.int64, device="cpu")
             self.count += more
             start += more

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from weakref import WeakSet, ref
+from typing import Any
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
@@ -12,7 +13,6 @@ from ...inspector.graph.node_metadata import nodes_of
 from ...inspector.graph.source_lines import Place, source_at, users_place
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
-from ...inspector.torch_private.thread_state import function_mode_is_on, unobserved
 
 _KEY = "tapescope: forward"
 _MODULE = "tapescope: module"
@@ -54,7 +54,7 @@ class Forwards:
     def __init__(self) -> None:
         self._shown = False
         self._hidden = False
-        self._alive: WeakSet[Forward] = WeakSet()
+        self._alive: dict[int, ref[Forward]] = {}  # by id; a WeakSet would be slow to list in each step
         self._start = 0
 
     def begins(self) -> None:
@@ -70,7 +70,8 @@ class Forwards:
         forward = Forward(type(module).__name__, users_place(), step, self._start, results)
         for node in nodes:
             notes_on(node)[_KEY] = forward
-        self._alive.add(forward)
+        key = id(forward)
+        self._alive[key] = ref(forward, lambda _: self._alive.pop(key, None))
 
     @property
     def unseen(self) -> bool:
@@ -78,11 +79,11 @@ class Forwards:
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
-        return list(self._alive)
+        return [each for known in list(self._alive.values()) if (each := known()) is not None]
 
     def waiting(self) -> list[Forward]:
         """Return the forwards that no backward has run through."""
-        return [each for each in self._alive if not each.has_run]
+        return [each for each in self.alive() if not each.has_run]
 
     def runs(self, roots: Sequence[Node]) -> None:
         """Mark the forwards that a backward from these nodes runs through, and frees."""
@@ -102,16 +103,9 @@ class Forwards:
                 oldest = min(sought)
 
     @staticmethod
-    def mark_module(module: nn.Module, result: object) -> None:
-        """Note the module on the nodes of its results; the innermost of nested modules stays. User modes may be on."""
-        if type(result) is Tensor and not function_mode_is_on():
-            node = result.grad_fn
-            if node is not None:
-                notes_on(node).setdefault(_MODULE, ref(module))
-        elif result is not None:
-            with unobserved():
-                for node in nodes_of(result):
-                    notes_on(node).setdefault(_MODULE, ref(module))
+    def mark_module(module: nn.Module, notes: dict[str, Any]) -> None:
+        """Note the module in a node's metadata; the innermost of nested modules stays."""
+        notes.setdefault(_MODULE, ref(module))
 
     def maker_of(self, node: Node, names: Mapping[nn.Module, str]) -> str | None:
         """Return the module and the forward that made a node: `rnn (GRU) in the forward of Net at train.py:40`.
@@ -127,7 +121,7 @@ class Forwards:
 
     def forward_of(self, number: int) -> Forward | None:
         """Return the forward that made the node with this sequence number."""
-        return next((each for each in self._alive if each.start <= number < each.end), None)
+        return next((each for each in self.alive() if each.start <= number < each.end), None)
 
 
 def roots_of(outputs: Iterable[Tensor | GradientEdge]) -> list[Node]:

@@ -71,6 +71,7 @@ _NOT_FOR_USERS = frozenset(
             "alive",
             "autocast",
             "black_box_on",
+            "called",
             "cells",
             "earlier_storages",
             "earlier_bytes",
@@ -115,6 +116,7 @@ class Training(ShownAsFindings):
         synchronize: whether the loop may wait for an accelerator once a step.
         found_inf: whether fused optimizers skip the updates of bad steps.
         watched: the models, and the names of their modules.
+        called: ids of the modules that have returned.
         is_written: whether a logger gets each step.
         norms: gradient, weight and update norms, losses and learning rates of each step.
         memory: memory by category in some steps, see `memory_samples.HELD`.
@@ -147,6 +149,7 @@ class Training(ShownAsFindings):
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()
+        self.called: set[int] = set()
         self.is_written = False
         self.found_inf = False
         self.norms = Norms()

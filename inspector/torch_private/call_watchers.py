@@ -16,7 +16,7 @@ from torch.autograd.function import Function
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
-from .compiled import leaving_lock, out_of_compiled_code
+from .compiled import keep_compiler_out, leaving_lock, out_of_compiled_code
 from .hooks import own
 
 Before = Callable[[nn.Module, tuple[Any, ...]], None]
@@ -108,12 +108,14 @@ def _users_have_global_hooks() -> bool:
 
 
 def frame_of_call() -> FrameType | None:
-    """Return torch's frame that calls the running global module hook.
+    """Return the frame that calls the running global module hook, or the running callback of `following_module_calls`.
 
-    Its `kwargs` are the keyword arguments of the module's call, which global hooks do not receive.
+    Its `kwargs` are the keyword arguments of the module's call, which neither receives.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != nn.modules.module.__file__:
+    while frame is not None and not (
+        frame.f_code is WATCHED_CALL or frame.f_code.co_filename == nn.modules.module.__file__
+    ):
         frame = frame.f_back
     return frame
 
@@ -122,6 +124,7 @@ CallStack = list[list[Any]]
 """The running module calls; each is a list that begins with the module."""
 
 _stacks: dict[int, tuple[CallStack, ...]] = {}  # by thread
+_followers: dict[int, tuple[tuple[Before, After], ...]] = {}  # by thread
 _wrapped_call = nn.Module._wrapped_call_impl
 _original: CodeType = _wrapped_call.__code__
 
@@ -134,50 +137,84 @@ def stacking_module_calls(calls: CallStack) -> Iterator[None]:
     `Module.__call__` has another code object. Setting the attribute instead would change the version of Module's type,
     and from Python 3.13 on a type whose version has changed a thousand times stays slow.
     """
+    with _installed(_stacks, calls):
+        yield
+
+
+@contextmanager
+def following_module_calls(enters: Before, leaves: After) -> Iterator[None]:
+    """Call `enters` before each call of a module in this thread, and `leaves` with its result, or None if it raised.
+
+    Like `stacking_module_calls`, this spares global hooks and what torch does around them. Hooks of the module run
+    between the two calls.
+    """
+    with _installed(_followers, (enters, leaves)):
+        yield
+
+
+@contextmanager
+def _installed(installed: dict[int, tuple[Any, ...]], one: object) -> Iterator[None]:
     thread = threading.get_ident()
-    with leaving_lock:
-        _stacks[thread] = (*_stacks.get(thread, ()), calls)
-        _set_code()
-    try:
-        with out_of_compiled_code(_without_code):
+    try:  # entered first, because an interrupt may come at any line
+        with leaving_lock:
+            installed[thread] = (*installed.get(thread, ()), one)
+            _set_code()
+        with out_of_compiled_code(partial(_without_code, thread)):
             yield
     finally:
         with leaving_lock:
-            others = tuple([each for each in _stacks[thread] if each is not calls])
+            others = tuple([each for each in installed.pop(thread, ()) if each is not one])
             if others:
-                _stacks[thread] = others
-            else:
-                del _stacks[thread]
+                installed[thread] = others
             _set_code()
 
 
 def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Do the same as `Module.__call__`, and push the call onto the stacks.
+    """Do the same as `Module.__call__`, and tell the stacks and followers of the thread.
 
     Only the code object of this function is used; it runs with the globals of `torch.nn.modules.module`.
     """
-    stacks = _tapescope_stacks.get(_tapescope_thread(), ())  # type: ignore[name-defined]  # noqa: F821
+    thread = _tapescope_thread()  # type: ignore[name-defined]  # noqa: F821
+    stacks = _tapescope_stacks.get(thread, ())  # type: ignore[name-defined]  # noqa: F821
+    followers = _tapescope_followers.get(thread, ())  # type: ignore[name-defined]  # noqa: F821
     for calls in stacks:
         calls.append([self])
     try:
+        for enters, _ in followers:
+            enters(self, args)
         if self._compiled_call_impl is not None:
-            return self._compiled_call_impl(*args, **kwargs)
-        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            result = self._compiled_call_impl(*args, **kwargs)
+        else:
+            result = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    except BaseException:
+        for _, leaves in followers:
+            leaves(self, args, None)
+        raise
     finally:
         for calls in stacks:
             calls.pop()
+    for _, leaves in followers:
+        leaves(self, args, result)
+    return result
 
 
 WATCHED_CALL = _watched_call.__code__
+# Another thread's compiled code may call modules; dynamo does not inspect this frame then.
+keep_compiler_out(_watched_call, of_calls=False)
 
 
 def _set_code() -> None:
-    if _stacks:
-        vars(nn.modules.module).update(_tapescope_stacks=_stacks, _tapescope_thread=threading.get_ident)
-    _wrapped_call.__code__ = WATCHED_CALL if _stacks else _original
+    is_watched = bool(_stacks or _followers)
+    if is_watched:
+        vars(nn.modules.module).update(
+            _tapescope_stacks=_stacks, _tapescope_followers=_followers, _tapescope_thread=threading.get_ident
+        )
+    _wrapped_call.__code__ = WATCHED_CALL if is_watched else _original
 
 
-def _without_code() -> Callable[[], None]:
+def _without_code(thread: int) -> Callable[[], None]:
+    if threading.get_ident() != thread:
+        return lambda: None
     _wrapped_call.__code__ = _original
     return _set_code
 

@@ -125,12 +125,14 @@ class Fetching:
         It is the batch that shares storages with the inputs. If none does (after augmentation or a move to another
         device), it is the last batch, unless the loop prefetches.
         """
-        wanted = _storages(inputs)
         if self._ahead is None:
             self._ahead = self._waiting > 1
         self._waiting = 0
         last = self._last
-        if last is None or wanted & last.storages:
+        if last is None:  # no DataLoader returned one
+            return None
+        wanted = _storages(inputs)
+        if wanted & last.storages:
             self._last_taken = True
             return last
         for each in reversed(self._earlier):

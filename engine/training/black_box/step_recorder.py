@@ -147,8 +147,7 @@ class StepKeeper:
     def _taken_by(self, module: nn.Module, given: tuple[object, ...]) -> Fetched:
         frame = frame_of_call()
         named = {} if frame is None else beneath_all_transforms(variables_of(frame).get("kwargs") or {})
-        inputs = [tensor for _, tensor in tensors_in((given, named))]
-        fetched = self._fetching.take(inputs)
+        fetched = self._fetching.take(tensor for _, tensor in tensors_in((given, named)))
         if fetched is not None:
             return fetched
         batch = named if not given else given if not named else (given, named)

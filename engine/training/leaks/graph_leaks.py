@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -41,6 +42,8 @@ class Leaks(LoopPart):
         self._wait = 1
         self._next_look = _FIRST_LOOK
         self._looked_at = 0
+        # The leaks of the last search, the steps whose graphs they keep, and the last step in which one was alive.
+        self._lasting: list[tuple[Finding, frozenset[int], int]] = []
         self._known: dict[str, Holder] = {}  # the first of several similar holders
         self._with_graph: str | None = None  # the place of the last backward(create_graph=True): " at train.py:12"
 
@@ -53,8 +56,8 @@ class Leaks(LoopPart):
         self._number = number
         self._tokens.begin()
 
-    def module_ends(self, module: nn.Module, result: object) -> None:
-        self._tokens.mark(result)
+    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
+        self._tokens.mark_notes(notes)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._tokens.mark(given[0])
@@ -63,13 +66,15 @@ class Leaks(LoopPart):
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         self._last[optimizer] = self._number
+        if self._lasting:  # the last step ends with the loop, when the variables of its function may be gone
+            self._note_lasting()
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._last[optimizer] = self._number
 
     def step_ends(self, number: int) -> None:
         self._needed = set(self._last.values())
-        if not any(map(self._is_old, self._tokens.alive())):
+        if not self._note_lasting():
             self._wait = 1
             self._next_look = max(number + 1, _FIRST_LOOK)
             self._training.earlier_bytes, self._training.earlier_storages = 0, frozenset()
@@ -87,13 +92,33 @@ class Leaks(LoopPart):
         found = held_graphs(self._tokens, self._is_old, self._training.watched.parameters(), optimized)
         self._training.earlier_bytes = sum(held.nbytes for held in found)
         self._training.earlier_storages = frozenset().union(*(held.storages for held in found))
+        self._extend()
         for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
             said = leak_sentence(replace(held, holder=first), self._with_graph)
             leak = Finding("leak", number, said, None, first.text, held.nbytes, first.at, alike=held.alike)
             self._training.update(leak)
+            self._lasting.append((leak, frozenset(held.steps), number))
+
+    def _note_lasting(self) -> bool:
+        """Note which known leaks are still alive. Return whether any graph of an earlier step is."""
+        old = frozenset(filter(self._is_old, self._tokens.alive()))
+        self._lasting = [
+            (leak, steps, last if old.isdisjoint(steps) else self._number) for leak, steps, last in self._lasting
+        ]
+        return bool(old)
+
+    def _extend(self) -> None:
+        """Extend the leaks of the last search to the last step in which they were alive: a variable of a function that
+        has returned is not found any more.
+        """
+        for leak, _, last in self._lasting:
+            if last > leak.step:
+                self._training.update(replace(leak, last_step=last))
+        self._lasting = []
 
     def ends(self) -> None:
+        self._extend()
         if self._known and self._looked_at < self._number and any(map(self._is_old, self._tokens.alive())):
             self._look(self._number)
         self._tokens.end()

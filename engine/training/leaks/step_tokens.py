@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress
+from typing import Any
 from weakref import ref
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from ....inspector.graph.node_metadata import nodes_of
 from ....inspector.torch_private.nodes import notes_on
 from ....inspector.torch_private.sequence_numbers import UNNUMBERED, number_of, sequence_nr
 from ....inspector.torch_private.tensors import node_of
-from ....inspector.torch_private.thread_state import function_mode_is_on, unobserved
+from ....inspector.torch_private.thread_state import unobserved
 
 _numbers = itertools.count()
 
@@ -65,14 +66,12 @@ class StepTokens:
 
     def mark(self, result: object) -> None:
         """Mark the nodes that created these tensors."""
-        if type(result) is Tensor and not function_mode_is_on():
-            node = result.grad_fn
-            if node is not None:
-                notes_on(node).setdefault(self._key, self._token)
-        elif result is not None:
-            with unobserved():
-                for node in nodes_of(result):
-                    notes_on(node).setdefault(self._key, self._token)
+        for node in nodes_of(result):
+            self.mark_notes(notes_on(node))
+
+    def mark_notes(self, notes: dict[str, Any]) -> None:
+        """Mark the node with this metadata."""
+        notes.setdefault(self._key, self._token)
 
     def mark_alive(self, tensors: Iterable[Tensor]) -> None:
         """Mark the nodes of those tensors, all that are alive, that were created in the loop and have no mark.
@@ -125,16 +124,14 @@ class AliveObjects:
         self._look(step)
         return (each for reference in self._tensors if (each := reference()) is not None)
 
-    def optimizers(self, step: int) -> list[Optimizer]:
-        """Return the optimizers that were alive at the first call in this step."""
-        self._look(step)
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that were alive when tensors were listed last."""
         return [each for reference in self._optimizers if (each := reference()) is not None]
 
     def clear(self) -> None:
-        """Drop all references: `torch.utils.swap_tensors` refuses tensors that have weak ones."""
+        """Drop the references to tensors: `torch.utils.swap_tensors` refuses tensors that have weak ones."""
         self._step = None
         self._tensors.clear()
-        self._optimizers.clear()
 
     def _look(self, step: int) -> None:
         if step == self._step:

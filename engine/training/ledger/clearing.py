@@ -117,7 +117,7 @@ class Clearing(LoopPart):
         self._streaks: dict[FindingKind, WeakKeyDictionary[Optimizer, _Streak]] = {}
         self._pending: deque[_PendingStep] = deque()
         self._with_gradient: frozenset[int] = frozenset()  # ids of parameters, when the last backward ended
-        self._calls: list[str] = []  # calls of zero_grad since then
+        self._calls: list[tuple[str, Place | None]] = []  # calls of zero_grad since then: class and line
         self._is_after_backward = False
         self._backwards = 0  # number of backwards that have ended
         self._stepped_at: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # `_backwards` at its last step
@@ -135,7 +135,7 @@ class Clearing(LoopPart):
         if get_ident() != self._thread:
             return
         if self._is_after_backward:
-            self._calls.append(f"{type(owner).__name__}.zero_grad(){at(users_place())}")
+            self._calls.append((type(owner).__name__, users_place()))
         interval = self._intervals.get(owner) if isinstance(owner, Optimizer) else None
         if interval is not None:
             interval.is_cleared = True
@@ -208,14 +208,14 @@ class Clearing(LoopPart):
         """Compute the squared norms of gradients, by the id of the parameter."""
         there = [(key, each.grad) for key, state in states.items() if (each := state.parameter()) is not None]
         found = [(key, gradient) for key, gradient in there if gradient is not None]
-        self._sums.take([gradient for _, gradient in found], [0] * len(found))
-        return [each._replace(tensors=[found[place][0] for place in each.tensors]) for each in self._sums.squares]
+        self._sums.take([gradient for _, gradient in found], [0] * len(found), keys=[key for key, _ in found])
+        return self._sums.squares
 
     def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
         """Look for gradients that the last backward computed and that are None or zero now."""
         had = [each for each in held if id(each) in self._with_gradient]
         there = [each for each in had if each.grad is not None]
-        calls = tuple(dict.fromkeys(self._calls))
+        calls = tuple(f"{owner}.zero_grad(){at(place)}" for owner, place in dict.fromkeys(self._calls))
         if had and not there:
             self._extend_streak("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
         elif there and calls:

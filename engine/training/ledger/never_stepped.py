@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import get_ident
@@ -112,9 +112,10 @@ class NeverStepped(LoopPart):
         self._next = 0  # the step in which all parameters are listed next, or earlier
         self._listed = -1  # the last step in which parameters were listed
         self._inputs: set[int] = set()  # ids of the tensors passed to outermost modules
-        self._called: set[int] = set()  # ids of the modules that have returned
         self._reached: set[int] | None = None  # ids of the leaves in the latest graph that was read for missing ones
         self._has_backward = False
+        # Reported parameters without a gradient, and the finding for a number of steps.
+        self._missing: list[tuple[list[ReferenceType[Tensor]], Callable[[int], Finding]]] = []
 
     def begins(self, training: Training) -> None:
         self._training = training
@@ -139,10 +140,6 @@ class NeverStepped(LoopPart):
 
     def forward_ends(self, module: nn.Module, result: object) -> None:
         self._is_in_forward = False
-
-    def module_ends(self, module: nn.Module, result: object) -> None:
-        if self._step <= _SURE_OF_PARTS:
-            self._called.add(id(module))
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._has_backward = True
@@ -173,6 +170,7 @@ class NeverStepped(LoopPart):
                 self._list_is_outdated = False
                 if self._step >= self._next:
                     self._next = self._step + min(max(self._step, self._training.every), _OFTEN)
+                    self._extend_missing(self._step + 1)
                 self._list_parameters()
         if self._step in (_SURE, _SURE_OF_PARTS):
             self._report_idle(optimizer)
@@ -186,6 +184,8 @@ class NeverStepped(LoopPart):
     def ends(self) -> None:
         self._stack.close()
         self._report_unchanged()
+        self._extend_missing(self._step + self._has_stepped)
+        self._missing.clear()
         self._suspects.clear()
         self._pending = None
         self._registered.clear()
@@ -367,17 +367,42 @@ class NeverStepped(LoopPart):
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
         more = [f"{counted(nameless, 'parameter')} outside the modules that were called"] if nameless else []
-        self._training.add(
-            Finding(
-                "without gradient",
-                self._step,
-                f"{type(optimizer).__name__} holds {joined([*names, *more])}, which got no gradient in the first "
-                f"{counted(self._step + 1, 'step')}; later steps may compute one. {self._reasons(idle)}What to do: "
-                "ts.find_unused(make_loss, model) gives the reason; or freeze with requires_grad_(False).",
-                tensor=names[0] if names else None,
-                certain=False,
-            )
+        holds, reasons, step = (
+            f"{type(optimizer).__name__} holds {joined([*names, *more])}",
+            self._reasons(idle),
+            self._step,
         )
+        self._add_missing(
+            idle,
+            lambda steps: Finding(
+                "without gradient",
+                step,
+                f"{holds}, which got no gradient in the first {counted(steps, 'step')}; later steps may compute one. "
+                f"{reasons}What to do: ts.find_unused(make_loss, model) gives the reason; or freeze with "
+                "requires_grad_(False).",
+                tensor=names[0] if names else None,
+                last_step=steps - 1,
+                certain=False,
+            ),
+        )
+
+    def _add_missing(self, missing: Sequence[Tensor], finding: Callable[[int], Finding]) -> None:
+        """Report parameters without a gradient. `finding` makes the text for a number of steps, which grows."""
+        self._training.add(finding(self._step + 1))
+        self._missing.append(([ref(each) for each in missing], finding))
+
+    def _extend_missing(self, steps: int) -> None:
+        """Extend the findings to the steps so far, as long as none of their parameters has got a gradient."""
+        self._missing = [
+            (references, finding)
+            for references, finding in self._missing
+            if all(
+                (each := known()) is not None and each.grad is None and id(each) not in self._ever_with_gradient
+                for known in references
+            )
+        ]
+        for _, finding in self._missing:
+            self._training.update(finding(steps))
 
     def _unused_parts(self) -> set[int]:
         """Return the ids of parameters that have had no gradient, while the same parameter of a sibling has had one.
@@ -411,23 +436,26 @@ class NeverStepped(LoopPart):
         return reasons_of_missing(
             list(self._training.watched.modules()),
             [(name, each) for name, each in zip(names, missing, strict=True) if name is not None],
-            self._called,
+            self._training.called,
             self._reached,
         )
 
     def _report_steps_without_gradients(self, optimizer: Optimizer, held: Sequence[Tensor]) -> None:
-        self._training.add(
-            Finding(
+        why = self._reasons(held) if self._has_backward else "No backward ran in these steps. "
+        title, step = type(optimizer).__name__, self._step
+        self._add_missing(
+            held,
+            lambda steps: Finding(
                 "without gradient",
-                self._step,
-                f"None of the parameters that {type(optimizer).__name__} holds had a gradient when it stepped in the "
-                f"first {counted(self._step + 1, 'step')}, so these steps changed nothing. "
-                f"{self._reasons(held) if self._has_backward else 'No backward ran in these steps. '}"
+                step,
+                f"None of the parameters that {title} holds had a gradient when it stepped in the first "
+                f"{counted(steps, 'step')}, so these steps changed nothing. {why}"
                 "What to do: look for a backward() that is not called or is followed by zero_grad(), and for a "
                 ".detach() or no_grad() before the loss. ts.find_unused(make_loss, model) shows where the path to each "
                 "parameter is cut.",
+                last_step=steps - 1,
                 certain=False,
-            )
+            ),
         )
 
 

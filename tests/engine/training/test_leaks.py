@@ -273,6 +273,29 @@ def test_a_leak_goes_on(program: ModuleType, snapshot: Snapshots) -> None:
     snapshot("training", leak)
 
 
+def test_a_leak_lasts_to_the_last_step_although_its_function_has_returned() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train(dropped: int) -> None:
+        kept: list[Tensor] = []
+        for step in range(15):
+            optimizer.zero_grad()
+            y = model(torch.ones(2, 3)).square().sum()
+            y.backward()
+            optimizer.step()
+            kept.append(y)
+            if step == dropped:
+                kept.clear()
+
+    for dropped, last in ((99, 14), (12, 12)):
+        training = ts.training(model, optimizer).start()
+        train(dropped)
+        training.stop()
+        (leak,) = leaks_of(training)
+        assert (leak.step, leak.last_step) == (2, last)
+
+
 def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:
     run(program, "lists = []", "lists[0].append(y)")
     going, done = threading.Event(), threading.Event()
@@ -309,7 +332,7 @@ class ListOf:
 def test_what_is_let_go_of_is_not_searched_for_again(program: ModuleType) -> None:
     run(program, "", "trainer.store.append(y)\n            if step == 3: trainer.store.clear()")
     (leak,) = leaks_of(program.train(ts.training, 6))
-    assert (leak.step, leak.last_step) == (2, None)
+    assert (leak.step, leak.last_step) == (2, 3)
 
 
 def test_searches_come_after_2_4_8_steps(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,26 @@ def test_steps_without_any_gradient_are_told(snapshot: Snapshots) -> None:
     assert found.kind == "without gradient" and found.tensor is None and not found.certain
     says(found, "SGD", "backward()", "zero_grad()", "no_grad()")
     snapshot("training", found)
+
+
+def test_a_missing_gradient_is_said_for_all_steps_until_there_is_one() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+
+    def train(steps: int, uses_all: int) -> ts.types.Finding:
+        with ts.training(model, optimizer) as training:
+            for step in range(steps):
+                optimizer.zero_grad()
+                (model if step >= uses_all else model[0])(torch.randn(2, 4)).sum().backward()
+                optimizer.step()
+        (found,) = [each for each in training.findings if each.kind == "without gradient"]
+        return found
+
+    found = train(30, 30)
+    says(found, "1.weight", "30 steps")
+    assert (found.step, found.last_step) == (2, 29)
+    found = train(60, 45)
+    assert found.last_step is not None and 2 < found.last_step < 45, (
+        "from the next list of all parameters on, it has one"
+    )
+    says(found, f"first {found.last_step + 1} steps")
