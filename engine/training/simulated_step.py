@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
-from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
+from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, step_without_compiler, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
 from ...inspector.torch_private.operators import Operator, leaves_of
 from ...inspector.torch_private.random_states import watching_states_taken
@@ -35,6 +36,7 @@ from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..memory.estimates import Estimate
+from ..memory.kernel_arguments import zeros_shared
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
 from .step_memory import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
 from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
@@ -50,7 +52,8 @@ _MOST_BYTES = 2**30
 _MOST_BYTES_WHERE_SLOW = 2**26
 _SLOW = "conv", "mkldnn", "slow_conv", "scaled_dot_product", "grid_sampler", "mm", "addmm", "bmm", "baddbmm"
 """The largest total of arguments and results with which an operator is run alone, in bytes, and the same for operators
-that compute much with each byte. Workspaces of larger ones are extrapolated from smaller batches."""
+that compute much with each byte, not counting bytes between elements. Workspaces of larger ones are extrapolated from
+smaller batches."""
 
 _TAKE_NOTHING = frozenset(
     (
@@ -67,6 +70,12 @@ _MANY_AT_ONCE = ("_foreach_", "_fused_")  # optimizers' operators on lists of te
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 _READ_BY_BLAS = (torch.float32, torch.float64)
 """Dtypes for which the workspace of products follows from the layouts of the matrices, see `FakeKernels`."""
+
+
+def rounded(nbytes: int, device: torch.device) -> int:
+    """Return the bytes that the device's allocator takes for a storage."""
+    grain = _GRAIN.get(device.type, 1)
+    return -(-nbytes // grain) * grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +128,10 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         return True
 
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
-        """Return the bytes of each storage on this device, rounded up as in `memory`; 0 on other devices."""
-        grain = _GRAIN.get(memory.type, 1)
+        """Return the bytes of each storage that is in `memory` if this device's tensors are; 0 for the others."""
         left_out = set() if memory == _CPU else self._on_cpu
         return [
-            -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
+            nbytes if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
             for number, nbytes in enumerate(self.nbytes)
         ]
 
@@ -172,14 +180,14 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
             path = self._path_of.get(number_of(node), "") if node is not None else (self._calls or [""])[-1]
             self.names += [f"{operation} in {path}" if path else operation] * new
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
         if operator is torch.ops.aten.lift_fresh.default:  # a number of torch.tensor(0.0): fakes know some of them
             result = operator(*args)
             self._note(result)
             self._name_new("tensor")
             return result
         try:
-            result = super().__torch_dispatch__(operator, types, args, kwargs)
+            result = super().call(operator, args, kwargs)
         except NEEDS_NUMBERS:
             self.failed_in = current_node()
             raise
@@ -203,8 +211,12 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if name in _PRODUCTS and results[0].dtype in _READ_BY_BLAS and results[0].device == _CPU:
             pass
         elif name not in _TAKE_NOTHING and not name.startswith(_MANY_AT_ONCE):
-            most = _MOST_BYTES_WHERE_SLOW if name.lstrip("_").startswith(_SLOW) else _MOST_BYTES
-            found = kernel_run(operator, args, kwargs, results, most)
+            is_slow = name.lstrip("_").startswith(_SLOW)
+            tensors = (each for each in leaves_of((args, kwargs, results)) if isinstance(each, Tensor))
+            if is_slow and sum(each.numel() * each.element_size() for each in tensors) > _MOST_BYTES_WHERE_SLOW:
+                found = TOO_LARGE
+            else:
+                found = kernel_run(operator, args, kwargs, results, _MOST_BYTES)
         if found is TOO_LARGE:
             found = self._from_smaller()
         known = not isinstance(found, str)
@@ -248,6 +260,7 @@ class FakeStep:
 
     Attributes:
         timeline: the memory over the step.
+        exact_bytes: the size of each block of the timeline, before the allocator rounds it up.
         device: the device of that memory.
         too_large: whether the workspace of a kernel is unknown because it was too large to be run alone.
         estimates: the reasons why the figures are estimates; empty if nothing is known to be missing.
@@ -256,6 +269,7 @@ class FakeStep:
     """
 
     timeline: StepTimeline
+    exact_bytes: Sequence[int]
     device: torch.device
     too_large: bool
     estimates: tuple[str, ...]
@@ -302,7 +316,7 @@ def fake_step(
     counter = FlopCounterMode(display=False) if count else None
     states = watching_states_taken(fakes.note_state)
     modules = watching_modules(fakes.module_begins, fakes.module_ends)
-    with as_found(recipe), fakes, states, counter or nullcontext(), modules:
+    with as_found(recipe), zeros_shared(), fakes, states, counter or nullcontext(), modules:
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())
@@ -402,8 +416,10 @@ class _Trained:
         memory = self._recipe.device or device
         sizes = fakes.sizes_on(device, memory)
         timeline = predicted_step(str(memory), fakes.events, sizes, self._starts, self._kinds, fakes.names)
+        exact, taken = timeline.nbytes, array("q", (rounded(each, memory) for each in timeline.nbytes))
+        timeline = replace(timeline, nbytes=taken)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(timeline, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        return FakeStep(timeline, exact, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes
@@ -420,7 +436,7 @@ class _Trained:
             _expect_gradients(self._model)
         self._name(GRADIENTS, ((f"{name}.grad", each.grad) for name, each in self._model.named_parameters()))
         self._enter(OPTIMIZER)
-        self._optimizer.step()
+        step_without_compiler(self._optimizer)()
 
     def _enter(self, phase: str) -> None:
         self._starts.append((phase, len(self._fakes.events)))

@@ -74,6 +74,9 @@ _COUNTED = torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspa
 """Operators that create values by position, as used in building models."""
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 def leaves_of(value: object) -> list[Any]:
     """Return the leaves of an operator's arguments or results, which are only tuples, lists and dicts.
 
@@ -188,7 +191,13 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
         return -1 if storage is None else self._numbers.get(storage.address, -1)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs or {})
+        if operator is _DEVICE:  # two thirds of all calls: the engine and optimizers ask fake tensors for their device
+            return args[0].device
+        return self.call(operator, args, kwargs or {})
+
+    def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation of the program, and record the storages that it allocates."""
+        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs)
         result = self.run(operator, args, kwargs)
         if self._is_making and getattr(operator, "overloadpacket", None) in _COUNTED:
             keep_known_values(self.mode, operator, args, kwargs, result)
