@@ -27,7 +27,7 @@ from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
 from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, step_without_compiler, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
-from ...inspector.torch_private.operators import Operator, leaves_of
+from ...inspector.torch_private.operators import Operator, leaves_of, operator_named
 from ...inspector.torch_private.random_states import watching_states_taken
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
@@ -105,6 +105,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         workspaces: the workspace of each kernel, as in `Workspaces`.
         names: by storage, the operation that allocated it, with its module: `mm in layers.0`.
         modules: the path of each module, by its id.
+        has_assumed_values: whether the optimizer read a value that is not known.
     """
 
     grad = True
@@ -118,6 +119,8 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self._path_of: dict[int, str] = {}  # by sequence number of an operation's node: its module
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
+        self._is_stepping = False
+        self.has_assumed_values = False
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
         self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
         self._after_numbers: dict[
@@ -126,6 +129,16 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
 
     def is_noted(self, device: torch.device) -> bool:
         return True
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Know the optimizer's counts, and assume the other values that it reads: they scale its update."""
+        self._is_stepping = True
+        try:
+            with super().stepping():
+                yield
+        finally:
+            self._is_stepping = False
 
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
         """Return the bytes of each storage that is in `memory` if this device's tensors are; 0 for the others."""
@@ -189,6 +202,9 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         try:
             result = super().call(operator, args, kwargs)
         except NEEDS_NUMBERS:
+            if self._is_stepping and operator is _VALUE and (assumed := _assumed(args[0])) is not None:
+                self.has_assumed_values = True
+                return assumed
             self.failed_in = current_node()
             raise
         for each in leaves_of(result):
@@ -210,7 +226,9 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         found: KernelRun | str | None = None
         if name in _PRODUCTS and results[0].dtype in _READ_BY_BLAS and results[0].device == _CPU:
             pass
-        elif name not in _TAKE_NOTHING and not name.startswith(_MANY_AT_ONCE):
+        elif name.startswith(_MANY_AT_ONCE):
+            found = _with_number(operator, args)
+        elif name not in _TAKE_NOTHING:
             is_slow = name.lstrip("_").startswith(_SLOW)
             tensors = (each for each in leaves_of((args, kwargs, results)) if isinstance(each, Tensor))
             if is_slow and sum(each.numel() * each.element_size() for each in tensors) > _MOST_BYTES_WHERE_SLOW:
@@ -235,6 +253,26 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if first is None or second is None:
             return TOO_LARGE
         return KernelRun(max(0, first + (second - first) * (self._size - small) // (large - small)), ())
+
+
+_VALUE = torch.ops.aten._local_scalar_dense.default
+
+
+def _assumed(tensor: Tensor) -> float | bool | None:
+    """Return a value for a tensor without one; None for integers, on which shapes could depend."""
+    return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else None
+
+
+def _with_number(operator: Operator, args: Any) -> KernelRun | str | None:
+    """Return the workspace of an operator on a list of tensors and a number, which becomes a tensor for each of them.
+
+    On the CPU it is the operator on one tensor, called for each. Others work in place on their arguments.
+    """
+    if operator._overloadname not in ("Scalar", "ScalarList") or len(args) != 2 or not args[0]:
+        return None
+    single = operator_named(f"aten.{name_of(operator).removeprefix('_foreach_')}.Scalar")
+    tensor, number = args[0][0], args[1][0] if isinstance(args[1], list | tuple) else args[1]
+    return None if single is None else kernel_run(single, (tensor, number), {}, [tensor])
 
 
 def expect_built(device: torch.device) -> None:
@@ -369,7 +407,8 @@ class _Trained:
                 "make_model() returned a model without parameters that require gradients; expected a model to train"
             )
         try:
-            optimizer = recipe.make_optimizer(parameters)
+            with fakes.stepping():
+                optimizer = recipe.make_optimizer(parameters)
         except (AttributeError, TypeError) as error:  # as of `lambda model: Adam(model.parameters())`
             error.add_note(
                 "tapescope: make_optimizer gets the list of the model's parameters, not the model: "
@@ -419,7 +458,9 @@ class _Trained:
         exact, taken = timeline.nbytes, array("q", (rounded(each, memory) for each in timeline.nbytes))
         timeline = replace(timeline, nbytes=taken)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(timeline, exact, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        return FakeStep(
+            timeline, exact, memory, too_large, tuple(_reasons(fakes, self._optimizer)), tuple(fakes.workspaces)
+        )
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes
@@ -436,7 +477,8 @@ class _Trained:
             _expect_gradients(self._model)
         self._name(GRADIENTS, ((f"{name}.grad", each.grad) for name, each in self._model.named_parameters()))
         self._enter(OPTIMIZER)
-        step_without_compiler(self._optimizer)()
+        with fakes.stepping():
+            step_without_compiler(self._optimizer)()
 
     def _enter(self, phase: str) -> None:
         self._starts.append((phase, len(self._fakes.events)))
@@ -477,8 +519,11 @@ def _expect_loss(loss: object) -> None:
         raise ValueError(f"loss_of(model, batch) returned a tensor of shape {tuple(loss.shape)}; expected one element")
 
 
-def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
+def _reasons(fakes: FakeTraining, optimizer: Optimizer) -> Iterable[Estimate]:
     """Return the reasons why the figures are estimates."""
+    if fakes.has_assumed_values:
+        name = type(optimizer).__name__
+        yield Estimate(f"{name} reads values of tensors in its step, as .item() does; 1 is assumed for each", "unknown")
     names: dict[str, list[str]] = {}
     for why, name in fakes.unknown:
         names.setdefault(why, []).append(name)

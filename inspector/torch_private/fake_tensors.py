@@ -81,9 +81,11 @@ def values_kept(mode: FakeTensorMode) -> Iterator[None]:
         del mode.may_turn_const
 
 
-def keep_known_values(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+def keep_known_values(
+    mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any, most: int | None = None
+) -> None:
     """Store the values in a fake tensor that an operator created without tensor arguments, if they are few."""
-    if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
+    if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= (most or _MOST_NUMBERS):
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
         mode.fake_tensor_converter.add_constant_storage_mapping(result)
@@ -95,11 +97,24 @@ def fake_implementation(operator: Any) -> Callable[..., Any]:
     torch closes the mode while one of its Python kernels runs. Each operation then checks for DTensors, and imports all
     of torch.distributed.tensor for that, which takes a sixth of a second.
     """
+    if operator in _without_fake_kernel():
+        return _does_nothing
     if "torch.distributed.tensor" in sys.modules:
         found: Callable[..., Any] = operator
     else:
         found = _with_mode_open().get(operator, operator)
     return found
+
+
+@cache
+def _without_fake_kernel() -> frozenset[object]:
+    """Return the operators of fused optimizers that torch cannot run on fake tensors. They only write to arguments."""
+    packets = torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_
+    return frozenset(getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
+
+
+def _does_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 @cache
