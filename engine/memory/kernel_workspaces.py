@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import ref
@@ -31,9 +30,10 @@ from ...inspector.torch_private.operators import (
     schema_name,
     with_tensors_for_numbers,
 )
-from ...inspector.torch_private.tensors import SPARSE, View, on_storage, storage_of
+from ...inspector.torch_private.tensors import SPARSE, View, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.gradient_layouts import layout_of, scratch_of_copy
+from .kernel_arguments import real_arguments, span
 
 MOST_BYTES = 2**31
 """The largest total of arguments and results with which an operator is run alone, in bytes. They must also fit into
@@ -245,7 +245,7 @@ def _run(
     operator: Operator, args: Sequence[Any], kwargs: dict[str, Any], fill: int, tiny: bool, in_backward: bool
 ) -> KernelRun | str:
     with unobserved():
-        args, kwargs = tree_map_only(Tensor, lambda tensor: real_like(tensor, fill, tiny), (args, kwargs))
+        args, kwargs = real_arguments(operator, args, kwargs, fill, tiny)
         if in_backward:
             args = with_tensors_for_numbers(operator, args)
         with recordings_ended():
@@ -283,15 +283,6 @@ def _run(
     return KernelRun(highest - level, () if tiny else tuple(outputs))
 
 
-def real_like(tensor: Tensor, fill: int, tiny: bool = False) -> Tensor:
-    """Return a CPU tensor of the same shape, strides and dtype, filled with a number; if tiny, of one element."""
-    view = View.of(tensor)._replace(offset=0)
-    if tiny:
-        view = view._replace(shape=(1,) * tensor.dim(), strides=(1,) * tensor.dim())
-    storage = torch.full((_span(view),), fill, dtype=tensor.dtype, device=_CPU).untyped_storage()
-    return on_storage(storage, view)
-
-
 def _tensors_in(values: object) -> list[Tensor]:
     return [each for each in leaves_of(values) if isinstance(each, Tensor)]
 
@@ -304,14 +295,7 @@ def fits_alone(tensors: Sequence[Tensor], most_bytes: int | None = None) -> bool
 def _nbytes(tensor: Tensor) -> int:
     """Return the bytes of such a tensor and of a copy, in case the kernel makes one. A column of a matrix comes with
     all bytes between its elements."""
-    return max(tensor.numel(), _span(View.of(tensor))) * tensor.element_size()
-
-
-def _span(view: View) -> int:
-    """Return the number of elements from the first to the last in memory."""
-    if not prod(view.shape):
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
+    return max(tensor.numel(), span(View.of(tensor))) * tensor.element_size()
 
 
 def _key(values: object, tiny: bool) -> tuple[object, ...]:
@@ -424,13 +408,13 @@ class FakeKernels(FakeOperations):  # type: ignore[no-untyped-call]
         """Return the operator's kernel run, as `kernel_run` does."""
         return kernel_run(operator, args, kwargs, results, in_backward=True)
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
         in_place = _IN_PLACE.get(operator)
         if self.fills_in_place and operator is _aten.masked_fill.Scalar:
             in_place = _aten.masked_fill_.Scalar
         if in_place is not None and self.in_place and self.number(args[0]) >= 0:
             operator = in_place
-        result = super().__torch_dispatch__(operator, types, args, kwargs)
+        result = super().call(operator, args, kwargs)
         find = _SCRATCH.get(operator)
         if self._workspace is not None:
             self._take_scratch([self._workspace] if self._workspace else [])

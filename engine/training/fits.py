@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from ...inspector.renderers import GraphTheme, drawn, saved_page
-from ...inspector.text.progress import Tell, telling
 from ...inspector.text.report import ShownAsTable
 from ...inspector.text.sizes_and_counts import (
     SIZES,
@@ -35,6 +34,7 @@ from ..recompute.plan_recompute import plan_recompute
 from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
 from .step_memory import OPTIMIZER, PhasePeak, StepTimeline, cells_of
 from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
+from .tried_batches import LARGEST_TRIED, TriedBatches
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -216,9 +216,6 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
     return best
 
 
-_LARGEST_TRIED = 2**20
-
-
 @dataclass(frozen=True, repr=False)
 class Fit(ShownAsTable):
     """The result of `ts.fits`: whether a training step fits into memory. It prints as a table, and displays itself in a
@@ -241,7 +238,7 @@ class Fit(ShownAsTable):
     timeline: StepTimeline
     estimates: tuple[str, ...]
     _recipe: Recipe = field(repr=False)
-    _tried: _Tried = field(repr=False)
+    _tried: TriedBatches = field(repr=False)
 
     @property
     def phases(self) -> tuple[PhasePeak, ...]:
@@ -276,10 +273,11 @@ class Fit(ShownAsTable):
 
     @cached_property
     def largest_batch(self) -> int | None:
-        """The largest batch that fits; it was tried, as was the next size, which does not fit. 0 if no batch fits.
+        """The largest batch that fits; it was tried. 0 if no batch fits.
 
-        None if `make_batch` takes no size, or 2²⁰ still fits. Computing it runs about five more steps on fake tensors,
-        once.
+        None if `make_batch` takes no size, or 2²⁰ still fits. The next size does not fit. It was tried as well, unless
+        each tensor's size grows by the same bytes from one batch size to the next; this is checked at three sizes,
+        the largest among them. Computing it simulates two to five more steps, once.
 
         Raises:
             ValueError: `make_batch` ignores the size it is passed, as `data[:size]` does beyond the data.
@@ -352,91 +350,8 @@ class Fit(ShownAsTable):
             said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
             return f"The largest batch that fits is unknown, because another size raised {said}."
         if largest is None:
-            return f"Even a batch of {_LARGEST_TRIED:,} fits."
+            return f"Even a batch of {LARGEST_TRIED:,} fits."
         return f"The largest batch that fits: {largest:,}." if largest else "Not even a batch of 1 fits."
-
-
-class _Tried:
-    """Steps on fake tensors with batches of several sizes, each run once."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._steps: dict[int | None, FakeStep] = {}
-        self._learned: tuple[Workspaces, ...] | None = None
-
-    def step(self, size: int | None) -> FakeStep:
-        """Run a step with a batch of this size. Workspaces of kernels too large to run come from smaller batches."""
-        if size not in self._steps:
-            with telling(None, "fitting") as tell:
-                tell("two steps on fake tensors" + ("" if size is None else f", with a batch of {size:,}"))
-                found = fake_step(self._recipe.sized(size), learned=self._learned or ())
-                if found.too_large and self._learned is None and size is not None and size > 2:
-                    found = fake_step(self._recipe.sized(size), learned=self.learned())
-            self._steps[size] = found
-        return self._steps[size]
-
-    @property
-    def known(self) -> tuple[Workspaces, ...]:
-        """Return the workspaces measured with smaller batches that have run."""
-        return self._learned or ()
-
-    def learned(self) -> tuple[Workspaces, ...]:
-        """Measure the kernels' workspaces with the two smallest batches that work."""
-        if self._learned is None:
-            self._learned = ()
-            for small in (1, 2):
-                try:
-                    self._learned = tuple(Workspaces(size, self.step(size).workspaces) for size in (small, small + 1))
-                except NotImplementedError:
-                    raise
-                except Exception:  # a batch norm takes no batch of one, for example
-                    continue
-                break
-        return self._learned
-
-    def largest(self, memory: int) -> int | None:
-        """Return the largest size that fits; 0 if none does, None if all tried sizes do."""
-        with telling(None, "looking for the largest batch") as tell:
-            return self._largest(memory, tell)
-
-    def _largest(self, memory: int, tell: Tell) -> int | None:
-        tell("the smallest ones")
-        small, *_ = [each.size for each in self.learned()] or [1]
-        known: dict[int, int] = {}
-        for size in (small, small + 1):
-            known[size] = self._peak(size)
-        while True:
-            fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
-            not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)
-            if fitting >= _LARGEST_TRIED:
-                return None
-            if not_fitting is not None and not_fitting <= max(fitting + 1, small):
-                return fitting
-            size = _guess(known, memory, fitting, not_fitting)
-            tell(f"{size:,} (try {len(known) - 1})")
-            known[size] = self._peak(size)
-
-    def _peak(self, size: int) -> int:
-        try:
-            return self.step(size).peak_bytes
-        except Exception as error:
-            error.add_note(f"tapescope: with a batch of {size:,}, tried by ts.fits to find the largest one that fits")
-            raise
-
-
-def _guess(known: Mapping[int, int], memory: int, fitting: int, not_fitting: int | None) -> int:
-    """Return a size above the largest that fits and below the smallest that does not.
-
-    It is where a line through these two points meets the memory, or through the two largest while all fit. A peak is
-    the maximum of several lines, which a line through two points can miss, so every third guess is the middle.
-    """
-    if not_fitting is not None and len(known) % 3 == 1:
-        return (fitting + not_fitting) // 2
-    first, second = sorted(known)[-2:] if not_fitting is None else (fitting or min(known), not_fitting)
-    slope = (known[second] - known[first]) / (second - first) if second > first else 0
-    guess = _LARGEST_TRIED if slope <= 0 else int(first + (memory - known[first]) / slope)
-    highest = _LARGEST_TRIED if not_fitting is None else not_fitting - 1
-    return min(max(guess, fitting + 1), highest)
 
 
 def fits(
@@ -503,7 +418,7 @@ def fits(
         Recipe.of(make_model, make_batch, make_optimizer, loss_of, batch_size),
         device=None if device is None else named_device(device),
     )
-    tried = _Tried(recipe)
+    tried = TriedBatches(recipe)
     step = tried.step(recipe.size)
     gpu = step.device.type not in ("cpu", "meta")  # a meta model does not name its later device
     if kept is None:

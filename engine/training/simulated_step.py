@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -24,9 +25,9 @@ from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
-from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, unsupported_on_fakes
+from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, step_without_compiler, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
-from ...inspector.torch_private.operators import Operator, leaves_of
+from ...inspector.torch_private.operators import Operator, leaves_of, operator_named
 from ...inspector.torch_private.random_states import watching_states_taken
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
@@ -35,6 +36,7 @@ from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..memory.estimates import Estimate
+from ..memory.kernel_arguments import zeros_shared
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
 from .step_memory import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
 from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
@@ -50,7 +52,8 @@ _MOST_BYTES = 2**30
 _MOST_BYTES_WHERE_SLOW = 2**26
 _SLOW = "conv", "mkldnn", "slow_conv", "scaled_dot_product", "grid_sampler", "mm", "addmm", "bmm", "baddbmm"
 """The largest total of arguments and results with which an operator is run alone, in bytes, and the same for operators
-that compute much with each byte. Workspaces of larger ones are extrapolated from smaller batches."""
+that compute much with each byte, not counting bytes between elements. Workspaces of larger ones are extrapolated from
+smaller batches."""
 
 _TAKE_NOTHING = frozenset(
     (
@@ -67,6 +70,12 @@ _MANY_AT_ONCE = ("_foreach_", "_fused_")  # optimizers' operators on lists of te
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 _READ_BY_BLAS = (torch.float32, torch.float64)
 """Dtypes for which the workspace of products follows from the layouts of the matrices, see `FakeKernels`."""
+
+
+def rounded(nbytes: int, device: torch.device) -> int:
+    """Return the bytes that the device's allocator takes for a storage."""
+    grain = _GRAIN.get(device.type, 1)
+    return -(-nbytes // grain) * grain
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         workspaces: the workspace of each kernel, as in `Workspaces`.
         names: by storage, the operation that allocated it, with its module: `mm in layers.0`.
         modules: the path of each module, by its id.
+        has_assumed_values: whether the optimizer read a value that is not known.
     """
 
     grad = True
@@ -109,6 +119,8 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         self._path_of: dict[int, str] = {}  # by sequence number of an operation's node: its module
         self.failed_in: Node | None = None  # the node in whose backward an operation wanted numbers
         self._learned, self._size = learned, size
+        self._is_stepping = False
+        self.has_assumed_values = False
         self._elsewhere: dict[int, torch.device] = {}  # the device of each storage that is not on the CPU
         self._on_cpu: set[int] = set()  # storages of random states and numbers: on the CPU wherever the model is
         self._after_numbers: dict[
@@ -118,12 +130,21 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
     def is_noted(self, device: torch.device) -> bool:
         return True
 
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Know the optimizer's counts, and assume the other values that it reads: they scale its update."""
+        self._is_stepping = True
+        try:
+            with super().stepping():
+                yield
+        finally:
+            self._is_stepping = False
+
     def sizes_on(self, device: torch.device, memory: torch.device) -> list[int]:
-        """Return the bytes of each storage on this device, rounded up as in `memory`; 0 on other devices."""
-        grain = _GRAIN.get(memory.type, 1)
+        """Return the bytes of each storage that is in `memory` if this device's tensors are; 0 for the others."""
         left_out = set() if memory == _CPU else self._on_cpu
         return [
-            -(-nbytes // grain) * grain if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
+            nbytes if self._elsewhere.get(number, _CPU) == device and number not in left_out else 0
             for number, nbytes in enumerate(self.nbytes)
         ]
 
@@ -172,15 +193,18 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
             path = self._path_of.get(number_of(node), "") if node is not None else (self._calls or [""])[-1]
             self.names += [f"{operation} in {path}" if path else operation] * new
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
         if operator is torch.ops.aten.lift_fresh.default:  # a number of torch.tensor(0.0): fakes know some of them
             result = operator(*args)
             self._note(result)
             self._name_new("tensor")
             return result
         try:
-            result = super().__torch_dispatch__(operator, types, args, kwargs)
+            result = super().call(operator, args, kwargs)
         except NEEDS_NUMBERS:
+            if self._is_stepping and operator is _VALUE and (assumed := _assumed(args[0])) is not None:
+                self.has_assumed_values = True
+                return assumed
             self.failed_in = current_node()
             raise
         for each in leaves_of(result):
@@ -202,9 +226,15 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         found: KernelRun | str | None = None
         if name in _PRODUCTS and results[0].dtype in _READ_BY_BLAS and results[0].device == _CPU:
             pass
-        elif name not in _TAKE_NOTHING and not name.startswith(_MANY_AT_ONCE):
-            most = _MOST_BYTES_WHERE_SLOW if name.lstrip("_").startswith(_SLOW) else _MOST_BYTES
-            found = kernel_run(operator, args, kwargs, results, most)
+        elif name.startswith(_MANY_AT_ONCE):
+            found = _with_number(operator, args)
+        elif name not in _TAKE_NOTHING:
+            is_slow = name.lstrip("_").startswith(_SLOW)
+            tensors = (each for each in leaves_of((args, kwargs, results)) if isinstance(each, Tensor))
+            if is_slow and sum(each.numel() * each.element_size() for each in tensors) > _MOST_BYTES_WHERE_SLOW:
+                found = TOO_LARGE
+            else:
+                found = kernel_run(operator, args, kwargs, results, _MOST_BYTES)
         if found is TOO_LARGE:
             found = self._from_smaller()
         known = not isinstance(found, str)
@@ -223,6 +253,26 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if first is None or second is None:
             return TOO_LARGE
         return KernelRun(max(0, first + (second - first) * (self._size - small) // (large - small)), ())
+
+
+_VALUE = torch.ops.aten._local_scalar_dense.default
+
+
+def _assumed(tensor: Tensor) -> float | bool | None:
+    """Return a value for a tensor without one; None for integers, on which shapes could depend."""
+    return True if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else None
+
+
+def _with_number(operator: Operator, args: Any) -> KernelRun | str | None:
+    """Return the workspace of an operator on a list of tensors and a number, which becomes a tensor for each of them.
+
+    On the CPU it is the operator on one tensor, called for each. Others work in place on their arguments.
+    """
+    if operator._overloadname not in ("Scalar", "ScalarList") or len(args) != 2 or not args[0]:
+        return None
+    single = operator_named(f"aten.{name_of(operator).removeprefix('_foreach_')}.Scalar")
+    tensor, number = args[0][0], args[1][0] if isinstance(args[1], list | tuple) else args[1]
+    return None if single is None else kernel_run(single, (tensor, number), {}, [tensor])
 
 
 def expect_built(device: torch.device) -> None:
@@ -248,6 +298,7 @@ class FakeStep:
 
     Attributes:
         timeline: the memory over the step.
+        exact_bytes: the size of each block of the timeline, before the allocator rounds it up.
         device: the device of that memory.
         too_large: whether the workspace of a kernel is unknown because it was too large to be run alone.
         estimates: the reasons why the figures are estimates; empty if nothing is known to be missing.
@@ -256,6 +307,7 @@ class FakeStep:
     """
 
     timeline: StepTimeline
+    exact_bytes: Sequence[int]
     device: torch.device
     too_large: bool
     estimates: tuple[str, ...]
@@ -302,7 +354,7 @@ def fake_step(
     counter = FlopCounterMode(display=False) if count else None
     states = watching_states_taken(fakes.note_state)
     modules = watching_modules(fakes.module_begins, fakes.module_ends)
-    with as_found(recipe), fakes, states, counter or nullcontext(), modules:
+    with as_found(recipe), zeros_shared(), fakes, states, counter or nullcontext(), modules:
         try:
             step = _Trained(recipe, fakes, change).steps(micro_batches)
             return step if counter is None else replace(step, flops=counter.get_total_flops())
@@ -355,7 +407,8 @@ class _Trained:
                 "make_model() returned a model without parameters that require gradients; expected a model to train"
             )
         try:
-            optimizer = recipe.make_optimizer(parameters)
+            with fakes.stepping():
+                optimizer = recipe.make_optimizer(parameters)
         except (AttributeError, TypeError) as error:  # as of `lambda model: Adam(model.parameters())`
             error.add_note(
                 "tapescope: make_optimizer gets the list of the model's parameters, not the model: "
@@ -402,8 +455,12 @@ class _Trained:
         memory = self._recipe.device or device
         sizes = fakes.sizes_on(device, memory)
         timeline = predicted_step(str(memory), fakes.events, sizes, self._starts, self._kinds, fakes.names)
+        exact, taken = timeline.nbytes, array("q", (rounded(each, memory) for each in timeline.nbytes))
+        timeline = replace(timeline, nbytes=taken)
         too_large = any(why is TOO_LARGE for why, _ in fakes.unknown)
-        return FakeStep(timeline, memory, too_large, tuple(_reasons(fakes)), tuple(fakes.workspaces))
+        return FakeStep(
+            timeline, exact, memory, too_large, tuple(_reasons(fakes, self._optimizer)), tuple(fakes.workspaces)
+        )
 
     def _step(self, batches: Sequence[Any]) -> None:
         fakes = self._fakes
@@ -420,7 +477,8 @@ class _Trained:
             _expect_gradients(self._model)
         self._name(GRADIENTS, ((f"{name}.grad", each.grad) for name, each in self._model.named_parameters()))
         self._enter(OPTIMIZER)
-        self._optimizer.step()
+        with fakes.stepping():
+            step_without_compiler(self._optimizer)()
 
     def _enter(self, phase: str) -> None:
         self._starts.append((phase, len(self._fakes.events)))
@@ -461,8 +519,11 @@ def _expect_loss(loss: object) -> None:
         raise ValueError(f"loss_of(model, batch) returned a tensor of shape {tuple(loss.shape)}; expected one element")
 
 
-def _reasons(fakes: FakeTraining) -> Iterable[Estimate]:
+def _reasons(fakes: FakeTraining, optimizer: Optimizer) -> Iterable[Estimate]:
     """Return the reasons why the figures are estimates."""
+    if fakes.has_assumed_values:
+        name = type(optimizer).__name__
+        yield Estimate(f"{name} reads values of tensors in its step, as .item() does; 1 is assumed for each", "unknown")
     names: dict[str, list[str]] = {}
     for why, name in fakes.unknown:
         names.setdefault(why, []).append(name)

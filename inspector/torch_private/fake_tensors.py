@@ -16,17 +16,22 @@ from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorConverter,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import Optimizer, _use_grad_for_differentiable
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .tensors import is_fake, is_fake_of
@@ -37,7 +42,9 @@ def fake_mode(**options: Any) -> FakeTensorMode:
     if _compiler_is_loaded():
         return FakeTensorMode(**options)
     _call_undisabled()
-    return _mode_class()(**options)
+    mode = _mode_class()(**options)
+    mode.fake_tensor_converter = _Converter()
+    return mode
 
 
 NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -74,9 +81,11 @@ def values_kept(mode: FakeTensorMode) -> Iterator[None]:
         del mode.may_turn_const
 
 
-def keep_known_values(mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+def keep_known_values(
+    mode: FakeTensorMode, operator: Any, args: Any, kwargs: Any, result: Any, most: int | None = None
+) -> None:
     """Store the values in a fake tensor that an operator created without tensor arguments, if they are few."""
-    if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= _MOST_NUMBERS:
+    if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= (most or _MOST_NUMBERS):
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
         mode.fake_tensor_converter.add_constant_storage_mapping(result)
@@ -88,11 +97,24 @@ def fake_implementation(operator: Any) -> Callable[..., Any]:
     torch closes the mode while one of its Python kernels runs. Each operation then checks for DTensors, and imports all
     of torch.distributed.tensor for that, which takes a sixth of a second.
     """
+    if operator in _without_fake_kernel():
+        return _does_nothing
     if "torch.distributed.tensor" in sys.modules:
         found: Callable[..., Any] = operator
     else:
         found = _with_mode_open().get(operator, operator)
     return found
+
+
+@cache
+def _without_fake_kernel() -> frozenset[object]:
+    """Return the operators of fused optimizers that torch cannot run on fake tensors. They only write to arguments."""
+    packets = torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_
+    return frozenset(getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
+
+
+def _does_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 @cache
@@ -111,7 +133,13 @@ def _with_mode_open() -> dict[object, Callable[..., Any]]:
         aten.tril.default: refs.tril,
         aten.masked_fill.Scalar: refs.masked_fill,
         aten.sum.dim_IntList: refs.sum,
+        **{operator: partial(_filled, operator) for operator in (aten.normal_.default, aten.uniform_.default)},
     }
+
+
+def _filled(operator: Callable[..., Any], tensor: FakeTensor, *args: Any, **kwargs: Any) -> Any:
+    """Fill a fake tensor with random numbers, which changes nothing unless its values are known."""
+    return tensor if tensor.constant is None else operator(tensor, *args, **kwargs)
 
 
 def _compiler_is_loaded() -> bool:
@@ -131,7 +159,8 @@ class _Torch:
     _without = _Settings(
         config=_Settings(
             fake_tensor_cache_enabled=True, fake_tensor_cache_crosscheck_enabled=False, _custom_ops_profile=None
-        )
+        ),
+        graph_break=lambda: None,
     )
 
     @property
@@ -153,7 +182,7 @@ def _import(
     level: int = 0,
 ) -> Any:
     """Replacement for `__import__` in these functions: `import torch._dynamo.config` binds `torch`."""
-    if name == "torch._dynamo.config" and not fromlist and not _compiler_is_loaded():
+    if name in ("torch._dynamo", "torch._dynamo.config") and not fromlist and not _compiler_is_loaded():
         return _torch
     found = __import__(name, globals, locals, fromlist or (), level)
     return _torch if found is torch else found
@@ -174,7 +203,38 @@ def _mode_class() -> type[FakeTensorMode]:
     return type("FakeTensorMode", (FakeTensorMode,), {**own, "_should_skip_dynamo": classmethod(lambda cls: False)})
 
 
-_OF_FAKES = ("torch._subclasses", "torch._refs", "torch._decomp", "torch._prims", "torch._meta_registrations")
+class _Converter(FakeTensorConverter):
+    """Makes fake tensors of known values without the compiler, which torch loads to name where they come from."""
+
+    def from_real_tensor(
+        self, fake_mode: FakeTensorMode, t: Tensor, make_constant: bool = False, shape_env: Any = None, **options: Any
+    ) -> FakeTensor:
+        is_plain = type(t) is Tensor and t.layout is torch.strided and not (t.requires_grad or t.is_conj())
+        if _compiler_is_loaded() or not (make_constant and is_plain) or shape_env is not None:
+            return super().from_real_tensor(fake_mode, t, make_constant, shape_env, **options)
+        if (known := self._get_memo(t)) is not None:  # written to in place
+            return known
+        with _disable_current_modes():
+            aliases = self.constant_storage_mapping.get(StorageWeakRef(t._typed_storage()), ())  # type: ignore[no-untyped-call]
+            alias = next((fake for each in aliases if (fake := each()) is not None), None)
+            size = t.untyped_storage().nbytes() // t.element_size()
+            flat = torch.empty(size, dtype=t.dtype, device="meta") if alias is None else alias
+            on_meta = torch.empty(0, dtype=t.dtype, device="meta")
+            on_meta.set_(flat.untyped_storage(), t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+            fake = FakeTensor(fake_mode, on_meta, t.device, constant=t)
+        self.set_tensor_memo(t, fake)
+        self.add_constant_storage_mapping(fake)
+        return fake
+
+
+_OF_FAKES = (
+    "torch.optim",
+    "torch._subclasses",
+    "torch._refs",
+    "torch._decomp",
+    "torch._prims",
+    "torch._meta_registrations",
+)
 
 
 @cache
@@ -206,3 +266,31 @@ def _until_loaded(disabled: Callable[..., Any], function: Callable[..., Any]) ->
         return disabled(*args, **kwargs)
 
     return call
+
+
+def step_without_compiler(optimizer: Optimizer) -> Callable[[], object]:
+    """Return the optimizer's `step`; one of torch's own classes loads the compiler otherwise, to tell it something."""
+    step = optimizer.step
+    own = getattr(step, "__func__", None)
+    if _compiler_is_loaded() or own is None or own is not getattr(type(optimizer), "step", None):
+        return step
+    return partial(_undifferentiated(own), optimizer)
+
+
+_USE_GRAD = _use_grad_for_differentiable(lambda self: None).__code__
+
+
+def _undifferentiated(step: Any) -> Any:
+    """Return a copy of a decorated step in which `_use_grad_for_differentiable` does not import the compiler."""
+    if not isinstance(step, FunctionType):
+        return step
+    if step.__code__ is _USE_GRAD:
+        return _reading_settings(step)
+    if step.__closure__ is None or "func" not in step.__code__.co_freevars:
+        return step
+    place = step.__code__.co_freevars.index("func")
+    cells = list(step.__closure__)
+    cells[place] = CellType(_undifferentiated(cells[place].cell_contents))
+    copy = FunctionType(step.__code__, step.__globals__, step.__name__, step.__defaults__, tuple(cells))
+    copy.__kwdefaults__ = step.__kwdefaults__
+    return copy

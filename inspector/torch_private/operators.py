@@ -73,6 +73,12 @@ def _unlogged() -> Iterator[None]:
 _COUNTED = torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.logspace
 """Operators that create values by position, as used in building models."""
 
+_FILLED = torch.ops.aten.zeros, torch.ops.aten.ones, torch.ops.aten.full, torch.ops.aten.scalar_tensor
+"""Operators that create equal values, as used for the step counts of optimizers."""
+
+
+_DEVICE = torch.ops.prim.device.default
+
 
 def leaves_of(value: object) -> list[Any]:
     """Return the leaves of an operator's arguments or results, which are only tuples, lists and dicts.
@@ -138,7 +144,7 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}  # by address
         self._outside: dict[int, Tensor] = {}  # by address: tensors from before
         self._modes = ExitStack()
-        self._is_making = False
+        self._kept: tuple[object, ...] = ()  # operators whose values are stored
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -164,11 +170,23 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
         Models read such values as Python numbers while they are built, such as a rate for each layer.
         """
         with values_kept(self.mode):
-            self._is_making = True
+            self._kept = _COUNTED
             try:
                 yield
             finally:
-                self._is_making = False
+                self._kept = ()
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Keep the values of tensors of one element that `torch.zeros` and similar operators create.
+
+        Optimizers create their counts so, and read them as Python numbers in a step.
+        """
+        self._kept = _FILLED
+        try:
+            yield
+        finally:
+            self._kept = ()
 
     def start(self) -> None:
         """Clear the recorded events."""
@@ -188,10 +206,16 @@ class FakeOperations(DispatchMode):  # type: ignore[no-untyped-call]
         return -1 if storage is None else self._numbers.get(storage.address, -1)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs or {})
+        if operator is _DEVICE:  # two thirds of all calls: the engine and optimizers ask fake tensors for their device
+            return args[0].device
+        return self.call(operator, args, kwargs or {})
+
+    def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation of the program, and record the storages that it allocates."""
+        args, kwargs = with_tensors(self._as_fake, args), with_tensors(self._as_fake, kwargs)
         result = self.run(operator, args, kwargs)
-        if self._is_making and getattr(operator, "overloadpacket", None) in _COUNTED:
-            keep_known_values(self.mode, operator, args, kwargs, result)
+        if self._kept and getattr(operator, "overloadpacket", None) in self._kept:
+            keep_known_values(self.mode, operator, args, kwargs, result, most=1 if self._kept is _FILLED else None)
         for each in leaves_of(result):
             if isinstance(each, Tensor):
                 self._note(each)

@@ -27,7 +27,7 @@ from ....inspector.validation import a_kind
 from ...api.restore_state import AsFound, same_versions
 from ...memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..follow_loop import BackwardGiven, LoopFollower, RunBackward
-from ..simulated_step import FakeTraining, numbers_sentence, unfakeable_sentence
+from ..simulated_step import FakeTraining, numbers_sentence, rounded, unfakeable_sentence
 from ..step_memory import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
@@ -277,7 +277,8 @@ class _Follower(LoopFollower):
             if each.address in names:
                 self._kinds[place] = PARAMETERS
         devices = {each.device for _, each in self._parameters.values()} or {torch.device("cpu")}
-        sizes = fakes.sizes_on(next(iter(devices)), torch.device(self._device))
+        memory = torch.device(self._device)
+        sizes = [rounded(each, memory) for each in fakes.sizes_on(next(iter(devices)), memory)]
         starts = [(phase, event + len(real)) for phase, event in self._starts]
         if self._make_optimizer is None:
             starts[0] = BETWEEN, 0

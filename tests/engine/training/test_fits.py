@@ -303,8 +303,29 @@ def test_each_batch_is_run_once_that_of_the_default_size_too() -> None:
     assert fit.batch_size == 2 and "with a batch of 2: " in str(fit)
     assert fit.largest_batch is not None and fit.largest_batch > 2
     sizes = [call.args[0] for call in asked.call_args_list]
-    assert {1, 2, fit.largest_batch, fit.largest_batch + 1} <= set(sizes)
+    assert {1, 2, fit.largest_batch} <= set(sizes)
     assert len(sizes) == len(set(sizes))
+
+
+def test_a_next_size_that_is_on_a_line_is_not_simulated() -> None:
+    asked = Mock()
+
+    def batches(size: int = 1, pad: int = 1) -> tuple[Tensor, Tensor]:
+        asked(size)
+        return pairs(-(-size // pad) * pad)
+
+    def sizes_asked(pad: int) -> tuple[int, set[int]]:
+        asked.reset_mock()
+        make_batch = lambda size=1: batches(size, pad)  # noqa: E731
+        largest = ts.fits(perceptron, make_batch, OPTIMIZERS["adam"], "3MiB", cross_entropy).largest_batch
+        assert largest is not None
+        return largest, {call.args[0] for call in asked.call_args_list}
+
+    largest, sizes = sizes_asked(1)
+    assert sizes == {1, 2, largest}
+    assert not ts.fits(perceptron, pairs, OPTIMIZERS["adam"], "3MiB", cross_entropy, batch_size=largest + 1).fits
+    padded, sizes = sizes_asked(7)  # sizes 1 and 2 are alike, and on no line with larger ones
+    assert {padded, padded + 1} <= sizes and padded % 7 == 0 and padded <= largest < padded + 7
 
 
 def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
