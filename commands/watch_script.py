@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..engine.api.restore_state import restoring_depth
 from ..engine.training.findings import Finding, seconds_text
 from ..engine.training.follow_loop import BackwardGiven, RunBackward
 from ..engine.training.loop_observers import LoopPart, TrainingWatch
@@ -153,7 +154,8 @@ class ScriptWatch:
             self._clock.at(self._profile - 1, self._record)
 
     def _count(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
-        self._backwards[get_ident() == self._thread] += 1
+        if not restoring_depth():  # a verb such as ts.compare undoes its own backwards
+            self._backwards[get_ident() == self._thread] += 1
         return run()
 
     def _record(self) -> None:
@@ -208,6 +210,8 @@ class ScriptWatch:
 
     def _nothing(self, error: BaseException | None) -> str | None:
         """Return why no step was watched, or None."""
+        if self.training.steps:  # also of backwards that ts.debug steps, which PyTorch's engine does not run here
+            return None
         here, elsewhere = self._backwards[True], self._backwards[False]
         if not here and error is not None and not isinstance(error, SystemExit):
             return f"{self._name} raised {type(error).__name__} before its first backward(), so no step was watched"
@@ -218,14 +222,12 @@ class ScriptWatch:
                 f"{self._name} never called backward() in this process, so no step was watched; if it starts others, "
                 "start each of them with tapescope run"
             )
-        if not self.training.steps:
-            called = f"{self._name} called backward() {counted(here, 'time')}"
-            return (
-                f"{called}, but no torch.optim.Optimizer stepped after it, so no step was watched. A step is one of "
-                "torch.optim.Optimizer or of a class derived from it; in a loop that updates parameters itself, put "
-                "`with ts.training() as training:` around the loop and call training.step() at the end of each step"
-            )
-        return None
+        called = f"{self._name} called backward() {counted(here, 'time')}"
+        return (
+            f"{called}, but no torch.optim.Optimizer stepped after it, so no step was watched. A step is one of "
+            "torch.optim.Optimizer or of a class derived from it; in a loop that updates parameters itself, put "
+            "`with ts.training() as training:` around the loop and call training.step() at the end of each step"
+        )
 
     def content(self) -> dict[str, Any]:
         """Return the findings as JSON content."""

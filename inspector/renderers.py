@@ -57,7 +57,7 @@ DRAWN_BY = {
     "steps for Perfetto": "engine.training.step_exports:save_steps",
     "run as a file": "engine.recording.run_file:save",
     "run as a page": "widgets.deck.run_page_data:save_run",
-    "step as a page": "widgets.deck.run_player:save_step",
+    "step as a page": "widgets.deck.step_page_data:save_step",
     "step as a deck": "widgets.deck.run_player:StepRecording",
     "run as a deck": "widgets.deck.run_player:Recording",
     "an error in notes": "engine.session.error_notes.explain_error:explain_error",

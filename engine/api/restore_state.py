@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from operator import is_
+from threading import local
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet, ref
@@ -54,6 +55,21 @@ from .make_loss import (
 )
 
 
+class _Open(local):
+    """The `AsFound` contexts that are open in this thread. Weak, so that Ctrl-C while one is left keeps none."""
+
+    def __init__(self) -> None:
+        self.contexts: WeakSet[AsFound] = WeakSet()
+
+
+_open = _Open()
+
+
+def restoring_depth() -> int:
+    """Return the number of nested `AsFound` contexts in this thread, whose forwards and backwards are undone."""
+    return len(_open.contexts)
+
+
 class AsFound:
     """A context in which forwards and backwards run (in `watched` and `run`), each from the state the first one found.
 
@@ -99,6 +115,8 @@ class AsFound:
 
     def __enter__(self) -> Self:
         try:
+            _open.contexts.add(self)
+            self._opened.callback(_open.contexts.discard, self)
             self._opened.enter_context(sharding_as_before())
             # After `sharding_as_before` has hidden the hooks of sharded parameters; otherwise each run would add them
             # again.

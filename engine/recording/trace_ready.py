@@ -7,18 +7,27 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import profile
 
 from ...inspector.files import path_of, write_file
-from ...inspector.torch_private.allocators import TASK_RANGE
+from ...inspector.graph.graph import Graph
+from ...inspector.torch_private.allocators import profiled_range
 
 FORMAT, VERSION = "tapescope.profile", 1
 
 _FORWARD, _BACKWARD = 0, 1  # at::RecordScope: FUNCTION and BACKWARD_FUNCTION
 _ENGINE = "autograd::engine::evaluate_function: "
+_TASK = "tapescope: "
+
+
+def task_range(graph: Graph, task_id: int) -> AbstractContextManager[None]:
+    """Return a context that is a task's range in the trace of the user's profiler, if one is running."""
+    task = graph.tasks[task_id]
+    return profiled_range(lambda: f"{_TASK}{graph.module(task) or task.parameter or ''}: {task.name}")
 
 
 def trace_ready(folder: str | os.PathLike[str]) -> Callable[[profile], None]:
@@ -26,8 +35,8 @@ def trace_ready(folder: str | os.PathLike[str]) -> Callable[[profile], None]:
 
     It writes two files for each profiled window: Kineto's trace, which Perfetto and TensorBoard open, and a table of
     the backward's tasks (`*.tapescope.json`). A task's module is the innermost `record_function` range around the
-    operation that created it. In a run that tapescope steps, each task has a range of its own in Kineto's trace, named
-    by its module.
+    operation that created it. In a session, and in a run with `trace=`, each task has a range of its own in Kineto's
+    trace, named by its module.
 
     The table has one entry per task in each column: `name`, `module` (""  if unknown), `operation` of the forward,
     `sequence_nr` (-1 for leaves), `started_us` since the start of the profiler, `elapsed_us`, `device_us` of kernels,
@@ -94,9 +103,9 @@ def _is_forward(event: FunctionEvent) -> bool:
 
 def _module_of(task: FunctionEvent, operation: FunctionEvent | None) -> str:
     """Return the module in a stepped task's own range, or else the innermost range around the forward's operation."""
-    own = next((each for each in _ranges_around(task) if each.startswith(TASK_RANGE)), None)
+    own = next((each for each in _ranges_around(task) if each.startswith(_TASK)), None)
     if own is not None:
-        return own.removeprefix(TASK_RANGE).rpartition(": ")[0]
+        return own.removeprefix(_TASK).rpartition(": ")[0]
     return next((each for each in _ranges_around(operation) if not each.startswith("ProfilerStep")), "")
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import counted
-from ...inspector.torch_private.allocators import profiled_range
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.input_buffer import Waiting, alone
 from ..execution.node_runner import Runner
@@ -29,6 +28,7 @@ from ..recording.batch_report import Batch, Fallback
 from ..recording.fast_recorder import FastRecorder
 from ..recording.recorder import Recorder
 from ..recording.statistics import Level
+from ..recording.trace_ready import task_range
 from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue, holding_queue, planned_order, queue_after
 from ..schedule.dependencies import dependencies
 from ..schedule.device_queues import AnyQueue, DeviceQueues, MakeQueue
@@ -392,9 +392,8 @@ class DirectBackward:
                 if recorder is not None:
                     recorder.start(task_id, gradients, by_hand)
                 on_end = None if recorder is None else recorder.end
-                task = self.graph.tasks[task_id]
-                with profiled_range(lambda: f"{self.graph.module(task) or task.parameter or ''}: {task.name}"):
-                    outputs = self.runner.run(task, gradients, hooks, on_end)
+                with task_range(self.graph, task_id):
+                    outputs = self.runner.run(self.graph.tasks[task_id], gradients, hooks, on_end)
                 self.order.append(task_id)
                 for edge in self.graph.out_edges[task_id]:
                     self.deliver(edge, outputs, entry)

@@ -38,6 +38,7 @@ from ..planning.simulate import schedule
 from ..recording.recorder import Recorder
 from ..recording.run import Run
 from ..recording.statistics import Level
+from ..recording.trace_ready import task_range
 from ..schedule.dependencies import Pending, queue_lengths
 from ..schedule.device_queues import Queues
 from ..schedule.policy import Choice, Key, Policy, is_dynamic, label_of, policy_name
@@ -294,6 +295,7 @@ class Watch:
         self._arrived = 0
         self._graph_task: int | None = None
         self._inside: dict[int, int] = {}  # the running task by thread
+        self._ranges: dict[int, AbstractContextManager[None]] = {}  # its range in a profiler's trace, by thread
         self._lock = Lock()
         self._starting = Lock()  # trace and memory must see tasks in the same order
         self._handles: dict[int, tuple[RemovableHandle, RemovableHandle]] = {}  # pre- and post-hook by task
@@ -372,6 +374,9 @@ class Watch:
             before.remove()
             after.remove()
         self._handles.clear()
+        for each in self._ranges.values():  # of a task that raised
+            each.__exit__(None, None, None)
+        self._ranges.clear()
         self._tensor_hooks = None  # it holds the nodes
 
     def move_hooks_last(self) -> None:
@@ -430,10 +435,13 @@ class Watch:
                     self._note_before(task_id, self._tensor_hooks)
             if self.memory is not None:
                 self.memory.start(task_id, gradients)
+        self._ranges[get_ident()] = profiled = task_range(self.graph, task_id)
+        profiled.__enter__()
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:
             return
+        self._ranges.pop(get_ident()).__exit__(None, None, None)
         if self.memory is not None:
             self.memory.end(task_id, outputs)
         if self.recorder is not None:

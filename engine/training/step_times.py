@@ -26,6 +26,10 @@ _DATA, _FORWARD, _BACKWARD, _OPTIMIZER, _REST = range(len(PHASES))
 _LONG_WAIT_NS = 5e9  # of all steps, from which waiting for data is a finding: start-up and short runs are not
 _LARGE_SHARE = 0.2
 _MOST_PENDING = 8  # steps whose times a device may still have to reach
+_MOST_MARKS = 256  # of the current step; a device lags behind by its launch queue of a thousand kernels at most
+
+_Marks = list[tuple[int, torch.Event]]
+"""The beginnings of phases on the device."""
 
 
 class StepTimes(LoopPart):
@@ -46,8 +50,9 @@ class StepTimes(LoopPart):
         self._in_optimizer = False
         self._workers = 0
         self._device: torch.device | None = None  # an accelerator
-        self._marks: list[tuple[int, torch.Event]] = []  # the beginnings of phases on the device
-        self._pending: deque[tuple[list[tuple[int, torch.Event]], int]] = deque()  # marks and samples of a step
+        self._marks: _Marks = []
+        self._before_marks = [0.0] * len(PHASES)  # of the current step on the device, before the first of `_marks`
+        self._pending: deque[tuple[_Marks, list[float], int]] = deque()  # the same of a step, and its samples
         self._stack = ExitStack()
         self._thread = get_ident()
 
@@ -68,13 +73,17 @@ class StepTimes(LoopPart):
             event = torch.Event(device=self._device, enable_timing=True)
             event.record()
             self._marks.append((phase, event))
+            half = _MOST_MARKS // 2
+            if len(self._marks) > _MOST_MARKS and self._marks[half][1].query():  # a long evaluation with grad mode on
+                _add_times(self._before_marks, self._marks[: half + 1])
+                del self._marks[:half]
 
     @contextmanager
-    def _waiting(self, iterator: object) -> Iterator[None]:
+    def _waiting(self, workers: int) -> Iterator[None]:
         if get_ident() != self._thread or not torch.is_grad_enabled():  # it prefetches, or is for an evaluation
             yield
             return
-        before, self._workers = self._phase, getattr(iterator, "_num_workers", 0)
+        before, self._workers = self._phase, workers
         self._enter(_DATA)
         try:
             yield
@@ -126,15 +135,13 @@ class StepTimes(LoopPart):
     def _read_device(self) -> None:
         """Keep the events of this step, and count the steps whose events the device has reached."""
         if not self._is_first and len(self._marks) > 1 and len(self._pending) < _MOST_PENDING:
-            self._pending.append((self._marks, self._fetched_samples))
-        self._marks = self._marks[-1:]
+            self._pending.append((self._marks, self._before_marks, self._fetched_samples))
+        self._marks, self._before_marks = self._marks[-1:], [0.0] * len(PHASES)
         if self._device is not None and _is_captured(self._device):
             return
         while self._pending and self._pending[0][0][-1][1].query():
-            (marks, samples), row = self._pending.popleft(), [0.0] * len(PHASES)
-            with suppress(RuntimeError):  # events without times
-                for (phase, begin), (_, end) in pairwise(marks):
-                    row[phase] += 1e6 * begin.elapsed_time(end)
+            marks, row, samples = self._pending.popleft()
+            if _add_times(row, marks):
                 self._count(row, samples)
 
     def _count(self, row: list[float], samples: int) -> None:
@@ -161,6 +168,15 @@ class StepTimes(LoopPart):
             f"{remedy}."
         )
         self._training.update(Finding("data wait", 1, sentence, last_step=time.steps))
+
+
+def _add_times(row: list[float], marks: _Marks) -> bool:
+    """Add the times between marks that the device has reached; return whether the events have times."""
+    with suppress(RuntimeError):
+        for (phase, begin), (_, end) in pairwise(marks):
+            row[phase] += 1e6 * begin.elapsed_time(end)
+        return True
+    return False
 
 
 def _is_captured(device: torch.device) -> bool:

@@ -90,13 +90,9 @@ def profiler_is_on() -> bool:
     return bool(torch._C._autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
 
 
-TASK_RANGE = "tapescope: "
-"""The beginning of the name of a task's range."""
-
-
 def profiled_range(name: Callable[[], str]) -> AbstractContextManager[None]:
-    """Return a context that is a task's range in the trace of the user's profiler, if one is running."""
-    return _range(f"{TASK_RANGE}{name()}") if profiler_is_on() and _PROFILER not in _recordings else nullcontext()
+    """Return a context that is a range in the trace of the user's profiler, if one is running."""
+    return _range(name()) if profiler_is_on() and _PROFILER not in _recordings else nullcontext()
 
 
 @contextmanager

@@ -291,11 +291,12 @@ def is_generated(function: type[Function]) -> bool:
 
 @contextmanager
 def watching_batches(
-    seen: Callable[[Any], None], waiting: Callable[[Any], AbstractContextManager[object]] = nullcontext
+    seen: Callable[[Any], None], waiting: Callable[[int], AbstractContextManager[object]] = nullcontext
 ) -> Iterator[None]:
     """Call `seen` with each batch of any DataLoader, including loaders whose iteration has already begun.
 
-    `waiting` is called with the loader's iterator, and returns a context in which the batch is fetched.
+    `waiting` is called with the loader's number of worker processes, and returns a context in which the batch is
+    fetched.
     """
     original = _BaseDataLoaderIter.__next__
     ended = False
@@ -304,7 +305,7 @@ def watching_batches(
     def following(iterator: Any) -> Any:
         if ended:
             return original(iterator)
-        with waiting(iterator):
+        with waiting(iterator._num_workers):
             batch = original(iterator)
         if not ended:
             seen(batch)

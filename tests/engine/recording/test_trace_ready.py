@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,44 @@ def test_each_task_of_a_stepped_run_is_a_range_named_by_its_module(tmp_path: Pat
     ]
     assert "cpu_bytes" not in tasks and len(tasks["name"]) >= len(plain.order) - 4  # without nodes of leaves
     assert all(torch.equal(each.grad, other) for each, other in zip(net.parameters(), expected, strict=True))  # type: ignore[arg-type]
+
+
+def profiled_and_traced(net: Net, loss: Tensor) -> None:
+    with ts.policy("bfs", trace="off"):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def profiled_in_steps(net: Net, loss: Tensor) -> None:
+    session = ts.debug(loss, engine="native")
+    session.step()
+    session.run()
+    session.close()
+
+
+@pytest.mark.parametrize("backward", [profiled_and_traced, profiled_in_steps])
+def test_tasks_of_pytorchs_engine_have_ranges_in_sessions_and_with_a_trace(
+    backward: Callable[[Net, Tensor], None], tmp_path: Path
+) -> None:
+    net = Net()
+    # A native session has a thread of its own.
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(on_trace_ready=ts.trace_ready(tmp_path), experimental_config=config):
+        with ts.capture(net):
+            loss = net(torch.ones(4, 8))
+        backward(net, loss)
+    (table,), (trace,) = files(tmp_path)
+    events = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
+    ranges = {each["name"]: each for each in events if each["name"].startswith("tapescope: ")}
+    for module in ("encoder", "head"):
+        around = ranges[f"tapescope: {module}: AddmmBackward0"]
+        inside = [
+            each["name"]
+            for each in events
+            if around["ts"] <= each["ts"] and each["ts"] + each["dur"] <= around["ts"] + around["dur"]
+        ]
+        assert inside.count("AddmmBackward0") == 1
+    modules = dict(zip(table["tasks"]["name"], table["tasks"]["module"], strict=True))
+    assert modules["TanhBackward0"] == ""  # the whole model's; without ranges of tasks it would be "first"
 
 
 def test_the_folder_is_checked() -> None:

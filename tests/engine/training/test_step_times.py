@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import tapescope as ts
 from tapescope.engine.training import loop_observers
+from tapescope.engine.training.step_times import _BACKWARD as BACKWARD
+from tapescope.engine.training.step_times import _FORWARD as FORWARD
+from tapescope.engine.training.step_times import StepTimes
 from tapescope.engine.training.training_file import read_page
 from tapescope.tests.says import says
 
@@ -162,6 +166,50 @@ def test_time_of_the_observers_is_not_counted(clock: Clock, monkeypatch: pytest.
     monkeypatch.setattr(NormWatch, "backward_ends", slow)
     time = trained(clock, 25).step_time
     assert time is not None and time.total < 0.1
+
+
+class DeviceEvent:
+    """An event of a device that reaches each event `LAG_MS` after it is recorded."""
+
+    LAG_MS = 30
+
+    def __init__(self, device: torch.device, enable_timing: bool) -> None: ...
+
+    def record(self) -> None:
+        self.at = CLOCKS[0].now
+
+    def query(self) -> bool:
+        return CLOCKS[0].now >= self.at + self.LAG_MS * 1e6
+
+    def elapsed_time(self, other: DeviceEvent) -> float:
+        assert other.query(), "the device has not reached it"
+        return (other.at - self.at) / 1e6
+
+
+def test_a_long_evaluation_with_grad_mode_keeps_few_events_of_a_device(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CLOCKS[:] = [clock]
+    monkeypatch.setattr(torch, "Event", DeviceEvent)
+    training = SimpleNamespace(clock=clock, step_time=None, update=lambda finding: None)
+    times = StepTimes()
+    times._training, times._since, times._device = training, 0, torch.device("mps")  # type: ignore[assignment]
+    for step in range(4):
+        times.step_begins(step)
+        for _ in range(5_000):  # batches of an evaluation
+            with times._waiting(2):
+                clock.take(1)
+            times._enter(FORWARD)
+            clock.take(2)
+        assert len(times._marks) < 1_000
+        times._enter(BACKWARD)
+        clock.take(7)
+        times._enter(FORWARD)
+    clock.take(DeviceEvent.LAG_MS)
+    times.step_begins(4)
+    time = times._training.step_time
+    assert time is not None and time.steps == 2  # neither the first nor the last, whose end the device has not reached
+    assert time.seconds == pytest.approx({"data": 5, "forward": 10, "backward": 0.007, "optimizer": 0, "rest": 0})
 
 
 @pytest.mark.gpu

@@ -22,7 +22,8 @@ from tapescope.engine.memory.category_levels import category_levels_at_peak, lat
 from tapescope.inspector.text.sizes_and_counts import size_text
 from tapescope.tests.says import Snapshots, raises, says
 from tapescope.widgets.deck import still_memory_chart as still_memory
-from tapescope.widgets.deck.run_player import StepRecording, step_document
+from tapescope.widgets.deck.run_player import StepRecording
+from tapescope.widgets.deck.step_page_data import step_document
 from tapescope.widgets.deck.still_picture import Still
 
 
