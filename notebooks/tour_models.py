@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -130,3 +132,67 @@ def gan_losses(models: list[nn.Module], real: Tensor) -> tuple[Tensor, Tensor, T
     maker_loss = -judge(fake).mean()
     judge_loss = judge(fake.detach()).mean() - judge(real).mean()
     return maker_loss, judge_loss, fake
+
+
+@dataclass(frozen=True)
+class State:
+    """A state of a cache, by the number of the chunk that wrote it."""
+
+    number: int
+
+
+class Rebuilt(torch.autograd.graph.saved_tensors_hooks):
+    """Keeps the last state of a cache, and the rows that each chunk has overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__(self.pack, self.unpack)
+        self.states: list[Tensor] = []
+        self.undo: list[tuple[Tensor, Tensor]] = []
+        self.asked: list[int] = []
+
+    def write(self, cache: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+        self.undo.append((rows, cache.detach()[rows].clone()))
+        self.states.append(cache.index_copy(0, rows, values))
+        return self.states[-1]
+
+    def pack(self, tensor: Tensor) -> Tensor | State:
+        found = (number for number, state in enumerate(self.states) if state.data_ptr() == tensor.data_ptr())
+        number = next(found, None)
+        return tensor if number is None else State(number)
+
+    def close(self) -> None:
+        self.at, self.now = len(self.states) - 1, self.states[-1].detach().clone()
+        self.states.clear()
+
+    def unpack(self, packed: Tensor | State) -> Tensor:
+        if not isinstance(packed, State):
+            return packed
+        self.asked.append(packed.number)
+        if packed.number > self.at:
+            raise RuntimeError(f"state {packed.number} is gone: the cache is back at state {self.at}")
+        while self.at > packed.number:
+            rows, values = self.undo[self.at]
+            self.now[rows] = values
+            self.at -= 1
+        return self.now.clone()
+
+
+class Chunked(nn.Module):
+    """Attends to a cache after each chunk. At the end a critic reads all states, from the last to the first."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.key, self.query = nn.Linear(width, width), nn.Linear(width, width)
+        self.value = nn.Linear(width, width, bias=False)
+
+    def forward(self, chunks: Tensor, hooks: Rebuilt) -> Tensor:
+        cache, states, losses = torch.zeros(6, chunks.shape[-1]), [], []
+        for number, chunk in enumerate(chunks):
+            rows = torch.arange(2 * number, 2 * number + 2) % len(cache)
+            cache = hooks.write(cache, rows, self.key(chunk))
+            states.append(cache)
+            scores = (cache * self.query(chunk[-1])).sum(dim=1)
+            losses.append((scores.softmax(0)[:, None] * cache).sum(0).square().mean())
+        for number in reversed(range(len(states))):
+            losses.append((states[number] * self.value(chunks[number][0])).sum())
+        return torch.stack(losses).sum()
