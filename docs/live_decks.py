@@ -29,6 +29,7 @@ def save_decks(tour: Path, folder: Path) -> None:
     import tapescope.widgets.deck.open_deck as of_decks
     from tapescope.widgets.deck.auto_display import latest_deck
 
+    sys.path.insert(0, str(tour.parent))  # as in a kernel, which finds the modules beside its notebook
     of_decks.in_notebook = lambda: True
     cells = json.loads(tour.read_text(encoding="utf-8"))["cells"]
     decks = [number for number, cell in enumerate(cells) if any(map(shows_deck, cell.get("outputs", ())))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from copy import deepcopy
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,32 +24,36 @@ def code_hash(notebook: NotebookNode) -> str:
     return sha256(cells.encode()).hexdigest()[:16]
 
 
-def as_left(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """A cell's outputs as its page has them in the end: of a line that was written over, what came last."""
+def merged(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Return copies of a cell's outputs, with the pieces in which a text arrived joined."""
     found: list[NotebookNode] = []
-    for output in outputs:
+    for output in deepcopy(outputs):
         if output.output_type == "stream" and found and output.get("name") == found[-1].get("name"):
             found[-1].text += output.text
         else:
             found.append(output)
-    for output in found:
-        if output.output_type == "stream":
-            lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in output.text.split("\n"))
-            output.text = "\n".join(lines)
-    return [output for output in found if output.output_type != "stream" or output.text.strip()]
+    return found
 
 
 def store(path: Path) -> None:
     """Runs a tour from top to bottom, in a kernel of its own. Where a cell raises, what was stored stays."""
     notebook = nbformat.read(path, as_version=4)
-    # Decks need a kernel: of them the pictures are kept, not what a widget would be made of.
+    shown: dict[int, list[NotebookNode]] = {}
+
+    def freeze(cell: NotebookNode, cell_index: int, **_: object) -> None:
+        """Copy a cell's outputs when it ends, because later cells update the still pictures of its decks."""
+        shown[cell_index] = merged(cell.get("outputs", []))
+
     client = NotebookClient(
-        notebook, kernel_name="python3", store_widget_state=False, resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        kernel_name="python3",
+        store_widget_state=False,  # decks need a kernel, so only their pictures are stored
+        on_cell_executed=freeze,
+        resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs = as_left(cell.outputs)
+    for number, outputs in shown.items():
+        notebook.cells[number].outputs = outputs
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when each began and ended, which is never the same twice

@@ -98,6 +98,7 @@ def complaints(notebook: NotebookNode) -> list[str]:
 
 @pytest.mark.parametrize("tour", TOURS, ids=lambda path: path.stem)
 def test_a_tour_runs_without_a_warning(python: Path, tour: Path, tmp_path: Path) -> None:
+    shutil.copy(tour.with_name("tour_models.py"), tmp_path)
     notebook = executed(python, tour, tmp_path / tour.name)
     assert complaints(notebook) == []
     pictures = [

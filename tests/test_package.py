@@ -209,7 +209,7 @@ def test_the_notebook_extra_names_all_that_a_tour_needs() -> None:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         lines = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
         imported |= {found[1] for line in lines if (found := re.match(r"\s*(?:import|from)\s+(\w+)", line))}
-    of_ipykernel = {"IPython"}
-    imported -= {*sys.stdlib_module_names, "tapescope", "torch", *of_ipykernel}
+    of_ipykernel, beside = {"IPython"}, {"tour_models"}
+    imported -= {*sys.stdlib_module_names, "tapescope", "torch", *of_ipykernel, *beside}
     assert {"pandas", "plotly"} <= imported <= set(extras["notebook"])
     assert {"numpy", *extras["hips"], *extras["figures"], *extras["graphviz"]} <= set(extras["notebook"])

@@ -103,8 +103,18 @@ def silent(said: object) -> None:
 
 
 def _is_watched(stream: TextIO | None) -> bool:
-    """Return whether output is shown as it is written: on a terminal, or by a notebook's kernel."""
-    return stream is not None and (stream.isatty() or _is_of_a_notebook(stream))
+    """Return whether output is shown as it is written: on a terminal, or by a notebook's page.
+
+    nbconvert, nbclient and papermill run a notebook without a page, and would store each state of the line. They cannot
+    answer `input()`, and say so in each request.
+    """
+    if stream is None or not _is_of_a_notebook(stream):
+        return stream is not None and stream.isatty()
+    from IPython import get_ipython  # imported already, by the kernel
+
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    request = {} if shell is None else shell.get_parent()
+    return bool(request.get("content", {}).get("allow_stdin", True))
 
 
 def _is_of_a_notebook(stream: TextIO | None) -> bool:

@@ -252,8 +252,16 @@ class DeckTraits(Played):
         return self._live.document.packed()
 
     def moment(self) -> Moment:
-        order = self._live.plan.order
-        return Moment(self.policy, self.position, len(order), self._live.plan.timelines(), order, self.current_task)
+        order, timelines = self._live.plan.order, self._live.plan.timelines()
+        return Moment(
+            self.policy,
+            self.position,
+            len(order),
+            timelines,
+            order,
+            self.current_task,
+            self.why_stopped.partition("\n")[0],
+        )
 
     def _take(self, news: News) -> None:
         """Set the traits to the published state. An error of a user's observer is raised after all traits are set."""

@@ -28,6 +28,7 @@ from ..pages.theme import DARK, FONT, LIGHT, variables
 from . import still_memory_chart as still_memory
 from .page_data import peak_words
 from .still_memory_chart import number
+from .still_queue import queue_elements
 
 _WIDTH = 900.0  # pixels; an output cell of a notebook is at least as wide on a usual screen
 _MARGIN = 20.0
@@ -80,6 +81,7 @@ class Moment:
         timelines: memory by policy, this policy's first; empty if unknown.
         order: the ids of all tasks, those that have run first. If some but not all have run, the graph shows which.
         current: the id of the task that runs next.
+        stopped: the reason why the last run stopped early, or "".
         begins: for a step, the number of its first event, see `memory_elements`.
     """
 
@@ -89,18 +91,23 @@ class Moment:
     timelines: Mapping[str, Timeline]
     order: Sequence[int] = field(default=(), compare=False)
     current: int | None = field(default=None, compare=False)
+    stopped: str = ""
     begins: int | None = None
 
-    def states(self, graph: Graph) -> Sequence[State]:
-        """Return the state of each task; empty if none or all have run."""
+    def ready(self, graph: Graph) -> Sequence[int]:
+        """Return the ids of the ready tasks, in the order in which they run; empty if none or all have run."""
         if not 0 < self.ran < len(self.order):
             return ()
         pending = Pending(graph)
         ready = set(pending.start())
         for task_id in self.order[: self.ran]:
             ready.update(pending.run(task_id))
-        to_run = ready.intersection(self.order[self.ran :])
-        return states_of(len(graph), self.order[: self.ran], [*to_run], self.current)
+        return [task_id for task_id in self.order[self.ran :] if task_id in ready]
+
+    def states(self, graph: Graph) -> Sequence[State]:
+        """Return the state of each task; empty if none or all have run."""
+        ready = self.ready(graph)
+        return states_of(len(graph), self.order[: self.ran], ready, self.current) if ready else ()
 
 
 class Still:
@@ -184,9 +191,9 @@ class Still:
             Context().run(update_display, data, metadata=metadata, raw=True, display_id=self.id)
 
     def svg(self, moment: Moment) -> str:
-        """Return the picture: header, graph and memory, one below the other."""
+        """Return the picture: header, graph, ready queue and memory, one below the other."""
         parts, y = [self._header(moment)], _HEADER
-        for elements, height in (self._graph_part(moment), _memory_part(moment)):
+        for elements, height in (self._graph_part(moment), self._queue_part(moment), _memory_part(moment)):
             if height:
                 parts.append(f'<path class="ts-rule" d="M0 {number(y + 0.5)}H{number(_WIDTH)}"/>')
                 parts.append(f'<g transform="translate({number(_MARGIN)} {number(y + _MARGIN)})">')
@@ -249,6 +256,13 @@ class Still:
         left = (_INSIDE - scale * drawing.width) / 2
         start = f'<g transform="translate({number(left)} 0) scale({scale:.4g})">'
         return [start, *drawing.elements, "</g>"], (drawing.height - 10) * scale  # the legend ends with 10 free pixels
+
+    def _queue_part(self, moment: Moment) -> tuple[Sequence[str], float]:
+        """Return the elements of the ready queue and the next task, and their height; empty unless under way."""
+        ready = moment.ready(self._graph)
+        if not ready or moment.current is None:
+            return [], 0.0
+        return queue_elements(self._graph, ready, moment.current, moment.policy, moment.stopped, _INSIDE)
 
 
 def _memory_part(moment: Moment) -> tuple[Sequence[str], float]:
