@@ -36,6 +36,7 @@ const KEYS: Record<string, Record<string, string>> = {
     "W": "full window, Esc leaves",
     "T": "theme",
     "Esc": "leave the search, deselect",
+    "Alt+Shift+D": "from a notebook to its deck",
     "?": "all keys",
   },
 };
