@@ -161,14 +161,20 @@ def report_pages(folder: Path) -> Iterator[Path]:
     memory.write_text(html_page("memory", report._repr_html_(), NARROW), encoding="utf-8")
     yield memory
     model, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(8, 128, 64)
-    yield ts.plan_recompute(lambda: model(x).square().mean(), budget=0.5, progress=False).explore().save_html(folder / "recompute.html")
+    yield (
+        ts.plan_recompute(lambda: model(x).square().mean(), budget=0.5, progress=False)
+        .explore()
+        .save_html(folder / "recompute.html")
+    )
     norms = recorded_loop().to_pandas().pivot(index="step", columns="module", values="gradient_norm")
     figure = norms.plot(backend="plotly", log_y=True, height=400)
     figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808590", margin_t=20)
     figure.update_xaxes(gridcolor="#80859040").update_yaxes(gridcolor="#80859040")
     exports = folder / "exports.html"
     style = f"<style>:root{{color-scheme:light dark;background:Canvas}}{NARROW}</style>"
-    exports.write_text(f"<!doctype html>{style}{figure.to_html(full_html=False, default_height='400px')}", encoding="utf-8")
+    exports.write_text(
+        f"<!doctype html>{style}{figure.to_html(full_html=False, default_height='400px')}", encoding="utf-8"
+    )
     yield exports
 
 

@@ -31,7 +31,8 @@ export default { render({ model, el }) {
   const root = el.firstElementChild;
   root.addEventListener("tapescope-open", (event) => model.send({ open: event.detail }));
   const back = document.createElement("button");
-  Object.assign(back, { type: "button", className: "back", textContent: "‹ loop", title: "Back to the training loop (Esc)" });
+  const title = "Back to the training loop (Esc)";
+  Object.assign(back, { type: "button", className: "back", textContent: "‹ loop", title });
   root.prepend(back);
   const place = () => root.classList.toggle("away", model.get("away"));
   // The page comes back before Python has answered, because the kernel may be busy or gone.
