@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -18,10 +18,12 @@ from playwright.sync_api import Page, sync_playwright
 from torch import nn
 
 import tapescope as ts
+from tapescope.widgets.pages.html_page import html_page
 
 HERE = Path(__file__).parent
 SIZE = {"width": 1420, "height": 720}  # a deck in a notebook, all of it
 SHARP = 2  # pixels of the still picture for each of the page's
+NARROW = "body{width:1000px;box-sizing:border-box}"  # style of a page that needs no more, so that its text is larger
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -93,11 +95,8 @@ def film(page: Page, path: Path) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=lasting, loop=0, quality=72, method=6)
 
 
-def saved_pages(folder: Path) -> Iterator[Path]:
-    """Save one page of each kind, of small programs: two orders, a loop with faults, a whole step, a fit."""
-    _, make_loss = ts.workload("linear50").build()
-    yield ts.compare(make_loss, ["bfs", "heap"]).save_html(folder / "orders.html")
-
+def recorded_loop() -> ts.Training:
+    """Record a loop with a leak and a loss that is NaN."""
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 1))
     optimizer = torch.optim.Adam(model.parameters())
@@ -111,7 +110,14 @@ def saved_pages(folder: Path) -> Iterator[Path]:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    yield training.save_html(folder / "training.html")
+    return training
+
+
+def saved_pages(folder: Path) -> Iterator[Path]:
+    """Save one page of each kind, of small programs: two orders, a loop with faults, a whole step, a fit, a plan."""
+    _, make_loss = ts.workload("linear50").build()
+    yield ts.compare(make_loss, ["bfs", "heap"]).save_html(folder / "orders.html")
+    yield recorded_loop().save_html(folder / "training.html")
 
     encoder = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
     adam = torch.optim.Adam(encoder.parameters())
@@ -130,19 +136,61 @@ def saved_pages(folder: Path) -> Iterator[Path]:
         lambda model, batch: model(batch).square().mean(),
     )
     yield fit.save_html(folder / "fits.html")
+    yield from report_pages(folder)
 
 
-def page_pictures() -> None:
+class Block(nn.Module):
+    """A transformer block with attention weights, as in the guide on recomputation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(64), nn.MultiheadAttention(64, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = self.norm(x)
+        x = x + self.attention(n, n, n)[0]
+        return x + self.mlp(x)
+
+
+def report_pages(folder: Path) -> Iterator[Path]:
+    """Save what a notebook shows of three guides: the report on a peak, a plan's budgets, and norms drawn by plotly."""
+    _, make_loss = ts.workload("linear50").build()
+    memory = folder / "memory.html"
+    report = ts.profile(make_loss, policy="bfs").peak()
+    memory.write_text(html_page("memory", report._repr_html_(), NARROW), encoding="utf-8")
+    yield memory
+    model, x = nn.Sequential(*(Block() for _ in range(4))), torch.randn(8, 128, 64)
+    yield (
+        ts.plan_recompute(lambda: model(x).square().mean(), budget=0.5, progress=False)
+        .explore()
+        .save_html(folder / "recompute.html")
+    )
+    norms = recorded_loop().to_pandas().pivot(index="step", columns="module", values="gradient_norm")
+    figure = norms.plot(backend="plotly", log_y=True, height=400)
+    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808590", margin_t=20)
+    figure.update_xaxes(gridcolor="#80859040").update_yaxes(gridcolor="#80859040")
+    exports = folder / "exports.html"
+    style = f"<style>:root{{color-scheme:light dark;background:Canvas}}{NARROW}</style>"
+    exports.write_text(
+        f"<!doctype html>{style}{figure.to_html(full_html=False, default_height='400px')}", encoding="utf-8"
+    )
+    yield exports
+
+
+def page_pictures(make: Callable[[Path], Iterator[Path]] = saved_pages) -> None:
     """The tops of saved pages, for the guides."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        pages = list(saved_pages(Path(folder)))
+        pages = list(make(Path(folder)))
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for theme in THEMES:
             for path in pages:
                 page = browser.new_page(viewport=SIZE, color_scheme=theme)
                 page.goto(path.as_uri())
-                page.wait_for_timeout(2000)
-                shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+                page.wait_for_timeout(1000)
+                wide, tall = page.evaluate("[document.body.offsetWidth, document.body.offsetHeight]")
+                clip = {"x": 0, "y": 0, "width": wide, "height": min(SIZE["height"], tall)}
+                shown = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
                 shown.save(HERE / f"{path.stem}_{theme}.webp", quality=85, method=6)
                 page.close()
         browser.close()

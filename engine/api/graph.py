@@ -59,16 +59,9 @@ def graph(outputs: Any, *inputs: Any, **named_inputs: Any) -> Graph:
 
         return graph_of_forward(outputs, inputs, named_inputs)
     if isinstance(outputs, BaseException):
-        from ...inspector.capture.build_graph import graph_of_unfinished
-        from .graph_of_forward import unfinished_forward
+        from .graph_of_forward import graph_of_error
 
-        unfinished = unfinished_forward(outputs)
-        if unfinished is None:
-            raise ValueError(
-                f"this {type(outputs).__name__} was not raised in ts.graph(model, *inputs), so its forward is unknown; "
-                "run the forward in `with ts.capture() as tape:`, and call tape.graph() after the error"
-            )
-        return graph_of_unfinished(unfinished)
+        return graph_of_error(outputs)
     return graph_of_loss(outputs, *inputs, **named_inputs)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from ...inspector.capture.build_graph import read_graph, why_no_graph
+from ...inspector.capture.build_graph import graph_of_unfinished, read_graph, why_no_graph
 from ...inspector.capture.capture import capture
 from ...inspector.capture.unfinished_forward import TensorNames, UnfinishedForward, named_tensors, tensor_name
 from ...inspector.graph.graph import Graph, TensorMeta, Untracked, UntrackedKind
@@ -61,8 +61,29 @@ def graph_of_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             results, {**{name: each for name, each in inputs.items() if each.requires_grad}, **parameters}
         )
         found = replace(found, forward=type(model).__name__, untracked=_untracked(found, names))
+        for task in found.tasks:
+            if isinstance(task.operation, Operation):
+                task.operation.inputs = None  # kept only for `_untracked`
         _ = found.saved  # which is freed with the results
         return found
+
+
+def graph_of_error(error: BaseException) -> Graph:
+    """Return the graph of the forward that raised this exception in `ts.graph(model, *inputs)`. See `ts.graph`."""
+    unfinished = unfinished_forward(error)
+    if unfinished is None:
+        raise ValueError(
+            f"this {type(error).__name__} was not raised in ts.graph(model, *inputs), so its forward is unknown; "
+            "run the forward in `with ts.capture() as tape:`, and call tape.graph() after the error"
+        )
+    found = graph_of_unfinished(unfinished)
+    merged: dict[object, Untracked] = {}
+    # The failed call and the operations before it may take the same input, which is one pill.
+    for each in (*_untracked(found, unfinished.names), *found.untracked):
+        key = (each.kind, each.name) if each.kind != "tensor" else len(merged)
+        before = merged.get(key)
+        merged[key] = each if before is None else replace(before, users=(*before.users, *each.users))
+    return replace(found, untracked=tuple(merged.values()))
 
 
 def _names(model: nn.Module, inputs: Mapping[str, Tensor]) -> TensorNames:
@@ -113,14 +134,14 @@ def _tensors_in(value: object, depth: int = 4) -> Iterator[Tensor]:
 
 
 def _untracked(graph: Graph, names: TensorNames) -> tuple[Untracked, ...]:
-    """Return the tensors without a gradient that the operations of a graph took, and release all kept arguments."""
+    """Return the tensors without a gradient that the operations of a graph took."""
     last: dict[Operation, int] = {}
     for task in graph.tasks:
         if isinstance(task.operation, Operation) and not task.is_leaf:
             last[task.operation] = task.id
     found: dict[object, Untracked] = {}
     for operation, user in last.items():
-        kept, operation.inputs = operation.inputs, None
+        kept = operation.inputs
         for each in kept.tensors if kept is not None else ():
             tensor = each.tensor
             if each.requires_grad:

@@ -286,7 +286,7 @@ def _build(
     operations = operations_of(found, ids) if Facts.alive() else {}
     created_ns = creation_times(operations, numbers)
     calls = _Calls(names if isinstance(names, torch.nn.Module) and operations else None)
-    leaf_name = through_sharding(_leaf_namer(names, operations) if unfinished is None else unfinished.facts.leaf_name)
+    leaf_name = through_sharding(_leaf_namer(names, operations) if unfinished is None else unfinished.leaf_name)
     named = None if leaf_name is _nameless else Kind.ACCUMULATE_GRAD
     metas: dict[object, TensorMeta] = {}
     taken = dict(zip(found, input_metadata_of_each(found) if takes is None else takes, strict=True))

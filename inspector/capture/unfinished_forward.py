@@ -45,6 +45,7 @@ class UnfinishedForward:
             message = str(error).partition("\n")[0]
             self.raised += f": {message}" if message else ""
         self.facts = record.facts
+        self.names = names
         self.call: CallRecord | None = None
         self._name: str | None = None  # of the failed call
         self._inputs: list[tuple[TensorMeta, Node | None, int, tuple[UntrackedKind, str]]] = []
@@ -85,6 +86,13 @@ class UnfinishedForward:
 
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return str, (self.raised,)  # nodes cannot be pickled, and the exception that holds this may be
+
+    def leaf_name(self, leaf: Tensor) -> str | None:
+        """Return the name of a parameter of a called module, or of an input."""
+        name = self.facts.leaf_name(leaf)
+        storage = storage_of(leaf) if name is None else None
+        kind, given = self.names.get(storage.address, ("", None)) if storage is not None else ("", None)
+        return given if kind == "input" else name
 
     def placed(self, ids: Mapping[Node, int], call: int | None) -> tuple[FailedCall | None, tuple[Untracked, ...]]:
         """Return the failed call and its arguments without a gradient, given the ids of tasks and of its call."""

@@ -34,6 +34,8 @@ const model = {
     save_changes: () => {},
     send: content => window.sent.push(content),
     on: (event, listener) => { listeners[event] = listener; },
+    off: () => {},
+    widget_manager: { kernel: { statusChanged: { connect: slot => { window.status_changed = slot; } } } },
 };
 window.tell = async news => listeners['msg:custom']({ kind: 'news' }, [await zipped(news)]);
 window.lose = () => listeners.comm_live_update();
@@ -74,6 +76,10 @@ class PosedDeck(ShownDeck):
     def lose_kernel(self) -> None:
         """The kernel restarts: JupyterLab's widget manager says so to each model."""
         self.page.evaluate("() => window.lose()")
+
+    def kernel_status(self, status: str) -> None:
+        """The kernel's status changes, as JupyterLab says it to all that listen."""
+        self.page.evaluate("status => window.status_changed(null, status)", status)
 
     def stops(self, *entries: dict[str, Any]) -> None:
         """The breakpoints and watchpoints that Python has."""

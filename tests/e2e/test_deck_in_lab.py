@@ -7,13 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tapescope.tests.says import Snapshots, says
 
 from .chromium import trouble_of
 from .conftest import GRADIENTS_AGREE, REMEMBER
-from .lab import Notebook
+from .lab import Lab, Notebook
 from .shown import ShownDeck
 
 pytestmark = pytest.mark.e2e
@@ -369,6 +369,27 @@ def test_after_a_restart_the_page_says_so_and_the_cell_can_be_run_again(
     shown = ShownDeck(lab_page.run("deck = ts.debug(captured())").element)
     shown.press("step")
     lab_page.wait_for("deck.position == 1")
+
+
+@pytest.mark.slow
+def test_after_shift_enter_a_key_leads_to_the_deck_and_a_shutdown_is_shown(lab: Lab, browser: Browser) -> None:
+    notebook = Notebook(browser.new_page(viewport={"width": 1400, "height": 1000}), lab, "shift_enter")
+    notebook.kernel(MODEL.replace("%load_ext tapescope\n", ""))
+    cell = notebook.add("deck = ts.debug(captured())")
+    cell.element.locator(".cm-content").click()
+    notebook.page.keyboard.press("Shift+Enter")
+    shown = ShownDeck(cell.element)
+    notebook.page.keyboard.press("Alt+Shift+KeyD")
+    expect(shown.root).to_be_focused()
+    notebook.page.keyboard.press("ArrowRight")
+    shown.expect(t=1)
+    notebook.page.keyboard.press("Escape")
+    expect(shown.root).not_to_be_focused()
+    assert notebook.page.evaluate("document.activeElement.closest('.jp-Cell') !== null"), "JupyterLab's keys work again"
+    notebook.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    shown.expect(status="closed")
+    expect(shown.root.locator(".trouble")).to_contain_text("shut down")
+    notebook.page.close()
 
 
 COUNT_FRAMES = """duration => new Promise(resolve => {

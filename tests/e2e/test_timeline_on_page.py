@@ -108,6 +108,10 @@ def test_phases_and_devices_are_text_and_the_page_opens_at_the_backwards_first_t
     expect(deck.root.locator("[data-busy=cpu]")).to_have_text(re.compile(r"^busy \d+ %$"))
     found = widths(deck)
     assert found["forward"] / sum(found.values()) == pytest.approx(0.2, abs=0.01)
+    deck.show_policy("bfs")  # simulated: the backward's time and the device's share are of the measured order
+    expect(deck.root.locator("[data-phase=backward]")).to_have_text("backward")
+    expect(deck.root.locator("[data-phase=forward]")).to_contain_text("s")
+    expect(deck.root.locator("[data-busy]")).to_have_count(0)
 
 
 def test_memory_is_read_from_the_forwards_first_byte(page: Page, played: Played) -> None:

@@ -26,7 +26,7 @@ const styles = {
 };
 
 /** Members of one word that most views use, and no document or message has. */
-const INTERNAL = ["colours", "facts", "replay", "scene", "spots", "store", "wires"];
+const INTERNAL = ["boxes", "colours", "facts", "replay", "scene", "spots", "stage", "store", "wires"];
 
 /**
  * Return a pattern of the member names to shorten: private members whose names no other file uses, members in

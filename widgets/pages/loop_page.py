@@ -32,6 +32,10 @@ _STYLE = f"""
 .ts-loop[data-theme=dark]{{{_DARK}}}
 .ts-loop .still{{padding:12px 16px;color:var(--ink);background:var(--panel);font:400 12px/17px {FONT}}}
 .ts-loop[data-ready] .still,.ts-loop:not([data-ready]) .moving{{display:none}}
+.ts-loop.away .moving,.ts-loop:not(.away) .back{{display:none}}
+.ts-loop .back{{height:24px;margin:4px 0;padding:0 8px;border:1px solid var(--line);border-radius:4px;
+  background:var(--panel);color:var(--ink2);font:400 12px/15px {FONT};cursor:pointer}}
+.ts-loop .back:hover{{color:var(--ink);border-color:var(--line2)}}
 """
 _PAGE = ":root{--loop-height:max(620px,100vh - 16px)}"
 

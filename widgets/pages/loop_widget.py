@@ -30,13 +30,27 @@ export default { render({ model, el }) {
   el.innerHTML = model.get("content");
   const root = el.firstElementChild;
   root.addEventListener("tapescope-open", (event) => model.send({ open: event.detail }));
+  const back = document.createElement("button");
+  const title = "Back to the training loop (Esc)";
+  Object.assign(back, { type: "button", className: "back", textContent: "‹ loop", title });
+  root.prepend(back);
+  const place = () => root.classList.toggle("away", model.get("away"));
+  // The page comes back before Python has answered, because the kernel may be busy or gone.
+  const leave = () => {
+    root.classList.remove("away");
+    room()?.querySelector(".tapescope-deck")?.style.setProperty("display", "none");
+    model.send({ leave: true });
+  };
+  back.addEventListener("click", leave);
+  model.on("change:away", place);
+  place();
   const script = document.createElement("script");
   script.textContent = model.get("code");
   const room = () => el.closest(".tapescope-loop");
   const put = () => {
     if (!el.isConnected) return requestAnimationFrame(put); // the script looks for the loop's root in the document
     el.append(script);
-    room()?.addEventListener("tapescope-leave", () => model.send({ leave: true }));
+    room()?.addEventListener("tapescope-leave", leave);
   };
   put();
   // Removing the previously focused element later moves the focus to the body, so take it back for some frames.
@@ -53,20 +67,25 @@ export default { render({ model, el }) {
     else focus(() => room()?.querySelector(".tapescope-deck")?.shadowRoot?.querySelector(".deck"));
   };
   model.on("msg:custom", hear);
-  return () => model.off("msg:custom", hear);
+  return () => {
+    model.off("msg:custom", hear);
+    model.off("change:away", place);
+  };
 } };
 """
 
 
 class _Page(anywidget.AnyWidget):
-    """The page itself. It sends the step to open, and a message when Escape leaves the deck.
+    """The page itself. It sends the step to open, and a message when its button or Escape leaves the deck.
 
-    It receives the name of the part shown last, which then gets the keyboard focus.
+    It receives the name of the part shown last, which then gets the keyboard focus. While `away`, a deck is in its
+    place, and only the button back is shown.
     """
 
     _esm = _ESM
     content = traitlets.Unicode().tag(sync=True)
     code = traitlets.Unicode().tag(sync=True)
+    away = traitlets.Bool().tag(sync=True)
 
 
 class LoopPage(ipywidgets.VBox):
@@ -91,11 +110,8 @@ class LoopPage(ipywidgets.VBox):
         self._page = _Page(content=live_html(training, "Training loop", {**self._kept, **recorded}), code=code)
         self._page.on_msg(self._on_message)
         self._error = ipywidgets.HTML()
-        self._back = ipywidgets.Button(description="‹ loop", tooltip="Back to the training loop")
-        self._back.on_click(lambda _: self.close_deck())
-        # The page has to stay the first child: moving it would reset its selection. CSS puts the others above it.
-        above = ipywidgets.Layout(order="-1")
-        self._error.layout = self._back.layout = above
+        # The page has to stay the first child: moving it would reset its selection. CSS puts the error above it.
+        self._error.layout = ipywidgets.Layout(order="-1")
         super().__init__([self._page])
         self.add_class("tapescope-loop")
 
@@ -128,14 +144,14 @@ class LoopPage(ipywidgets.VBox):
             self._error.value = f"<b>{escape(f'{type(error).__name__}: {error}')}</b>"
             self.children = [self._page, self._error]
             return
-        self._page.layout.display = "none"
-        self.children = [self._page, self._back, self.deck]
+        self._page.away = True
+        self.children = [self._page, self.deck]
         self._page.send({"shown": "deck"})
 
     def close_deck(self) -> None:
         """Close the deck and show the page."""
         deck, self.deck = self.deck, None
-        self._page.layout.display = ""
+        self._page.away = False
         self.children = [self._page]
         if deck is not None:
             deck.close()

@@ -220,6 +220,23 @@ def test_after_an_error_the_failed_call_is_in_the_graph_with_its_shapes(tmp_path
     assert red == ["3×4"]
 
 
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_after_an_error_the_models_inputs_have_their_names_as_without_one(needs_gradient: bool) -> None:
+    x = torch.randn(2, 8, requires_grad=needs_gradient)
+    right, wrong = (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(rows, 4)) for rows in (16, 12))
+
+    def pills(graph: ts.Graph) -> list[tuple[str | None, int]]:
+        """The names that an input may have, with the number of tasks that use each."""
+        own = [(each.parameter, 1) for each in graph.tasks if each.parameter == "input"]
+        return own + [(each.name, len(each.users)) for each in graph.untracked if each.kind == "input"]
+
+    assert pills(ts.graph(right, x)) == [("input", 1)]
+    with pytest.raises(RuntimeError) as raised:
+        ts.graph(wrong, x)
+    assert pills(ts.graph(raised.value)) == [("input", 1)]
+    assert pills(ts.graph(raised.value)) == [("input", 1)], "it can be read again"
+
+
 def test_a_module_whose_own_code_raises_is_the_failed_call_and_one_that_was_caught_is_not() -> None:
     class Refuses(nn.Module):
         def forward(self, x: Tensor, count: int) -> Tensor:

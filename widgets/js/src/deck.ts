@@ -8,6 +8,7 @@ import { playerOf } from "./player.ts";
 import type { Colours, Stage, View } from "./view_types.ts";
 import { keepFocus } from "./views/keep_focus.ts";
 import { bindKeys } from "./views/keyboard.ts";
+import { bindEntry } from "./views/keyboard_entry.ts";
 import { makeAnnouncer } from "./views/announcer.ts";
 import { makeBar } from "./views/top_bar.ts";
 import { makeGraph } from "./views/graph.ts";
@@ -102,7 +103,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     stage.colours = readColours(root);
     redrawAll();
   };
-  const unbind = [store.subscribe(update), bindKeys(stage), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
+  const unbind = [store.subscribe(update), bindKeys(stage), bindEntry(root, main.querySelector(".view")!), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab attaches the deck to its page after this call. Only then it has a size and its style sheet's colours.

@@ -15,10 +15,12 @@ const stores = new Map<string, { store: Promise<Store>; views: number }>();
 
 function initialize({ model }: { model: Model }): () => void {
   const id = String(model.get("_id"));
-  const store = openLink(model);
+  const closing = new AbortController();
+  const store = openLink(model, closing.signal);
   store.catch(() => {}); // `render` reports the error
   stores.set(id, { store, views: 0 });
   return () => {
+    closing.abort();
     model.off(); // a notebook keeps references to removed models; their listeners would keep the whole document alive
     stores.delete(id);
   };

@@ -14,6 +14,14 @@ export interface Model {
   on(event: string, listener: (...args: never[]) => void): void;
   /** Remove all listeners added by `on`. */
   off(): void;
+  /** JupyterLab's manager has the kernel; those of other notebooks may not. */
+  widget_manager?: { kernel?: { statusChanged?: Signal<string>; disposed?: Signal<void> } | null };
+}
+
+/** A signal of Lumino, the toolkit of JupyterLab. */
+interface Signal<T> {
+  connect(slot: (sender: unknown, value: T) => void): void;
+  disconnect(slot: (sender: unknown, value: T) => void): void;
 }
 
 /** A message of widgets/deck/live_publisher.py; its content is in a buffer. */
@@ -25,8 +33,14 @@ interface Message {
 /** Milliseconds without an answer after which the page says that the kernel is silent. */
 const SILENCE = 4000;
 
-/** Return the store of a model. Its messages keep the document and the shared choices up to date. */
-export function openLink(model: Model): Promise<Store> {
+/** Statuses in JupyterLab of a kernel that has lost its state, or soon will; "autorestarting" follows a crash. */
+const GONE = ["restarting", "autorestarting", "terminating", "dead"];
+
+/**
+ * Return the store of a model. Its messages keep the document and the shared choices up to date until `closing` is
+ * aborted.
+ */
+export function openLink(model: Model, closing: AbortSignal): Promise<Store> {
   const kernel = new KernelLink(model, (change) => later((store) => store.update(change)));
   const choices = new Choices(model);
   const opening = open(model, kernel, choices);
@@ -36,8 +50,7 @@ export function openLink(model: Model): Promise<Store> {
   const later = (act: (store: Store) => void | Promise<void>) => {
     last = last.then(() => opening.then(act)).catch((error: unknown) => console.error(error));
   };
-  // JupyterLab's widget manager triggers this for all models when the kernel restarts.
-  if (model.get("_is_live")) model.on("comm_live_update", () => kernel.lost());
+  if (model.get("_is_live")) watchKernel(model, () => kernel.lost(), closing);
   model.on("msg:custom", (message: Message, buffers: DataView<ArrayBuffer>[]) => {
     if (message.kind === "heard") kernel.acknowledge();
     else if (message.kind === "back") later((store) => store.back(message.count));
@@ -51,6 +64,19 @@ export function openLink(model: Model): Promise<Store> {
     });
   }
   return opening;
+}
+
+/** Call `lost` when the model's kernel is restarted, crashes or is shut down. */
+function watchKernel(model: Model, lost: () => void, closing: AbortSignal): void {
+  model.on("comm_live_update", lost); // triggered by widget managers for all models when the user restarts the kernel
+  const { statusChanged, disposed } = model.widget_manager?.kernel ?? {};
+  const check = (_: unknown, status: string) => GONE.includes(status) && lost();
+  statusChanged?.connect(check);
+  disposed?.connect(lost); // after a shutdown, which may have no other sign
+  closing.addEventListener("abort", () => {
+    statusChanged?.disconnect(check);
+    disposed?.disconnect(lost);
+  });
 }
 
 async function open(model: Model, kernel: KernelLink, choices: Choices): Promise<Store> {

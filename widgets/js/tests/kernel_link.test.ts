@@ -12,11 +12,28 @@ function zipped(content: unknown): DataView<ArrayBuffer> {
   return new DataView(Uint8Array.from(gzipSync(JSON.stringify(content))).buffer);
 }
 
+/** A signal like Lumino's. */
+class FakeSignal<T> {
+  readonly slots = new Set<(sender: unknown, value: T) => void>();
+  connect(slot: (sender: unknown, value: T) => void): void {
+    this.slots.add(slot);
+  }
+
+  disconnect(slot: (sender: unknown, value: T) => void): void {
+    this.slots.delete(slot);
+  }
+
+  emit(value: T): void {
+    for (const slot of this.slots) slot(null, value);
+  }
+}
+
 /** A model like anywidget's: `set` reports a change at once, even if the new value equals the old one. */
 class FakeModel implements Model {
   readonly sent: unknown[] = [];
   saves = 0;
   dead = false;
+  readonly widget_manager = { kernel: { statusChanged: new FakeSignal<string>(), disposed: new FakeSignal<void>() } };
   private readonly listeners = new Map<string, Listener>();
   private readonly values = new Map<string, unknown>([
     ["_document", zipped(smallDocument())],
@@ -76,20 +93,20 @@ async function until(holds: () => boolean): Promise<void> {
 
 test("an opened page says how old its document is", async () => {
   const model = new FakeModel();
-  await openLink(model);
+  await openLink(model, new AbortController().signal);
   assert.deepEqual(model.sent, [{ kind: "hello", revision: 0 }]);
 });
 
 test("a recording is asked for nothing", async () => {
   const model = new FakeModel();
   model.set("_is_live", false);
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   assert.deepEqual([store.link, model.sent], [null, []]);
 });
 
 test("messages keep their order, also those that come while the document is read", async () => {
   const model = new FakeModel();
-  const opening = openLink(model);
+  const opening = openLink(model, new AbortController().signal);
   model.news(2);
   model.hear({ kind: "back", count: 1 });
   const store = await opening;
@@ -99,7 +116,7 @@ test("messages keep their order, also those that come while the document is read
 
 test("a message that cannot be read is told, and later ones are still heard", async (context) => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   const told = context.mock.method(console, "error", () => {});
   model.hear({ kind: "news" }, undefined);
   model.news(1);
@@ -110,7 +127,7 @@ test("a message that cannot be read is told, and later ones are still heard", as
 
 test("what is chosen on the page is told to Python, once", async () => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   store.select(3);
   store.toggleBreakpoint(2);
   store.toggleBreakpoint(0);
@@ -127,7 +144,7 @@ test("what is chosen on the page is told to Python, once", async () => {
 
 test("a choice that can't be told is shown all the same, and what Python chooses is heard", async (context) => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   const said = context.mock.method(console, "error", () => {});
   const shown: unknown[] = [];
   store.subscribe(() => shown.push(store.state.selected));
@@ -143,7 +160,7 @@ test("a choice that can't be told is shown all the same, and what Python chooses
 
 test("what is chosen in Python is shown, and not told back", async () => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   model.set("selection", 1);
   model.set("breakpoints", [3, 2, 99]);
   await taken();
@@ -159,7 +176,7 @@ test("what is chosen in Python is shown, and not told back", async () => {
 
 test("what Python says of all stops is shown, and not told back", async () => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   const row = { number: 1, kind: "break", text: "encoder", enabled: false, hits: 2, tasks: [0, 1], calls: [] };
   model.set("_stops", [row]);
   await taken();
@@ -169,7 +186,7 @@ test("what Python says of all stops is shown, and not told back", async () => {
 
 test("a kernel that is gone is said to be so, and playing ends", async () => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   store.update({ playing: true });
   model.dead = true;
   store.link?.step(1);
@@ -180,7 +197,7 @@ test("a kernel that is gone is said to be so, and playing ends", async () => {
 
 test("a restarted kernel is noticed without a click", async () => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   model.hear({ kind: "heard" });
   model.lose();
   await taken();
@@ -188,9 +205,33 @@ test("a restarted kernel is noticed without a click", async () => {
   assert.deepEqual([store.state.status, store.canPlay], ["closed", false]);
 });
 
+for (const status of ["autorestarting", "terminating", "dead"]) {
+  test(`a kernel whose status is ${status} is noticed without a click`, async () => {
+    const model = new FakeModel();
+    const store = await openLink(model, new AbortController().signal);
+    model.widget_manager.kernel.statusChanged.emit("busy");
+    await taken();
+    assert.equal(store.state.trouble, "");
+    model.widget_manager.kernel.statusChanged.emit(status);
+    await taken();
+    assert.match(store.state.trouble, /restarted or shut down/);
+    assert.equal(store.state.status, "closed");
+  });
+}
+
+test("a closed deck is not kept by its kernel", async () => {
+  const model = new FakeModel();
+  const closing = new AbortController();
+  await openLink(model, closing.signal);
+  const { statusChanged, disposed } = model.widget_manager.kernel;
+  assert.deepEqual([statusChanged.slots.size, disposed.slots.size], [1, 1]);
+  closing.abort();
+  assert.deepEqual([statusChanged.slots.size, disposed.slots.size], [0, 0]);
+});
+
 test("a kernel that does not answer is said to be silent, one that has heard is waited for", async (context) => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   context.mock.timers.enable({ apis: ["setTimeout"] });
   store.link?.run();
   model.hear({ kind: "heard" });
@@ -205,7 +246,7 @@ test("a kernel that does not answer is said to be silent, one that has heard is 
 
 test("a busy kernel interrupts playback, which continues with its answer", async (context) => {
   const model = new FakeModel();
-  const store = await openLink(model);
+  const store = await openLink(model, new AbortController().signal);
   context.mock.timers.enable({ apis: ["setTimeout"] });
   store.update({ playing: true });
   store.link?.step(1);

@@ -18,7 +18,7 @@ export interface Lane {
   levels: readonly number[];
   /** Peak of the device's memory over all places. */
   peak: number;
-  /** Share of the backward's time during which the device ran tasks; null without recorded times. */
+  /** Share of the backward's time during which the device ran tasks; null if the times between tasks are unknown. */
   busy: number | null;
   /** Idle stretches longer than `LEAST_IDLE` of the backward, nanoseconds. */
   idle: { from: number; to: number }[];
@@ -34,7 +34,10 @@ export function lanesOf(replay: Replay, times: Times | null): Lane[] {
     const longest = queue.reduce((most, length) => Math.max(most, length), 0);
     const levels = replay.schedule.lane_levels?.find((each) => each.device === device)?.levels ?? [];
     const peak = levels.reduce((most, level) => Math.max(most, level), 0);
-    return [{ device, name, places, queue, longest, levels, peak, ...clocked(places, times) }];
+    const { busy, idle } = clocked(places, times);
+    // Durations in a row without a recorded clock leave no gap, so that a single device would always be fully busy.
+    const isKnown = replay.schedule.clock || places.length < replay.length;
+    return [{ device, name, places, queue, longest, levels, peak, busy: isKnown ? busy : null, idle }];
   });
 }
 

@@ -50,6 +50,7 @@ export const makeFullWindow: MakeView = ({ store, root }) => {
       if (!changed.has("isFull")) return;
       root.classList.toggle("full", store.state.isFull);
       if (store.state.isFull) return enter();
+      if (!before) return; // the first update must not take the focus from the notebook
       leave();
       root.focus({ preventScroll: true }); // the control that had it may be hidden in the narrower deck
     },

@@ -35,7 +35,8 @@ const KEYS: Record<string, Record<string, string>> = {
     "+ − 0": "zoom the timeline, show all",
     "W": "full window, Esc leaves",
     "T": "theme",
-    "Esc": "leave the search, deselect",
+    "Esc": "leave the search, deselect, leave the deck",
+    "Alt+Shift+D": "from a notebook to its deck",
     "?": "all keys",
   },
 };

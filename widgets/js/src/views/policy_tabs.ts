@@ -44,7 +44,7 @@ export const makePolicyTabs: MakeView = ({ store }, parent) => {
     update(changed) {
       if (!changed.has("revision") && !changed.has("branches") && !changed.has("tab") && !changed.has("status")) return;
       const said = store.schedules.map((each) => [each.policy, peak(each)]);
-      const marks = JSON.stringify([said, store.state.branches]);
+      const marks = JSON.stringify([said, store.state.branches, store.state.status === "closed"]);
       const isNew = marks !== marked;
       if (isNew) {
         const focused = tabs.some((each) => each.matches(":focus"));
@@ -79,7 +79,7 @@ function tabOf(store: Store, schedule: Schedule, tab: number, pattern: readonly 
     button.dataset.branch = String(branch.number);
     button.prepend(icon("branch", 14));
   }
-  if (store.link && tab === 0) button.append(el("span", { class: "live" }, "live"));
+  if (store.link && tab === 0) button.append(el("span", { class: "live" }, store.state.status === "closed" ? "closed" : "live"));
   button.addEventListener("click", () => store.show(tab));
   return button;
 }

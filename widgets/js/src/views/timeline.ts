@@ -14,7 +14,7 @@ import { Axis } from "../model/axis.ts";
 import { type Bands, bandsOf } from "../model/timeline_rows.ts";
 import { type Times, timesOf } from "../model/task_times.ts";
 import { curvesOf, levelsOfCurve } from "../model/recompute_curves.ts";
-import { CATEGORIES } from "../model/document.ts";
+import { CATEGORIES, type Phase } from "../model/document.ts";
 import { type Lane, lanesOf } from "../model/device_lanes.ts";
 import { levelsOfMemory, type MemoryLevels } from "../model/memory.ts";
 import { type Replay, whatAndWhere } from "../model/replay.ts";
@@ -199,7 +199,7 @@ function pictureOf(
     left: gutters.left,
     right: width - gutters.right,
     places: replay.length,
-    phases: document.phases,
+    phases: store.isSimulated ? document.phases.map((phase) => simulated(phase, lanes, times)) : document.phases,
     times,
     forward: forward?.memory.forward_ns ?? [],
     zoom,
@@ -213,6 +213,12 @@ function pictureOf(
   const paths = stack && stackPaths(axis, bands, stack);
   const births = forward?.memory.events.slice(0, forward.forwardEvents).filter((event) => event >= 0).length ?? 0;
   return { axis, bands, width, height, colours, times, lanes, stack: paths, lifetimes, forward: births };
+}
+
+/** Return the backward without the measured time, which is of another order; only several devices give it another one. */
+function simulated(phase: Phase, lanes: Lane[], times: Times | null): Phase {
+  if (phase.name !== "backward") return phase;
+  return { ...phase, elapsed_ns: lanes.length > 1 && times?.isWhole ? times.total : null };
 }
 
 /** Return the memory that includes the forward, which is the same for all orders of the backward. */

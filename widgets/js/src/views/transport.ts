@@ -114,7 +114,7 @@ function quiet(button: HTMLElement, nothing: boolean): void {
   button.setAttribute("aria-disabled", String(nothing));
 }
 
-/** Create the position display: `58th of 144`. */
+/** Create the position display: `58th of 144`, at the start `before the 1st of 144`. */
 export const makePosition: MakeView = ({ store }, parent) => {
   const view = el("div", { class: "pos" });
   parent.append(view);
@@ -127,7 +127,7 @@ export const makePosition: MakeView = ({ store }, parent) => {
       const isUnreal = store.isSimulated || store.isAhead;
       if (t >= length && isUnreal) view.replaceChildren(el("b", {}, total), ` tasks ${store.unreal}`);
       else if (t >= length) view.replaceChildren(el("b", {}, total), length === 1 ? " task, finished" : " tasks, finished");
-      else view.replaceChildren(el("b", {}, nth(t + 1)), ` of ${total}`);
+      else view.replaceChildren(t ? "" : "before the ", el("b", {}, nth(t + 1)), ` of ${total}`);
     },
     dispose: () => view.remove(),
   };
