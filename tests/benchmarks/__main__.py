@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drawing": _rows("drawing"),
     "walking": _rows("walking"),
     "many": _rows("many"),
+    "growth": _rows("growth"),
     "tracing": _rows("tracing"),
     "watching": _rows("watching"),
     "memory": _rows("memory"),
