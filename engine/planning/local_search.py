@@ -151,7 +151,7 @@ class _Levels:
         """Return the levels before and within these tasks, which start at place `first`."""
         needs, changes, makes, frees, place_of = self._needs, self.changes, self._makes, self._frees, self.place
         before, peaks = [], []
-        # Of a block, found once: a gradient that many tasks read has as many users, each of which would find it again.
+        # Found once per block: the sum of many gradients has as many makers, and each would look at all of them.
         first_made: dict[int, int] = {}
         last_used: dict[int, int] = {}
         for place, task in enumerate(tasks, first):
