@@ -158,6 +158,7 @@ def _measure_tasks(make_loss: Callable[[], Tensor], meter: _Meter, folder: Path)
     if run is not None:
         meter("save", count, lambda: run.save(folder / "run.tape.json"))
         meter("load", count, lambda: ts.load(folder / "run.tape.json"))
+        meter("Perfetto trace", count, lambda: run.save_perfetto(folder / "run.perfetto.json"))
         meter("diff", count, lambda: ts.diff(run, run))
         meter("deck's page", count, lambda: run.save_html(folder / "run.html"))
 
