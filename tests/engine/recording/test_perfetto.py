@@ -20,6 +20,7 @@ from torch.optim import Adam
 
 import tapescope as ts
 from tapescope.__main__ import main
+from tapescope.engine.recording.perfetto import TraceEvents
 from tapescope.engine.recording.task_records import Trace
 from tapescope.tests.says import Snapshots, raises, says
 
@@ -209,7 +210,7 @@ def test_a_file_is_replaced_when_all_is_written(
     path.write_text("before")
     run = ts.backward(make_loss())
     with monkeypatch.context() as broken:
-        broken.setattr(json, "dump", lambda *given, **options: 1 // 0)
+        broken.setattr(TraceEvents, "in_order", lambda events: (1 // 0 for _ in range(2)))
         with pytest.raises(ZeroDivisionError):
             run.save_perfetto(path)
     assert path.read_text() == "before" and [*tmp_path.iterdir()] == [path]
