@@ -30,10 +30,7 @@ from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.planning.simulate import schedule
 from tapescope.inspector.drawing.fold import MOST_DRAWN
 from tapescope.inspector.drawing.layout import layout
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from engine.graph_shapes import chain, fan
+from tapescope.tests.engine.graph_shapes import chain, fan
 
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 _TINY = (100, 200)
