@@ -53,7 +53,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "other_tools": _rows("other_tools"),
 }
 _QUICK = ("whole_calls", "growth")
-"""Benchmarks with rows that are measured in less than a minute."""
+"""Benchmarks with rows that are measured in about a minute."""
 
 
 def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -> None:
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="measure this one; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="whole calls, or --only growth, in less than a minute")
+    parser.add_argument("--quick", action="store_true", help="whole calls, or --only growth, in about a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single value, too")
     return parser
 

@@ -60,7 +60,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 
 
 def rows_quick(effort: Effort) -> Iterator[Row]:
-    """Yield the same up to 10,000 tasks, in less than a minute."""
+    """Yield the same up to 10,000 tasks, in about a minute."""
     for shape in (*SHAPES, "steps"):
         yield from _grown(shape, _SIZES[:2])
 
