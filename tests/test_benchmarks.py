@@ -28,7 +28,7 @@ MODULES = (
     *("measure", "models", "capture_cost", "stepping", "drawing", "walking", "tracing", "other_tools", "table"),
     *("memory", "memory_cuda", "prediction", "orders", "planning", "deck", "watching", "accumulation", "batching"),
     *("recompute", "echo", "whole_calls", "starting", "many", "two_devices", "whole_steps", "loop_page"),
-    "compare_page",
+    *("compare_page", "growth"),
 )
 
 
@@ -67,6 +67,16 @@ def test_each_benchmark_gives_its_rows_and_goals(benchmarks: ModuleType, name: s
     assert len(found) == rows
     assert sum(row.goal is not None for row in found) == goals
     assert all(len(row.values) == 1 and row.values[0] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_the_growth_of_each_verb_is_measured_at_two_sizes_of_each_shape(benchmarks: ModuleType) -> None:
+    found = list(benchmarks.BENCHMARKS["growth"](benchmarks.Effort(repetitions=1, tiny=True)))
+    shapes = [row.what.partition(":")[0] for row in found]
+    assert {shape: shapes.count(shape) for shape in shapes} == {"chain": 21, "fan": 21, "layers": 21, "steps": 1}
+    for row in found:
+        small, large = (float(size.split()[1]) for size in row.note.split("; "))
+        assert row.goal == 1.1 and small > 0 and large > 0
 
 
 @pytest.mark.slow

@@ -131,17 +131,16 @@ class _Levels:
         self.place = [-1] * len(problem.graph)
         self._needs = problem.blocks.needs
         self.changes = [0] * len(problem.graph)
-        self._makes: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
-        self._frees: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in self.place]
-        for nbytes, makers, users in zip(
-            problem.blocks.sizes, problem.blocks.makers, problem.blocks.users, strict=True
-        ):
+        self._makes: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in self.place]
+        self._frees: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in self.place]
+        blocks = zip(problem.blocks.sizes, problem.blocks.makers, problem.blocks.users, strict=True)
+        for block, (nbytes, makers, users) in enumerate(blocks):
             for tasks, shared, sign in ((makers, self._makes, 1), (users, self._frees, -1)):
                 if len(tasks) == 1:
                     self.changes[tasks[0]] += sign * nbytes
                 else:
                     for task in tasks:
-                        shared[task].append((nbytes, tasks))
+                        shared[task].append((block, nbytes, tasks))
         self._before: list[int] = []
         self.peaks: list[int] = []
         for place, task in enumerate(self.order):
@@ -152,18 +151,23 @@ class _Levels:
         """Return the levels before and within these tasks, which start at place `first`."""
         needs, changes, makes, frees, place_of = self._needs, self.changes, self._makes, self._frees, self.place
         before, peaks = [], []
+        # Found once per block: the sum of many gradients has as many makers, and each would look at all of them.
+        first_made: dict[int, int] = {}
+        last_used: dict[int, int] = {}
         for place, task in enumerate(tasks, first):
             before.append(level)
             peaks.append(level + needs[task])
             level += changes[task]
-            if makes[task]:
-                for nbytes, makers in makes[task]:
-                    if min(map(place_of.__getitem__, makers)) == place:
-                        level += nbytes
-            if frees[task]:
-                for nbytes, users in frees[task]:
-                    if max(map(place_of.__getitem__, users)) == place:
-                        level -= nbytes
+            for block, nbytes, makers in makes[task]:
+                if block not in first_made:
+                    first_made[block] = min(map(place_of.__getitem__, makers))
+                if first_made[block] == place:
+                    level += nbytes
+            for block, nbytes, users in frees[task]:
+                if block not in last_used:
+                    last_used[block] = max(map(place_of.__getitem__, users))
+                if last_used[block] == place:
+                    level -= nbytes
         return before, peaks
 
     def tried(self, first: int, tasks: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -166,7 +166,8 @@ def plan_order(
 ) -> OrderPlan:
     """Predict the peak of a backward under several policies, and a lower bound for all orders.
 
-    No backward runs. Without footprints each distinct kernel may run once, see `ts.simulate`.
+    No backward runs. Without footprints each distinct kernel may run once, see `ts.simulate`. Above 20,000 tasks the
+    bound considers only some of the tasks, and may be lower than it could be.
     `ts.backward(loss, policy=plan.policy)` runs the best order on PyTorch's engine; `with ts.policy("auto"):` plans and
     runs automatically.
 

@@ -117,9 +117,10 @@ def save_events(events: TraceEvents, path: str | Path, about: Mapping[str, str])
     with atomic_write(path) as file, gzip.open(file, "wb") if path.suffix == ".gz" else nullcontext(file) as packed:
         text = TextIOWrapper(packed, encoding="ascii", newline="\n")
         text.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(dict(about))},"traceEvents":[')
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dump encodes in Python
         for number, event in enumerate(events.in_order()):
             text.write(",\n" if number else "\n")
-            json.dump(event, text, separators=(",", ":"), allow_nan=False)
+            text.write(encode(event))
         text.write("\n]}\n")
         text.detach()  # after a flush; the caller closes the file
     return path
@@ -224,19 +225,21 @@ class RunEvents:
 
     def _add_tasks(self) -> Iterator[tuple[Task, Event]]:
         graph, order, trace = self.run.graph, self.run.order, self.run.trace
-        threads = trace.columns.thread if trace is not None and trace.order == order else ()
+        trace = trace if trace is not None and trace.order == order else None  # compared once, not for each task
+        threads = trace.columns.thread if trace is not None and any(trace.columns.thread) else ()
         for place in sorted(range(len(order)), key=self._start):
             task = graph.tasks[order[place]]
             name = task.short_name if task.is_leaf else task.name
-            start, end, what = self._start(place), self._end(place), self._what(task, place)
+            start, end = self._start(place), self._end(place)
+            what = self._what(task, place, None if trace is None else trace[place].reason)
             track = f"backward on {task.device}"
-            if any(threads):
+            if threads:
                 track += f", thread {threads[task.id]}"
             if self.clock is None:
                 track += f", {_NO_CLOCK}"
             yield task, self.events.slice(track, name, start, end, "backward", what)
 
-    def _what(self, task: Task, place: int) -> dict[str, Any]:
+    def _what(self, task: Task, place: int, why: str | None) -> dict[str, Any]:
         run = self.run
         what: dict[str, Any] = {
             "task": task.id,
@@ -247,9 +250,8 @@ class RunEvents:
             "operation": None if task.operation is None else task.operation.name,
             "takes": ", ".join(map(str, task.inputs)),
             "ready": run.queue_lengths[place],
+            "why": why,
         }
-        if run.trace is not None and run.trace.order == run.order:
-            what["why"] = run.trace[place].reason
         if run.timeline is not None and (at := run.timeline.places.get(task.id)) is not None:
             levels, starts = run.timeline.levels, run.timeline.starts
             what["bytes before"], what["bytes after"] = levels[starts[at]], levels[starts[at + 1]]

@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drawing": _rows("drawing"),
     "walking": _rows("walking"),
     "many": _rows("many"),
+    "growth": _rows("growth"),
     "tracing": _rows("tracing"),
     "watching": _rows("watching"),
     "memory": _rows("memory"),
@@ -51,14 +52,19 @@ BENCHMARKS: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "deck": _rows("deck"),
     "other_tools": _rows("other_tools"),
 }
+_QUICK = ("whole_calls", "growth")
+"""Benchmarks with rows that are measured in about a minute."""
 
 
 def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     effort = effort or Effort(repetitions=5 if options.quick else 20)
     chosen = {name: BENCHMARKS[name] for name in options.only or BENCHMARKS}
     if options.quick:
-        chosen = {"whole_calls": _rows("whole_calls", "rows_quick")}
+        chosen = {name: _rows(name, "rows_quick") for name in options.only or _QUICK[:1]}
+        if others := chosen.keys() - set(_QUICK):
+            parser.error(f"--quick measures {' or '.join(_QUICK)}, not {', '.join(sorted(others))}")
     notes = Console(stderr=True, style="dim")  # no spinner: its thread would be measured, too
     rows: list[Row] = []
     for name, measure in chosen.items():
@@ -78,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, effort: Effort | None = None) -
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=BENCHMARKS, help="measure this one; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="whole calls alone, in less than a minute")
+    parser.add_argument("--quick", action="store_true", help="whole calls, or --only growth, in about a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single value, too")
     return parser
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from measure import Effort, Row
@@ -72,6 +73,7 @@ def rows(effort: Effort) -> Iterator[Row]:
         return
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
         yield from page_rows(browser, Path(folder), effort)
+        yield from large_page_rows(browser, Path(folder), effort)
         with lab_server(Path(folder) / "lab") as lab:
             page = browser.new_page(viewport={"width": 1400, "height": 1200})
             yield from live_rows(Notebook(page, lab, "bench"), effort)
@@ -94,6 +96,46 @@ def page_rows(browser: Browser, folder: Path, effort: Effort) -> Iterator[Row]:
         frames = tuple(deck.evaluate(_FRAME, 100 if effort.tiny else 1000) for _ in range(windows))
         page.close()
         yield Row(f"a frame while {len(run.order):,} tasks play, by {axis} (60 a second: 17 ms)", "ms", frames, 17)
+
+
+def large_page_rows(browser: Browser, folder: Path, effort: Effort) -> Iterator[Row]:
+    """A saved page of 100,000 tasks: opened, played at the highest speed, searched and unfolded."""
+    run = ts.profile(workload("lstm_cell").build(steps=4 if effort.tiny else 6650)[1])
+    path = run.save_html(folder / "large.html")
+    what = f"saved page of {len(run.order):,} tasks"
+    yield Row(f"{what}: its size", "kB", (path.stat().st_size / 1e3,))
+    page = browser.new_page(viewport={"width": 1400, "height": 1200})
+    metrics = page.context.new_cdp_session(page)
+    metrics.send("Performance.enable", {"timeDomain": "threadTicks"})  # other processes do not lengthen them
+
+    def script_ms() -> float:
+        values = {each["name"]: each["value"] for each in metrics.send("Performance.getMetrics")["metrics"]}
+        return float(1e3 * values["ScriptDuration"])
+
+    def shown_after(act: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        act()
+        deck.rests()
+        return 1e3 * (time.perf_counter() - start)
+
+    start = time.perf_counter()
+    page.goto(path.as_uri())
+    deck = ShownDeck(page)
+    yield Row(f"{what}: to open", "ms", (1e3 * (time.perf_counter() - start),), 4000)
+    deck.speed(2 if effort.tiny else 1000)
+    deck.press("play")
+    found = []
+    for _ in range(min(effort.repetitions, 5)):
+        start, before = time.perf_counter(), script_ms()
+        frame_ms = deck.evaluate(_FRAME, 100 if effort.tiny else 1000)
+        frames = 1e3 * (time.perf_counter() - start) / frame_ms
+        found.append((script_ms() - before) / frames)
+    yield Row(f"{what}: script of a frame while it plays", "ms", tuple(found), 8)
+    deck.press("pause")
+    yield Row(f"{what}: a search", "ms", (shown_after(lambda: deck.search("mul").first.wait_for()),), 200)
+    deck.key("Escape")
+    yield Row(f"{what}: unfolded", "ms", (shown_after(lambda: deck.key("Shift+BracketRight")),), 1000)
+    page.close()
 
 
 def live_rows(notebook: Notebook, effort: Effort) -> Iterator[Row]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +19,7 @@ import tapescope as ts
 from tapescope.engine.planning.policies import find_policy
 from tapescope.engine.planning.policy_orders import order_of
 from tapescope.engine.planning.scheduling_problem import Problem
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from engine.graph_shapes import chain, transformer
+from tapescope.tests.engine.graph_shapes import chain, transformer
 
 _TASKS = 1_000_000
 _SHAPES = ("chain", "blocks, captured")

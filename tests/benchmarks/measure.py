@@ -30,7 +30,7 @@ class Row:
     """
 
     what: str
-    unit: Literal["×", "s", "ms", "µs", "MiB", "kB", "%"]
+    unit: Literal["×", "s", "ms", "µs", "MiB", "kB", "%", "power"]
     values: tuple[float, ...] = ()
     goal: float | None = None
     outcome: str | None = None

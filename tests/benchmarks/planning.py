@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from math import log
-from pathlib import Path
 from statistics import median
 
 from measure import Effort, Row, ratios, repeated, seconds
@@ -19,10 +17,7 @@ from tapescope.engine.planning.policy_orders import bound
 from tapescope.engine.planning.scheduling_problem import Problem
 from tapescope.engine.studies.workloads import WORKLOADS, workload
 from tapescope.inspector.text.sizes_and_counts import size_text
-
-sys.path.append(str(Path(__file__).parents[1]))
-
-from engine.graph_shapes import SHAPES
+from tapescope.tests.engine.graph_shapes import SHAPES
 
 _TASKS = (1_000, 3_000, 10_000, 30_000, 100_000)
 _GOALS = {10_000: 1.0, 100_000: 10.0}

@@ -22,6 +22,7 @@ def test_each_measurement_of_the_deck_gives_its_row(
         monkeypatch.delitem(sys.modules, name, raising=False)
     deck = importlib.import_module("deck")
     effort = importlib.import_module("measure").Effort(repetitions=1, tiny=True)
-    rows = [*deck.page_rows(browser, tmp_path, effort), *deck.live_rows(notebook, effort)]
-    assert [row.goal for row in rows] == [17, 17, 500, None, 500, 100, 4000, 10_000]
+    pages = [*deck.page_rows(browser, tmp_path, effort), *deck.large_page_rows(browser, tmp_path, effort)]
+    rows = [*pages, *deck.live_rows(notebook, effort)]
+    assert [row.goal for row in rows] == [17, 17, None, 4000, 8, 200, 1000, 500, None, 500, 100, 4000, 10_000]
     assert all(row.values and min(row.values) >= 0 for row in rows)

@@ -45,7 +45,12 @@ if (window.DecompressionStream && [].toSorted) {
 
 _SCRIPT = """
 document.getElementById("said").dataset.whole = "true";
-const bytes = id => Uint8Array.from(atob(document.getElementById(id).textContent), each => each.charCodeAt(0));
+const bytes = id => {  // a loop: Uint8Array.from calls a function for each byte, and there may be millions
+  const text = atob(document.getElementById(id).textContent);
+  const found = new Uint8Array(text.length);
+  for (let at = 0; at < found.length; at++) found[at] = text.charCodeAt(at);
+  return found;
+};
 if (document.getElementById("said").hidden) {
   const unpacked = new Blob([bytes("code")]).stream().pipeThrough(new DecompressionStream("gzip"));
   const code = new Blob([await new Response(unpacked).text()], {type: "text/javascript"});

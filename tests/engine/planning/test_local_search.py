@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from time import perf_counter
+from typing import Any
 
 import pytest
 import torch
 
 import tapescope as ts
-from tapescope.engine.planning.local_search import SearchResult, search, searched_order
+from tapescope.engine.planning.local_search import SearchResult, _Levels, search, searched_order
 from tapescope.engine.planning.lower_bound import lower_bound
 from tapescope.engine.planning.policies import portfolio
 from tapescope.engine.planning.scheduling_problem import Problem
@@ -17,6 +18,7 @@ from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.studies.workloads import workload
 from tapescope.tests.says import Snapshots, raises
 
+from ..graph_shapes import SHAPES
 from .problems import is_legal, least_peak, problem_of, random_problem
 
 
@@ -104,6 +106,25 @@ def test_interrupted_it_gives_the_best_so_far() -> None:
     assert found.order == told[-1].order
     assert found.peak_bytes < found.start_bytes
     assert perf_counter() - began >= 0.2  # it is updated at most ten times a second
+
+
+class _CountedPlaces(list[int]):
+    reads = 0
+
+    def __getitem__(self, task: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(task)
+
+
+def test_levels_look_at_the_makers_of_a_block_once_however_many_there_are() -> None:
+    """Each branch may be the first to give its gradient to the sum, so the block of the sum has as many makers."""
+    problem = Problem(ts.graph(SHAPES["fan"](2_000)))
+    assert max(map(len, problem.blocks.makers)) >= 1_000
+    levels = _Levels(problem, problem.heap_order)
+    levels.place = places = _CountedPlaces(levels.place)
+    levels.tried(0, problem.heap_order)
+    entries = sum(map(len, problem.blocks.makers)) + sum(map(len, problem.blocks.users))
+    assert 1_000 <= places.reads <= entries
 
 
 def test_out_of_time_it_stops() -> None:

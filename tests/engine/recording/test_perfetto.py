@@ -20,7 +20,11 @@ from torch.optim import Adam
 
 import tapescope as ts
 from tapescope.__main__ import main
+from tapescope.engine.recording.perfetto import TraceEvents
+from tapescope.engine.recording.task_records import Trace
 from tapescope.tests.says import Snapshots, raises, says
+
+from ..graph_shapes import chain
 
 Event = dict[str, Any]
 
@@ -206,7 +210,7 @@ def test_a_file_is_replaced_when_all_is_written(
     path.write_text("before")
     run = ts.backward(make_loss())
     with monkeypatch.context() as broken:
-        broken.setattr(json, "dump", lambda *given, **options: 1 // 0)
+        broken.setattr(TraceEvents, "in_order", lambda events: (1 // 0 for _ in range(2)))
         with pytest.raises(ZeroDivisionError):
             run.save_perfetto(path)
     assert path.read_text() == "before" and [*tmp_path.iterdir()] == [path]
@@ -222,3 +226,18 @@ def test_the_command_line_writes_one(
     assert main(["view", str(saved), "--out", str(tmp_path / "run.perfetto.json")]) == 0
     says(capsys.readouterr().out, "run.perfetto.json", "ui.perfetto.dev")
     assert of_kind(events_of(tmp_path / "run.perfetto.json"), "backward")
+
+
+def test_the_orders_are_not_compared_for_each_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ts.backward(chain(200), engine="direct", trace="cheap")
+    order, reads = run.order, 0
+
+    def counted(trace: Trace) -> tuple[int, ...]:
+        nonlocal reads
+        reads += 1
+        return order
+
+    monkeypatch.setattr(Trace, "order", property(counted))
+    path = run.save_perfetto(tmp_path / "run.perfetto.json")
+    assert 1 <= reads < 20 < len(order)
+    assert sum(each["ph"] == "X" and "why" in each["args"] for each in events_of(path)) == len(order)
