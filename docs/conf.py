@@ -40,6 +40,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ex
 exclude_patterns = ["_build", "README.md"]
 default_role = "code"
 nitpicky = False
+highlight_language = "text"  # of a fence without a language: what a program printed, which is not Python
+smartquotes = False  # quotes in messages and expressions can be copied
 
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 suppress_warnings = ["myst.header", "ref.python"]  # what commands say begins with its second level

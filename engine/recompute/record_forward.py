@@ -77,10 +77,11 @@ def recorded_in(world: AsFound, repetitions: int, model: nn.Module | None) -> Fo
             with same_random_numbers(), same_flags(), names, recorder:
                 since = sequence_nr()
                 loss = real_loss_of(world.make_loss())
+                created_here = sequence_nr() - since
             refuse_whole_step(loss, since)
             graph = read_graph(loss)
-            # Each node but a leaf's is created by an operation, which the recorder sees in its own thread only.
-            if 2 * len(recorder.operators) < sum(not task.is_leaf for task in graph.tasks):
+            # The recorder sees its own thread only. Each node but a leaf's takes a sequence number of its thread.
+            if 2 * created_here < sum(not task.is_leaf for task in graph.tasks):
                 raise NotImplementedError(
                     f"{world.verb} cannot follow a forward in another thread, where make_loss() ran most of its "
                     "operations; run the forward in the thread that calls it"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
-from tapescope.tests.says import Snapshots
+from tapescope.tests.says import Snapshots, raises
 
 Step = tuple[nn.Module, Callable[[], Tensor]]
 
@@ -62,3 +62,15 @@ def test_the_recomputed_peak_is_predicted_to_the_byte(make: Callable[[], Step], 
 
     assert ts.profile(recomputed).peak_bytes == plan.peak_bytes
     assert bool(plan.dropped) is (make is wgan_gp), "in MAML the inner loop reads all but little"
+
+
+def test_a_graph_mostly_made_by_an_inner_backward_is_not_taken_for_one_of_another_thread() -> None:
+    w = torch.randn(4, requires_grad=True)
+
+    def make_loss() -> Tensor:
+        (slope,) = torch.autograd.grad(w.sin().prod(), w, create_graph=True)
+        (product,) = torch.autograd.grad(slope.sum(), w, create_graph=True)
+        return product.square().sum()
+
+    with raises(ValueError, "prod()"):
+        ts.plan_recompute(make_loss, 0.5, progress=False)
