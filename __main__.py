@@ -1,14 +1,15 @@
 """The command line: `tapescope run`, `demo`, `compare`, `advise`, `fits`, `bench`, `graph`, `debug` and others.
 
 Exit codes: 2 for invalid input, with a message of one sentence. 1 if a user's script raised, a step does not fit, a
-demo has wrong gradients, two runs differ, a replay differs from its recording, or a workload could not be measured. 130
-if a study was interrupted; the results until then are printed. `run` has its script's exit code, or 70 for findings of
-`--fail-on`.
+demo has wrong gradients, two runs differ, a replay differs from its recording, a workload could not be measured, or
+nobody reads the output any more. 130 if a study was interrupted; the results until then are printed. `run` has its
+script's exit code, or 70 for findings of `--fail-on`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -68,7 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 2
-    return answered(options, _run)
+    try:
+        code = answered(options, _run)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if given[0] in ("run", "debug"):  # of the user's script
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it exits
+        return 1
+    return code
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -263,6 +263,15 @@ def test_python_runs_the_package() -> None:
     assert "linear50" in done.stdout
 
 
+def test_a_pipe_that_is_closed_early_ends_a_command_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "tapescope", "workloads", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
 @pytest.mark.parametrize("function", ["loss", "loss_and_model"])
 def test_the_graph_of_a_users_function_is_drawn(
     function: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
