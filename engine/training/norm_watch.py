@@ -73,9 +73,7 @@ class NormWatch(LoopPart):
         self._step = _Step(0)
         self._coming: deque[_Step] = deque()
         self._latest: list[ColumnNorms] = []
-        self._numbers: list[int] = []  # ids of the parameters whose gradients are in `_latest`, in order
-        self._parameters: frozenset[int] = frozenset()  # the same
-        self._measured: frozenset[int] = frozenset()  # their columns
+        self._measured: frozenset[int] = frozenset()  # columns whose norms are in `_latest`
         self._losses: list[LateTensor] = []
         self._scale: Tensor | None = None  # of the next backward
         self._rates: dict[int, float] = {}
@@ -124,9 +122,8 @@ class NormWatch(LoopPart):
                 columns.append(column)
         self._latest = self._sums.take(gradients, columns, scale, numbers)
         self._say_unread()
-        if numbers != self._numbers:  # otherwise as in the step before
-            self._numbers, self._parameters, self._measured = numbers, frozenset(numbers), frozenset(columns)
-        self._training.taken_norms = TakenNorms(self._parameters, self._latest, self._sums.squares)
+        self._measured = frozenset(columns)
+        self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest, self._sums.squares)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)

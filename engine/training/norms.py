@@ -143,7 +143,9 @@ _KIND = attrgetter("dtype", "layout", "device")
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:
     """Return whether all are plain float32 tensors on one device, which takes a fraction of sorting them one by one."""
-    kinds = set(map(_KIND, tensors)) if _USUAL.issuperset(map(type, tensors)) else ()
+    if not _USUAL.issuperset(map(type, tensors)):
+        return False
+    kinds = set(map(_KIND, tensors))
     return len(kinds) == 1 and all(
         (dtype, layout) == (torch.float32, torch.strided) and device.type != "meta" for dtype, layout, device in kinds
     )

@@ -11,34 +11,55 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 from unittest.mock import patch
 
+import torch
 from measure import Effort, Row, seconds
+from torch import nn
 from torch.optim import Adam
 
 import tapescope as ts
-from tapescope.engine.studies.ready_workload import Parts
 from tapescope.engine.studies.workloads import workload
 from tapescope.engine.training import training as verbs
 from tapescope.engine.training.leaks.graph_leaks import Leaks
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[object]]
+Built = tuple[nn.Module, Callable[[], torch.Tensor]]
 
 _EVERY = 10  # ts.training's own: of so many steps in a row, one takes what is dear
-_LOOK = 16  # a step that visits all objects of the process, as 1, 2, 4 and 8 do: a loop of thousands has a dozen
+_SELDOM = 100  # of so many, one counts the memory
+# Steps that visit all objects of the process, as 1, 2, 4 and 8 do: a loop of thousands has a dozen.
+_LOOK, _LATE_LOOK = 16, 128
 _MOST = 8  # of each kind, in turns: two minutes for all of them
 
 
 def rows(effort: Effort) -> Iterator[Row]:
-    """Yield rows for a GPT and a ResNet: watched completely, also with each write recorded, and watched for leaks only.
+    """Yield rows for a GPT, a ResNet and an MLP: watched with and without the black box, also with each write recorded,
+    and watched for leaks only.
 
-    The steps are those between two visits of all objects; a visit has its own row.
+    The steps are those between two visits of all objects; a visit has its own row. The MLP's steps take 2 ms.
     """
     gpt = {"vocabulary": 1000, "context": 64, "width": 128, "batch": 8, "heads": 4, "layers": 1 if effort.tiny else 4}
-    yield from _rows(effort, "GPT", workload("gpt2").build(**gpt), 1.06)
-    yield from _rows(effort, "ResNet", workload("resnet50").build(batch=2, pixels=32 if effort.tiny else 64), 1.08)
+    yield from _rows(effort, "GPT", workload("gpt2").build(**gpt), (1.03, 1.03))
+    resnet = workload("resnet50").build(batch=2, pixels=32 if effort.tiny else 64)
+    yield from _rows(effort, "ResNet", resnet, (1.04, 1.04))
+    look, steps = (_LOOK, _EVERY) if effort.tiny else (_LATE_LOOK, _SELDOM)
+    yield from _rows(effort, "MLP of 9 layers", _mlp(), (1.12, 1.2), look, steps)
 
 
-def _rows(effort: Effort, what: str, built: Parts, goal: float) -> Iterator[Row]:
+def _mlp() -> Built:
+    inner = [layer for _ in range(8) for layer in (nn.Linear(128, 128), nn.ReLU())]
+    model, x, target, loss = (
+        nn.Sequential(*inner, nn.Linear(128, 1)),
+        torch.ones(160, 128),
+        torch.ones(160, 1),
+        nn.MSELoss(),
+    )
+    return model, lambda: loss(model(x), target)
+
+
+def _rows(
+    effort: Effort, what: str, built: Built, goals: tuple[float, float], look_at: int = _LOOK, measured: int = _EVERY
+) -> Iterator[Row]:
     model, make_loss = built
     optimizer = Adam([each for each in model.parameters() if each.requires_grad], foreach=True)
 
@@ -50,37 +71,26 @@ def _rows(effort: Effort, what: str, built: Parts, goal: float) -> Iterator[Row]
 
     def steps(around: Around) -> tuple[float, float]:
         with around():
-            train(_LOOK)
+            train(look_at)
             look = seconds(partial(train, 1))
-            return look, seconds(partial(train, _EVERY))
+            return look, seconds(partial(train, measured)) / measured
 
     with TemporaryDirectory() as folder:
         box = Path(folder) / "black_box"
-        plain, *watched = _in_turns(
-            [
-                partial(steps, around)
-                for around in (
-                    nullcontext,
-                    lambda: ts.training(model, optimizer, black_box=box),
-                    lambda: ts.training(model, optimizer, black_box=box, writes=True),
-                    lambda: _leaks_alone(lambda: ts.training(model, optimizer)),
-                )
-            ],
-            min(effort.repetitions, _MOST),
-        )
-    usual = median(every for _, every in plain)
-    dear = tuple(1000 * (look - every / _EVERY) for look, every in watched[0])
+        kinds: list[tuple[str, float | None, Around]] = [
+            ("findings and norms", goals[0], lambda: ts.training(model, optimizer)),
+            ("findings, norms, black box", goals[1], lambda: ts.training(model, optimizer, black_box=box)),
+            ("these and writes=True", None, lambda: ts.training(model, optimizer, black_box=box, writes=True)),
+            ("the watch for leaks alone", 1.02, lambda: _leaks_alone(lambda: ts.training(model, optimizer))),
+        ]
+        arounds: list[Around] = [nullcontext, *(around for _, _, around in kinds)]
+        plain, *watched = _in_turns([partial(steps, each) for each in arounds], min(effort.repetitions, _MOST))
+    usual = median(step for _, step in plain)
+    dear = tuple(1000 * (look - step) for look, step in watched[1])
     yield Row(f"ts.training, {what}: a visit of all objects, in the steps 1, 2, 4, 8, ...", "ms", dear)
-    for name, goal_of_it, taken in zip(
-        ("findings, norms, black box", "these and writes=True", "the watch for leaks alone"),
-        (goal, None, 1.02),
-        watched,
-        strict=True,
-    ):
+    for (name, goal, _), taken in zip(kinds, watched, strict=True):
         # the median of these is the ratio of both medians
-        yield Row(
-            f"ts.training, {what}: {name} / a plain step", "×", tuple(every / usual for _, every in taken), goal_of_it
-        )
+        yield Row(f"ts.training, {what}: {name} / a plain step", "×", tuple(step / usual for _, step in taken), goal)
 
 
 def _in_turns(kinds: list[Callable[[], T]], repetitions: int) -> list[tuple[T, ...]]:

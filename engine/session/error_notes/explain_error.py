@@ -13,8 +13,6 @@ from ....inspector.torch_private.saved_variables import MODIFIED
 from ....inspector.torch_private.thread_state import unobserved
 from ...execution.saved_tensor_errors import modified_tensors
 from ...memory.out_of_memory import explain_out_of_memory
-from .pytorch_errors import ERROR_NOTES
-from .raised_error import RaisedError
 
 _PAGE = "what_went_wrong.md"
 _NOTE = "tapescope: "
@@ -42,12 +40,15 @@ def explain_error(
     explain_out_of_memory(error, graph)
     if not isinstance(error, Exception) or any(_PAGE in note for note in getattr(error, "__notes__", ())):
         return
-    text = str(error)
-    row = next((each for each in ERROR_NOTES if each.matches(text)), None)
-    if row is None:
-        return
     # An error in the explanation must not replace the user's.
     with suppress(Exception), unobserved():
+        from .pytorch_errors import ERROR_NOTES  # only now: few sessions need the table and its modules
+        from .raised_error import RaisedError
+
+        text = str(error)
+        row = next((each for each in ERROR_NOTES if each.matches(text)), None)
+        if row is None:
+            return
         raised = RaisedError(error, modules, graph, ran, since, maker)
         note = row.note(raised)
         if note is not None:
