@@ -264,7 +264,7 @@ def test_python_runs_the_package() -> None:
 
 
 def test_a_pipe_that_is_closed_early_ends_a_command_without_a_traceback() -> None:
-    command = [sys.executable, "-m", "tapescope", "workloads", "--json"]
+    command = [sys.executable, "-m", "tapescope", "workloads"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
