@@ -124,6 +124,7 @@ def _under_policy(
         plain = _backward_s(model, make_loss)
         with ts.policy(policy):
             pairs.append((_backward_s(model, make_loss), plain))
+    model.zero_grad(set_to_none=True)  # as in the loop, since existing gradients decide on the order, too
     run = ts.backward(make_loss(), policy=policy)
     return pairs, f"{len(run.graph)} tasks, {run.policy}"
 
