@@ -47,10 +47,10 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "rows", "goals"),
     [
-        ("whole_calls", 44, 44),
+        ("whole_calls", 57, 53),
         ("starting", 3, 3),
         ("capture", 2, 2),
-        ("stepping", 9, 4),
+        ("stepping", 12, 4),
         ("drawing", 8, 8),
         ("walking", 1, 1),
         ("many", 14, 0),

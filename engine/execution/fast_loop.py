@@ -33,6 +33,9 @@ from .graph_task import GraphTask
 from .input_buffer import InputBuffer, fitted
 from .pending_inputs import InputBuffers
 
+_Take = Callable[[Node, list[Tensor | None]], None]
+_FindUnusual = Callable[[list[Tensor | None], "Sequence[Received]"], list[Edge]]
+
 
 class Way(NamedTuple):
     """An edge from a task: the output, the next task and its input, and the number of the next task's inputs."""
@@ -242,10 +245,7 @@ class FastLoop:
         layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.loop_recorder()
         all_ways, takes, leaves, readers = layout.ways, layout.takes, layout.leaves, self._readers
         stops, may_be_spent, free = loop.stops, any_spent(), self._free or free_saved_now()
-        # Modes do not change meanwhile, since no user code runs in this thread.
-        is_quiet = not function_mode_is_on()
-        take = accumulate_fitting if self._fitting and is_quiet and not torch.is_grad_enabled() else accumulate
-        unusual_edges = _unusual if is_quiet else _unusual_under_modes
+        take, unusual_edges = self._functions_now()
         known = type(queue) is KeyedQueue and record is not None and record.knows_labels(queue.arrived)
         asks = queue is not None and record is not None and not known
         handles, retained = RemovableHandle.next_id, noting.accesses
@@ -256,8 +256,7 @@ class FastLoop:
                 return
             node, read = nodes[task_id], readers[task_id]
             saved = () if read is None else all_saved(node, read)
-            # Unpacking runs user code; a spent node raises.
-            if (saved and packed_by_user(saved)) or (may_be_spent and is_spent(node)):
+            if (saved and packed_by_user(saved)) or (may_be_spent and is_spent(node)):  # runs user code, or raises
                 loop.end_fast_loop()
                 loop.execute(task_id, hooks=False)
                 return
@@ -284,8 +283,7 @@ class FastLoop:
                 if unusual or (record is not None and (record.looks_at_all or len(takes[task_id]) != len(outputs))):
                     self._settle(unusual, outputs, task_id, record)
                 gradients.clear()
-                if saved:  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
-                    free(saved)
+                free(saved)  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
                 order.append(task_id)
                 for output, next_task, number, inputs in all_ways[task_id]:
                     gradient = outputs[output]
@@ -308,6 +306,15 @@ class FastLoop:
                     record.failed(task_id)
                 loop.fail(error, task_id)
                 raise
+
+    def _functions_now(self) -> tuple[_Take, _FindUnusual]:
+        """Return the functions that store a leaf's gradient and find unusual outputs under this thread's modes.
+
+        The modes do not change during the loop, because no user code runs in this thread.
+        """
+        is_quiet = not function_mode_is_on()
+        is_usual = self._fitting and is_quiet and not torch.is_grad_enabled()
+        return accumulate_fitting if is_usual else accumulate, _unusual if is_quiet else _unusual_under_modes
 
     def _settle(
         self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: LoopRecorder | None

@@ -77,7 +77,7 @@ def rows(effort: Effort) -> Iterator[Row]:
 def nodes_alone(loss: Tensor, frees: bool = False) -> Callable[[], object]:
     """The least that a backward in Python takes: nodes in a known order, and sums. It checks no hook and no error."""
     graph = ts.graph(loss)
-    order, nodes = schedule(graph, "heap"), graph.nodes
+    order, nodes = schedule(graph, "heap"), list(graph.nodes)
     shapes = [[meta.shape for meta in task.inputs] for task in graph.tasks]
     edges = [[(edge.output, edge.next_task, edge.input) for edge in each] for each in graph.out_edges]
     leaves = [task.is_leaf for task in graph.tasks]
