@@ -354,9 +354,7 @@ PAGES = {
         quick=True,
     ),
     "guides/batching": Page(ENSEMBLE),
-    "guides/black_box": Page(
-        "", after="assert again.same and again.same_loss and again.find_nan().where"
-    ),
+    "guides/black_box": Page("", after="assert again.same and again.same_loss and again.find_nan().where"),
     "guides/breakpoints": Page(ENCODER, {0: HIDDEN}),
     "guides/compare_runs": Page(""),
     "guides/compile": Page(),
