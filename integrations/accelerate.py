@@ -17,6 +17,8 @@ class TrackerEvents(LoopCallback):
     Watching begins with `accelerator.init_trackers`, in its thread, and ends with `accelerator.end_training`. Norms and
     findings go to the other trackers. It has to be the first tracker, so that it ends before the others do.
 
+    Known limitations: Accelerate starts trackers on the main process only, so other ranks are not watched.
+
     Args:
         page, options: see `LoopCallback`.
         first_step: the number of the first step in the other trackers, after a resume.
@@ -24,7 +26,7 @@ class TrackerEvents(LoopCallback):
 
     name = "tapescope"
     requires_logging_directory = False
-    main_process_only = False  # each rank is watched; the other trackers write on the main process
+    main_process_only = True
 
     def __init__(self, page: str | Path | None = None, *, first_step: int = 0, **options: Any) -> None:
         super().__init__(page, **options)

@@ -55,18 +55,20 @@ else:
 """
 
 NOTEBOOK = """
-import io
-from contextlib import redirect_stdout
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-shell.run_line_magic("load_ext", "tapescope")
-shown = io.StringIO()
-with redirect_stdout(shown):
-    assert shell.run_cell("%tapescope?").success
-    assert shell.run_cell("%%tapescope\\n(weight * weight).sum()", store_history=False).success
-deck = ts.deck((weight * weight).sum())
-assert type(deck).__mro__[1].__name__ != "object"
-assert deck.save_html("deck.html").stat().st_size > 10_000
+import os
+from pathlib import Path
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+cells = [
+    "%load_ext tapescope\\nimport torch, tapescope as ts\\nweight = torch.ones(3, requires_grad=True)",
+    "%%tapescope loss\\nloss = (weight * weight).sum()",
+    "deck = ts.deck((weight * weight).sum())\\ndeck.save_html('deck.html')",
+]
+notebook = new_notebook(cells=[new_code_cell(each) for each in cells])
+NotebookClient(notebook, kernel_name="python3").execute()
+shown = [set(output.get("data", ())) for output in notebook.cells[1].outputs]
+assert any("application/vnd.jupyter.widget-view+json" in each for each in shown), notebook.cells[1].outputs
+assert Path("deck.html").stat().st_size > 10_000
 """
 
 
