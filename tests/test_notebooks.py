@@ -26,7 +26,7 @@ CLAIMS = {
     "01_first_look": """
 peaks = {policy: ts.profile(make_loss, policy=policy).peak_bytes for policy in ("bfs", "heap")}
 assert peaks["bfs"] > 1.9 * peaks["heap"] and peaks["heap"] <= 256 * 1024 < peaks["bfs"]
-assert run.trace[8].reason == "first of 6 under heap: last created, first run" and run.trace[10].choice == "hand"
+assert (run.trace[8].choice, run.trace[10].choice) == ("first", "hand")
 """,
     "02_why_heap": """
 bfs, heap = (prediction[policy].peak_bytes for policy in ("bfs", "heap"))
@@ -39,7 +39,7 @@ assert ts.profile(make_loss, policy=lambda ready, state: ready[-1]).peak_bytes <
 """,
     "04_debugging": """
 assert deck.trace[49].task.name == "MulBackward0" and not any(gradient.isnan().any() for gradient in tried)
-assert "log()" in str(_3) and "-inf" in str(_3)
+assert "log()" in str(_2) and "-inf" in str(_2)
 
 def repaired(self, weights):
     return -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1).mean()
@@ -163,7 +163,7 @@ assert next(each for each in training.findings if each.kind == "leak").tensor ==
 assert 0.05 < float((wrong - right).norm() / right.norm()) < 0.07
 models = make_gan()
 of_maker, of_judge = (Adam(each.parameters(), 1e-3, fused=True) for each in models)
-with ts.training(models, [of_maker, of_judge], found_inf=True) as repaired:
+with ts.training(models, [of_maker, of_judge], black_box="black_box", found_inf=True) as repaired:
     for real in DataLoader(gan_rows(), batch_size=32):
         _, judge_loss, _ = gan_losses(models, real)
         of_judge.zero_grad()
@@ -174,7 +174,8 @@ with ts.training(models, [of_maker, of_judge], found_inf=True) as repaired:
         maker_loss.backward()
         of_maker.step()
         samples.append(fake.detach())
-assert {each.kind for each in repaired.findings} == {"non-finite"}
+shutil.rmtree("black_box")
+assert {each.kind for each in repaired.findings} == {"black box", "non-finite"}
 """,
 }
 """What the words of a tour say of its numbers, asked in its kernel when all has run."""
@@ -270,7 +271,9 @@ def test_a_lesson_ends_with_an_exercise_that_is_not_solved_and_leads_to_the_next
 def test_every_other_tour_says_that_it_is_a_research_note() -> None:
     notes = [read(path) for path in NOTEBOOKS if path.stem not in COURSE]
     assert len(notes) + len(COURSE) == len(NOTEBOOKS)
-    assert all("research note" in note.cells[0].source and "(01_first_look.ipynb)" in note.cells[0].source for note in notes)
+    assert all(
+        "research note" in note.cells[0].source and "(01_first_look.ipynb)" in note.cells[0].source for note in notes
+    )
 
 
 @each_tour

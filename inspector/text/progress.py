@@ -112,7 +112,7 @@ def _is_watched(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     from IPython import get_ipython  # imported already, by the kernel
 
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     request = {} if shell is None else shell.get_parent()
     return bool(request.get("content", {}).get("allow_stdin", True))
 

@@ -122,6 +122,19 @@ def test_in_a_notebook_it_is_not_among_what_went_wrong(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("has_page", [True, False])
+def test_a_notebook_that_runs_without_a_page_stores_no_line(has_page: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nbconvert, nbclient and papermill send their requests with allow_stdin=False, as they cannot answer input()."""
+    shell = Mock(get_parent=lambda: {"content": {"allow_stdin": has_page}})
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    seen = Notebook()
+    monkeypatch.setattr("sys.stdout", seen)
+    monkeypatch.setattr("sys.stderr", Notebook())
+    ts.compare(make_loss)
+    assert bool(seen.getvalue()) == has_page
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)

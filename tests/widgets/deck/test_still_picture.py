@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from base64 import b64decode
 from collections import Counter
@@ -112,6 +113,41 @@ def test_of_a_backward_under_way_the_graph_shows_how_far_it_is(shell: Interactiv
     assert found["running"] == 1 and found["done"] == ran == 3 and found["ready"] == len(ready) > 0
     assert found["waiting"] and not states(before) and not states(after)
     assert {"done", "running", "ready"} <= set(words(under_way))
+
+
+def test_of_a_backward_under_way_the_queue_and_the_reasons_are_shown(
+    shell: InteractiveShell, snapshot: Snapshots
+) -> None:
+    model, make_loss = WORKLOADS["linear50"].build()
+    with ts.capture(model):
+        loss = make_loss()
+    with Deck(debug(loss, policy="bfs")) as deck, capture_output():
+        assert "Ready queue" not in " ".join(words(deck._still.svg(deck.moment()))), "nothing has run"
+        deck.break_at(deck.planned[53])
+        deck.run()
+        said = words(deck._still.svg(deck.moment()))
+        assert [entry.task.short_name for entry in deck.ready].count("T") == 49
+        by_name = deck.graph.describe(deck.current)
+        deck.run()
+        assert "Ready queue" not in " ".join(words(deck._still.svg(deck.moment()))), "all have run"
+    assert any(text.startswith("Ready queue50 ready") for text in said)  # two spans of one text
+    assert {"48 × T (linear)", "AccumulateGrad (linear.bias)", "T (linear)", by_name} <= {*said}
+    says(line_with(said, "first of"), 50, "bfs")
+    says(line_with(said, "Stopped"), "breakpoint", "TBackward0", "54th")
+    snapshot("deck", "\n".join(said[said.index(line_with(said, "Stopped")) :][:12]))
+
+
+def test_a_task_run_by_hand_and_a_long_queue_are_shown(linear50: ts.Graph) -> None:
+    alike = itertools.count()
+    tasks = tuple(replace(task, name=f"{task.name}{HOSTILE}{next(alike)}") for task in linear50.tasks)
+    graph = replace(linear50, tasks=tasks)
+    order = timelines_of(linear50, "bfs")["bfs"].order
+    chosen = order[5]
+    svg = Still("1f", "title", graph).svg(Moment("bfs", 3, len(graph), {}, [*order[:3], *order[3:]], chosen, HOSTILE))
+    said = words(svg)
+    says(line_with(said, "by hand"), 50)
+    assert any(re.fullmatch(r"and \d+ more", text) for text in said)
+    assert not list(ElementTree.fromstring(svg).iter(f"{SVG}script")) and all(len(text) < 200 for text in said)
 
 
 def test_without_memory_there_is_the_graph_alone(linear50: ts.Graph) -> None:
