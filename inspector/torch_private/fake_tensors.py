@@ -88,6 +88,7 @@ def keep_known_values(
     if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= (most or _MOST_NUMBERS):
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
+        mode.fake_tensor_converter.set_tensor_memo(result.constant, result)  # so that writing to it returns `result`
         mode.fake_tensor_converter.add_constant_storage_mapping(result)
 
 
