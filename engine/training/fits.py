@@ -30,7 +30,6 @@ from ...inspector.torch_private.optimizer_steps import is_fused
 from ...inspector.validation import expect, expect_number
 from ..execution.unsupported import refuse_transforms
 from ..memory.estimates import Estimate, bounded_size, estimate_sentence
-from ..recompute.plan_recompute import plan_recompute
 from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
 from .step_memory import OPTIMIZER, PhasePeak, StepTimeline, cells_of
 from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
@@ -167,6 +166,8 @@ def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Foun
     """Yield a recompute plan made on fake CPU tensors; each operation is timed alone on real tensors."""
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
+    from ..recompute.plan_recompute import plan_recompute  # here, as it loads a fifth of the package
+
     fakes = FakeTraining()
     with as_found(recipe):
         with fakes:
