@@ -396,13 +396,15 @@ def fits(
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or a function returns something unexpected.
-        NotImplementedError: the program reads a number from a tensor (`.item()`), or has shapes that depend on values
-            (boolean masks); it runs an operation that does not support fake tensors (most operations on sparse and
-            nested tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
+        NotImplementedError: the program reads a number from a tensor (`.item()`) outside the optimizer, or has shapes
+            that depend on values (boolean masks); it runs an operation that does not support fake tensors (most
+            operations on sparse and nested tensors, torch.cond); it runs on a device that this torch was not built for,
+            or trains with LBFGS.
         Exception: errors of the program.
 
-    Known limitations: Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a
-    checkpoint recomputes them, or where the loss does not depend on the result.
+    Known limitations: an optimizer's step may read values, such as norms; 1 is assumed for each, and the result is an
+    estimate. Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a checkpoint
+    recomputes them, or where the loss does not depend on the result.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

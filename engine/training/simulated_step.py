@@ -344,9 +344,9 @@ def fake_step(
             tensors alive for longer, so that only `flops` is right.
 
     Raises:
-        NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it runs what torch
-            can't run on fake tensors; it trains on a device that this torch was not built for, with an optimizer that
-            wants a closure, or with tensors that compute by themselves (DTensor).
+        NotImplementedError: the program asks for a number outside the optimizer, or for a shape that depends on
+            numbers; it runs what torch can't run on fake tensors; it trains on a device that this torch was not built
+            for, with an optimizer that wants a closure, or with tensors that compute by themselves (DTensor).
         TypeError, ValueError: a function of the recipe returns something unexpected.
         Exception: errors of the program.
     """
