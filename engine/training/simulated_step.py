@@ -24,7 +24,7 @@ from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
 from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, step_without_compiler, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
-from ...inspector.torch_private.operators import Operator, leaves_of, operator_named
+from ...inspector.torch_private.operators import Operator, leaves_of, operator_named, span, zeros_shared
 from ...inspector.torch_private.random_states import watching_states_taken
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
@@ -33,11 +33,9 @@ from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..memory.estimates import Estimate
-from ..memory.kernel_arguments import span, zeros_shared
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
-from .simulation_errors import numbers_sentence, unfakeable_sentence
 from .step_memory import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
-from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
+from .training_recipe import Recipe, model_on_fakes, numbers_sentence, refuse_wrapper, unfakeable_sentence
 
 _CPU = torch.device("cpu")
 

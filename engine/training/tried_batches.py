@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...inspector.text.progress import Tell, telling
-from ..memory.kernel_arguments import zeros_shared
+from ...inspector.torch_private.operators import zeros_shared
 from .simulated_step import FakeStep, Workspaces, fake_step, rounded
 from .training_recipe import Recipe
 

@@ -28,8 +28,8 @@ from ...api.restore_state import AsFound, same_versions
 from ...memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..follow_loop import BackwardGiven, LoopFollower, RunBackward
 from ..simulated_step import FakeTraining, rounded
-from ..simulation_errors import numbers_sentence, unfakeable_sentence
 from ..step_memory import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
+from ..training_recipe import numbers_sentence, unfakeable_sentence
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
