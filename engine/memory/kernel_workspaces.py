@@ -27,13 +27,14 @@ from ...inspector.torch_private.operators import (
     Operator,
     is_pointwise,
     leaves_of,
+    real_arguments,
     schema_name,
+    span,
     with_tensors_for_numbers,
 )
 from ...inspector.torch_private.tensors import SPARSE, View, storage_of
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.gradient_layouts import layout_of, scratch_of_copy
-from .kernel_arguments import real_arguments, span
 
 MOST_BYTES = 2**31
 """The largest total of arguments and results with which an operator is run alone, in bytes. They must also fit into

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...inspector.graph.node_metadata import tensors_of
-from ...inspector.torch_private.operators import Operator, SeenOperations, is_pointwise
+from ...inspector.torch_private.operators import Operator, SeenOperations, is_pointwise, real_like
 from ...inspector.torch_private.tensors import View
 from ...inspector.torch_private.thread_state import unobserved
-from .kernel_arguments import real_like
 from .kernel_workspaces import COPIES, NOT_LISTED, PASSIVE, REFUSED, RUN_ALONE, TOO_LARGE, fits_alone, name_of
 
 _TIMED = frozenset(

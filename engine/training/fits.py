@@ -30,7 +30,6 @@ from ...inspector.torch_private.optimizer_steps import is_fused
 from ...inspector.validation import expect, expect_number
 from ..execution.unsupported import refuse_transforms
 from ..memory.estimates import Estimate, bounded_size, estimate_sentence
-from ..recompute.plan_recompute import plan_recompute
 from .simulated_step import FakeStep, FakeTraining, Workspaces, as_found, fake_step
 from .step_memory import OPTIMIZER, PhasePeak, StepTimeline, cells_of
 from .training_recipe import LossOf, MakeBatch, MakeModel, MakeOptimizer, Recipe, model_on_fakes
@@ -167,6 +166,8 @@ def _recomputation(recipe: Recipe, plain: FakeStep, flops: int) -> Iterator[Foun
     """Yield a recompute plan made on fake CPU tensors; each operation is timed alone on real tensors."""
     if plain.device.type != "cpu" or not 0 < flops <= _MOST_FLOPS:
         return
+    from ..recompute.plan_recompute import plan_recompute  # here, as it loads a fifth of the package
+
     fakes = FakeTraining()
     with as_found(recipe):
         with fakes:
@@ -395,13 +396,15 @@ def fits(
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or a function returns something unexpected.
-        NotImplementedError: the program reads a number from a tensor (`.item()`), or has shapes that depend on values
-            (boolean masks); it runs an operation that does not support fake tensors (most operations on sparse and
-            nested tensors, torch.cond); it runs on a device that this torch was not built for, or trains with LBFGS.
+        NotImplementedError: the program reads a number from a tensor (`.item()`) outside the optimizer, or has shapes
+            that depend on values (boolean masks); it runs an operation that does not support fake tensors (most
+            operations on sparse and nested tensors, torch.cond); it runs on a device that this torch was not built for,
+            or trains with LBFGS.
         Exception: errors of the program.
 
-    Known limitations: Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a
-    checkpoint recomputes them, or where the loss does not depend on the result.
+    Known limitations: an optimizer's step may read values, such as norms; 1 is assumed for each, and the result is an
+    estimate. Python numbers that the graph saves as tensors (`x * 2`), 8 bytes each, are not counted where a checkpoint
+    recomputes them, or where the loss does not depend on the result.
     """
     wanted = "a number of bytes above 0"
     if isinstance(memory, str):

@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -21,25 +19,23 @@ from ...inspector.capture.capture import capture
 from ...inspector.graph.node_metadata import operation_of
 from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.phrases import joined, operation_title
-from ...inspector.graph.source_lines import innermost_user_line
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.call_watchers import watching_modules
 from ...inspector.torch_private.engine import current_node, in_backward
 from ...inspector.torch_private.fake_tensors import NEEDS_NUMBERS, step_without_compiler, unsupported_on_fakes
 from ...inspector.torch_private.hooks import leaf_hooks, post_accumulate_hooks
-from ...inspector.torch_private.operators import Operator, leaves_of, operator_named
+from ...inspector.torch_private.operators import Operator, leaves_of, operator_named, span, zeros_shared
 from ...inspector.torch_private.random_states import watching_states_taken
 from ...inspector.torch_private.saved_variables import saved_slots
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
-from ...inspector.torch_private.tensors import is_fake
+from ...inspector.torch_private.tensors import View, is_fake
 from ...inspector.validation import a_kind
 from ..api.restore_state import AsFound, same_versions
 from ..memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..memory.estimates import Estimate
-from ..memory.kernel_arguments import zeros_shared
 from ..memory.kernel_workspaces import STORES_UNKNOWN, TOO_LARGE, FakeKernels, KernelRun, kernel_run, name_of
 from .step_memory import BACKWARD, FORWARD, OPTIMIZER, PhasePeak, StepTimeline, predicted_step
-from .training_recipe import Recipe, model_on_fakes, refuse_wrapper
+from .training_recipe import Recipe, model_on_fakes, numbers_sentence, refuse_wrapper, unfakeable_sentence
 
 _CPU = torch.device("cpu")
 
@@ -229,31 +225,35 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         elif name.startswith(_MANY_AT_ONCE):
             found = _with_number(operator, args)
         elif name not in _TAKE_NOTHING:
-            is_slow = name.lstrip("_").startswith(_SLOW)
-            tensors = (each for each in leaves_of((args, kwargs, results)) if isinstance(each, Tensor))
-            if is_slow and sum(each.numel() * each.element_size() for each in tensors) > _MOST_BYTES_WHERE_SLOW:
-                found = TOO_LARGE
-            else:
-                found = kernel_run(operator, args, kwargs, results, _MOST_BYTES)
+            most = _MOST_BYTES
+            if name.lstrip("_").startswith(_SLOW):
+                tensors = [each for each in leaves_of((args, kwargs, results)) if isinstance(each, Tensor)]
+                gaps = sum(max(span(View.of(each)) - each.numel(), 0) * each.element_size() for each in tensors)
+                most = _MOST_BYTES_WHERE_SLOW + gaps
+            found = kernel_run(operator, args, kwargs, results, most)
         if found is TOO_LARGE:
-            found = self._from_smaller()
+            found = self._from_smaller(operator)
         known = not isinstance(found, str)
         self.workspaces.append((found.workspace_bytes if isinstance(found, KernelRun) else 0) if known else None)
         return found
 
-    def _from_smaller(self) -> KernelRun | str:
+    def _from_smaller(self, operator: Operator) -> KernelRun | str:
         """Return the workspace of the current operator, extrapolated from two smaller batches."""
         if len(self._learned) < 2 or self._size is None:
             return TOO_LARGE
         call = len(self.workspaces)
-        # A workspace grows linearly with the batch, unless the kernel uses another algorithm for another size.
+        # A workspace grows linearly with the batch, unless the kernel uses another algorithm for another size, as
+        # convolutions do for a batch of 1.
         (small, first), (large, second) = (
             (each.size, each.nbytes[call] if call < len(each.nbytes) else None) for each in self._learned
         )
         if first is None or second is None:
             return TOO_LARGE
+        self.unknown[EXTRAPOLATED, name_of(operator)] = None
         return KernelRun(max(0, first + (second - first) * (self._size - small) // (large - small)), ())
 
+
+EXTRAPOLATED = "extrapolated from smaller batches, as it is too large to be measured"
 
 _VALUE = torch.ops.aten._local_scalar_dense.default
 
@@ -344,9 +344,9 @@ def fake_step(
             tensors alive for longer, so that only `flops` is right.
 
     Raises:
-        NotImplementedError: the program asks for a number, or for a shape that depends on numbers; it runs what torch
-            can't run on fake tensors; it trains on a device that this torch was not built for, with an optimizer that
-            wants a closure, or with tensors that compute by themselves (DTensor).
+        NotImplementedError: the program asks for a number outside the optimizer, or for a shape that depends on
+            numbers; it runs what torch can't run on fake tensors; it trains on a device that this torch was not built
+            for, with an optimizer that wants a closure, or with tensors that compute by themselves (DTensor).
         TypeError, ValueError: a function of the recipe returns something unexpected.
         Exception: errors of the program.
     """
@@ -532,43 +532,7 @@ def _reasons(fakes: FakeTraining, optimizer: Optimizer) -> Iterable[Estimate]:
         if why is STORES_UNKNOWN:
             yield Estimate(f"the bytes of sparse tensors (made by {named}) are not counted: {why}", "at least")
             continue
+        if why is EXTRAPOLATED:
+            yield Estimate(f"the workspace of the kernels of {named} is {why}", "unknown")
+            continue
         yield Estimate(f"the workspace of the kernels of {named} is unknown: {why}", "at least")
-
-
-def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str:
-    """Return the sentence about a value that fake tensors lack, with its line; `place`: of a backward's operation."""
-    line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
-    where = "" if line is None or place else f"{line.short}: "
-    operator = str(error).removeprefix("aten.").partition(".")[0]
-    what = (
-        "the value of a tensor, as .item() does"
-        if "scalar_dense" in operator
-        else f"the number of elements that {operator} finds"
-    )
-    return (
-        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass {verb} a version "
-        "without it, or measure a step that fits with ts.profile"
-    )
-
-
-def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits") -> str:
-    """Return the sentence about an operation that does not run on fake tensors, with its line."""
-    frames = extract_tb(error.__traceback__)
-    line = innermost_user_line(frame for frame in frames if not _is_ours(frame.filename))
-    steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)
-    where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
-    return (
-        f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass {verb} a version without it "
-        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
-    )
-
-
-_OPTIMIZERS = Path(torch.optim.__file__).parent
-
-
-def _is_ours(filename: str) -> bool:
-    return any(Path(filename).is_relative_to(folder) for folder in _OURS)
-
-
-_OURS = Path(__file__).parents[1], Path(__file__).parents[2] / "inspector"

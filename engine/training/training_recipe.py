@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from traceback import walk_tb
+from pathlib import Path
+from traceback import extract_tb, walk_tb
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...inspector.graph.phrases import joined
-from ...inspector.graph.source_lines import Source
+from ...inspector.graph.source_lines import Source, innermost_user_line
 from ...inspector.text.sizes_and_counts import shape_text, size_text
 from ...inspector.torch_private.distributed import is_flattened, is_fully_sharded
 from ...inspector.torch_private.tensors import View, computes_itself, has_view, is_fake, storage_of, without_bytes
@@ -359,3 +360,42 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
     if isinstance(tensor, Parameter):
         return Parameter(made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)
+
+
+def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str:
+    """Return the sentence about a value that fake tensors lack, with its line; `place`: of a backward's operation."""
+    line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
+    where = "" if line is None or place else f"{line.short}: "
+    operator = str(error).removeprefix("aten.").partition(".")[0]
+    what = (
+        "the value of a tensor, as .item() does"
+        if "scalar_dense" in operator
+        else f"the number of elements that {operator} finds"
+    )
+    return (
+        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass {verb} a version "
+        "without it, or measure a step that fits with ts.profile"
+    )
+
+
+def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits") -> str:
+    """Return the sentence about an operation that does not run on fake tensors, with its line."""
+    frames = extract_tb(error.__traceback__)
+    line = innermost_user_line(frame for frame in frames if not _is_ours(frame.filename))
+    steps = any(Path(frame.filename).is_relative_to(_OPTIMIZERS) for frame in frames)
+    where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
+    return (
+        f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
+        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass {verb} a version without it "
+        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
+    )
+
+
+_OPTIMIZERS = Path(torch.optim.__file__).parent
+
+
+def _is_ours(filename: str) -> bool:
+    return any(Path(filename).is_relative_to(folder) for folder in _OURS)
+
+
+_OURS = Path(__file__).parents[1], Path(__file__).parents[2] / "inspector"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...inspector.text.progress import Tell, telling
-from ..memory.kernel_arguments import zeros_shared
+from ...inspector.torch_private.operators import zeros_shared
 from .simulated_step import FakeStep, Workspaces, fake_step, rounded
 from .training_recipe import Recipe
 
@@ -64,11 +64,11 @@ class TriedBatches:
         for size in (small, small + 1):
             known[size] = self._peak(size)
         line = _Line.through(self._steps[small], self._steps[small + 1], small)
-        if line is not None and (size := line.largest(memory)) is not None:
-            tell(f"{size:,}")
-            known[size] = self._peak(size)
-            if line.holds_at(size, self._steps[size]):
-                return size
+        if line is not None and (likely := line.largest(memory)) is not None:
+            tell(f"{likely:,}")
+            known[likely] = self._peak(likely)
+            if line.holds_at(likely, self._steps[likely]):
+                return likely
         while True:
             fitting = max((size for size, peak in known.items() if peak <= memory), default=0)
             not_fitting = min((size for size, peak in known.items() if peak > memory), default=None)

@@ -88,6 +88,7 @@ def keep_known_values(
     if is_fake_of(result, mode) and result.device.type == "cpu" and result.numel() <= (most or _MOST_NUMBERS):
         with _disable_current_modes():
             result.constant = operator(*args, **kwargs)
+        mode.fake_tensor_converter.set_tensor_memo(result.constant, result)  # so that writing to it returns `result`
         mode.fake_tensor_converter.add_constant_storage_mapping(result)
 
 
@@ -110,7 +111,8 @@ def fake_implementation(operator: Any) -> Callable[..., Any]:
 def _without_fake_kernel() -> frozenset[object]:
     """Return the operators of fused optimizers that torch cannot run on fake tensors. They only write to arguments."""
     packets = torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_
-    return frozenset(getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name)
+    names = [(packet, name) for packet in packets for name in packet.overloads()]  # type: ignore[no-untyped-call]
+    return frozenset(getattr(packet, name) for packet, name in names if "out" not in name)
 
 
 def _does_nothing(*args: Any, **kwargs: Any) -> None:
@@ -220,7 +222,7 @@ class _Converter(FakeTensorConverter):
             size = t.untyped_storage().nbytes() // t.element_size()
             flat = torch.empty(size, dtype=t.dtype, device="meta") if alias is None else alias
             on_meta = torch.empty(0, dtype=t.dtype, device="meta")
-            on_meta.set_(flat.untyped_storage(), t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+            on_meta.set_(flat.untyped_storage(), t.storage_offset(), t.shape, t.stride())
             fake = FakeTensor(fake_mode, on_meta, t.device, constant=t)
         self.set_tensor_memo(t, fake)
         self.add_constant_storage_mapping(fake)

@@ -27,8 +27,9 @@ from ....inspector.validation import a_kind
 from ...api.restore_state import AsFound, same_versions
 from ...memory.categories import ACTIVATIONS, BATCH, BUFFERS, GRADIENTS, PARAMETERS, STATE
 from ..follow_loop import BackwardGiven, LoopFollower, RunBackward
-from ..simulated_step import FakeTraining, numbers_sentence, rounded, unfakeable_sentence
+from ..simulated_step import FakeTraining, rounded
 from ..step_memory import BACKWARD, BETWEEN, FORWARD, OPTIMIZER, StepTimeline, predicted_step
+from ..training_recipe import numbers_sentence, unfakeable_sentence
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 

@@ -17,6 +17,7 @@ import tapescope as ts
 from tapescope.engine.memory import kernel_workspaces as kernel_runs
 from tapescope.engine.memory.dry_run import dry_run
 from tapescope.engine.memory.estimates import WORKSPACE
+from tapescope.inspector.torch_private import operators
 from tapescope.tests.says import says, says_none_of
 
 from ..convnext import small_convnext
@@ -214,11 +215,11 @@ def test_what_lies_between_the_elements_of_a_column_counts_too(monkeypatch: pyte
     monkeypatch.setattr(kernel_runs, "MOST_BYTES", 1 << 20)
     made: list[int] = []
 
-    def on_storage(storage: torch.UntypedStorage, view: Any, real: Any = kernel_runs.on_storage) -> Tensor:
+    def on_storage(storage: torch.UntypedStorage, view: Any, real: Any = operators.on_storage) -> Tensor:
         made.append(storage.nbytes())
         return real(storage, view)
 
-    monkeypatch.setattr(kernel_runs, "on_storage", on_storage)
+    monkeypatch.setattr(operators, "on_storage", on_storage)
     with FakeTensorMode():
         x = torch.empty(1_000, 10_000, requires_grad=True)
         loss = torch.cumsum(x[:, :1].T @ x[:, :1], 0).sum()

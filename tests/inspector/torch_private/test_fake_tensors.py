@@ -88,6 +88,25 @@ print(*(name for name in ("torch._dynamo", "torch.distributed.tensor") if name i
 Alone = Callable[[str], str]
 
 
+FITTED = """
+import torch
+import tapescope as ts
+
+def fit(kind, **options):
+    return ts.fits(
+        lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 1)),
+        lambda size=4: torch.randn(size, 8),
+        lambda parameters: kind(parameters, **options),
+        "1GB",
+        lambda model, batch: model(batch).sum(),
+    )
+
+for kind in (torch.optim.Adam, torch.optim.ASGD, torch.optim.Adafactor):
+    print([(each.phase, each.nbytes) for each in fit(kind, foreach=False).phases])
+print([(each.phase, each.nbytes) for each in fit(torch.optim.NAdam, foreach=True).phases])
+"""
+
+
 @pytest.fixture
 def alone(fresh_python: WarmPython) -> Alone:
     """Run a script in a separate process; return its output."""
@@ -120,3 +139,8 @@ def test_formulas_are_predicted_as_where_a_compiler_and_dtensors_were_loaded_fir
 
 def test_a_first_deck_with_its_prediction_loads_neither_compiler_nor_dtensors(alone: Alone) -> None:
     assert alone(FIRST_DECK).split() == []
+
+
+def test_a_step_is_simulated_without_the_compiler_as_with_it(alone: Alone) -> None:
+    """Optimizers load it: as they are created and cleared, and as they step."""
+    assert alone(FITTED + NOT_LOADED + COMPILED_AFTERWARDS) == alone("import torch._dynamo" + FITTED)
