@@ -184,7 +184,7 @@ class Page {
     draw(this.base, this.outside, state, frame);
     drawChosen(this.above, this.outside, state, frame);
     this.where.textContent = "";
-    this.where.append("step ", el("b", {}, grouped(state.step)), ` of 0–${grouped(state.end - 1)}`);
+    this.where.append("step ", el("b", {}, grouped(state.step)), ` (0–${grouped(state.end - 1)})`);
     MEASURES.forEach((measure, at) => this.tabs[at].setAttribute("aria-pressed", String(measure === state.measure)));
     this.findings.mark();
     const line = state.lines[state.line];

@@ -32,8 +32,10 @@ import { bindTimeline } from "./timeline_pointer.ts";
 interface Subject {
   replay: Replay;
   times: Times | null;
-  /** Description of how busy each device is, known after the first task has run. */
+  /** Description of how busy each device is; "" without a recorded clock. */
   busy: string;
+  /** True once a task's duration is known, so that there is a clock axis. */
+  isTimed: boolean;
   memories: unknown[];
   axis: Store["state"]["axis"];
   zoom: Store["state"]["zoom"];
@@ -159,6 +161,7 @@ function subjectOf(
     replay: store.replay,
     times: axis === "clock" ? times : null,
     busy: lanes.map(busyWords).join(),
+    isTimed: times !== null,
     memories: [...store.schedules.map((each) => each.memory), store.replay.schedule.curves],
     axis,
     zoom,
