@@ -154,7 +154,7 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
 def _norms_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return one norm per tensor, in a dtype wide enough to hold its square."""
     wide = torch.float32 if dtype in _NARROW else None
-    norms = torch._foreach_norm(tensors, 2, wide)
+    norms = torch._foreach_norm([*tensors], 2, wide)
     together = torch.stack(norms)
     return together if together.device.type in _WITHOUT_DOUBLES else together.double()
 
