@@ -268,7 +268,7 @@ def _with_number(operator: Operator, args: Any) -> KernelRun | str | None:
 
     On the CPU it is the operator on one tensor, called for each. Others work in place on their arguments.
     """
-    if operator._overloadname not in ("Scalar", "ScalarList") or len(args) != 2 or not args[0]:
+    if operator._schema.overload_name not in ("Scalar", "ScalarList") or len(args) != 2 or not args[0]:
         return None
     single = operator_named(f"aten.{name_of(operator).removeprefix('_foreach_')}.Scalar")
     tensor, number = args[0][0], args[1][0] if isinstance(args[1], list | tuple) else args[1]

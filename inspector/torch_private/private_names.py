@@ -174,6 +174,9 @@ CAPABILITIES = (
         torch._compile._disable_dynamo torch._dynamo.config torch._refs._reshape_view_helper torch._decomp
         torch._meta_registrations torch._prims torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl
         torch._subclasses.fake_tensor.FakeTensorMode._mode_key torch.ops.aten._to_copy torch.ops.aten._unsafe_view
+        torch._subclasses.fake_tensor.FakeTensorConverter._get_memo torch.Tensor._typed_storage
+        torch.ops.aten._fused_adagrad_ torch.ops.aten._fused_sgd_ torch.ops.aten._local_scalar_dense
+        torch.optim.optimizer._use_grad_for_differentiable
         """,
     ),
     _capability(
@@ -299,10 +302,8 @@ def _object(name: str) -> Any:
         return torch.ones((), requires_grad=True).exp().grad_fn
     parts = name.split(".")
     found: Any = torch
-    for count in range(2, len(parts) + 1):
-        if not hasattr(found, parts[count - 1]):
-            import_module(".".join(parts[:count]))
-        found = getattr(found, parts[count - 1])
+    for count, part in enumerate(parts[1:], 2):  # torch.optim deletes the attributes for its modules
+        found = getattr(found, part) if hasattr(found, part) else import_module(".".join(parts[:count]))
     return found
 
 

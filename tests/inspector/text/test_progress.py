@@ -67,7 +67,7 @@ VERBS: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "makespan": (lambda: ts.makespan(graph(), policies=["bfs", "heap"]), ("bfs (1 of 2)",)),
     "dry_run": (lambda: ts.orders.dry_run(graph()), ("3 tasks",)),
     "fits": (fit, ("2",)),
-    "largest_batch": (lambda: fit().largest_batch, ("1",)),
+    "largest_batch": (lambda: fit().largest_batch, ("81",)),
     "accumulation": (
         lambda: ts.studies.accumulation("needless", additions=2, repetitions=1),
         ("needless, float32", BY_HAND),
