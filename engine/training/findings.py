@@ -101,7 +101,8 @@ class StepTime:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{self.share(phase)} {phase}" for phase in PHASES)
-        rate = "" if self.samples_per_second is None else f"; {self.samples_per_second:,.3g} samples/s"
+        samples = self.samples_per_second
+        rate = "" if samples is None else f"; {samples:,.0f} samples/s" if samples >= 100 else f"; {samples:.3g} samples/s"
         return f"a step takes {seconds_text(self.total)} on average: {parts}{rate}"
 
     def share(self, phase: str) -> str:
