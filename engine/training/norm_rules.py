@@ -79,7 +79,9 @@ class NormJudge:
         self._norms = norms
         self._columns = columns
         self._add = training.add
-        self._advice = "" if training.black_box else "; ts.training(black_box=...) or tapescope run --black-box keeps such a step"
+        self._advice = (
+            "" if training.black_box else "; ts.training(black_box=...) or tapescope run --black-box keeps such a step"
+        )
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
         self._largest = 0.0  # the largest norm at the last check, without its `_EVERY` newest
         self._losses: dict[int, deque[float]] = {}
