@@ -101,10 +101,9 @@ class StepTime:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{self.share(phase)} {phase}" for phase in PHASES)
-        samples = self.samples_per_second
-        rate = (
-            "" if samples is None else f"; {samples:,.0f} samples/s" if samples >= 100 else f"; {samples:.3g} samples/s"
-        )
+        rate = ""
+        if (samples := self.samples_per_second) is not None:
+            rate = f"; {samples:{',.0f' if samples >= 100 else '.3g'}} samples/s"
         return f"a step takes {seconds_text(self.total)} on average: {parts}{rate}"
 
     def share(self, phase: str) -> str:
