@@ -101,7 +101,9 @@ class StepTime:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{self.share(phase)} {phase}" for phase in PHASES)
-        rate = "" if self.samples_per_second is None else f"; {self.samples_per_second:,.3g} samples/s"
+        rate = ""
+        if (samples := self.samples_per_second) is not None:
+            rate = f"; {samples:{',.0f' if samples >= 100 else '.3g'}} samples/s"
         return f"a step takes {seconds_text(self.total)} on average: {parts}{rate}"
 
     def share(self, phase: str) -> str:

@@ -61,6 +61,7 @@ class HeldMemory(LoopPart):
         self._states: dict[int, int] = {}  # state bytes of the optimizers that stepped in this step, by id
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._is_power = False
+        self._has_begun = False
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
         self._known: dict[str, Holder] = {}  # the first of several similar holders
@@ -82,6 +83,10 @@ class HeldMemory(LoopPart):
             self._before, self._is_before_backward = None, True
 
     def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
+        if not self._has_begun:
+            # `tapescope run` begins when torch is imported, before the script loads its data.
+            self._has_begun = True
+            self._old = OldTensors(self._training.alive.tensors(self._number))
         if not self._is_looking:
             return
         inputs = [each for each in tensors_of(given) if each.grad_fn is None]

@@ -79,7 +79,9 @@ class NormJudge:
         self._norms = norms
         self._columns = columns
         self._add = training.add
-        self._advice = "" if training.black_box else "; ts.training(black_box=...) keeps such a step"
+        self._advice = (
+            "" if training.black_box else "; ts.training(black_box=...) or tapescope run --black-box keeps such a step"
+        )
         self._totals: deque[tuple[int, float]] = deque(maxlen=_USUAL + _EVERY)
         self._largest = 0.0  # the largest norm at the last check, without its `_EVERY` newest
         self._losses: dict[int, deque[float]] = {}
@@ -135,11 +137,12 @@ class NormJudge:
             more = len(bad) - 1
             spread = f"so are those of {counted(more, 'module')} after it" if more else "no other gradient is"
             begins = f"those of {counted(len(there) - len(bad), 'module')} are finite"
+        watch = "nan" if kind == "NaN" else "inf"
         self._bad = Finding(
             "non-finite",
             step,
             f"The gradient of {module_name(first)} is {kind} in step {step}, the first in the backward; {spread}, and "
-            f"{begins}. ts.find_nan(make_loss) names the operation{self._advice}.",
+            f"{begins}. ts.find_nan(make_loss) or tapescope debug --watch {watch} names the operation{self._advice}.",
             module=first,
         )
         self._add(self._bad)

@@ -228,10 +228,31 @@ def test_a_leak_has_its_holder_on_a_line_of_its_own_and_others_like_it_folded(
     shown.goto(training.save_html(tmp_path / "page.html").as_uri())
     row = shown.locator(".finding")
     assert row.locator("code").inner_text() == leak.tensor and leak.tensor.endswith("store[0]")
-    says(row.locator(".more").inner_text(), f"×{leak.alike - 1}")
-    assert re.search(r"\b\d+ B\b", row.locator(".more").inner_text())
+    says(row.locator(".more").inner_text(), f"{leak.alike - 1} more")
+    assert len(re.findall(r"\b\d+ B\b", row.inner_text())) == 1, "the bytes stand in the sentence alone"
     says(row.locator("small").last.inner_text(), ".detach()", ".item()")
     snapshot("page", f"{row.locator('.more').inner_text()}\n{row.locator('small').last.inner_text()}")
+
+
+def test_the_only_finite_loss_is_drawn_and_the_shell_s_command_is_given(tab: Tab, tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ts.training(model, optimizer) as training:
+        for step in range(6):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)).sum() * (torch.nan if step else 1.0)).backward()
+            optimizer.step()
+    shown = tab.open(viewport={"width": 1300, "height": 900})
+    shown.goto(training.save_html(tmp_path / "page.html").as_uri())
+    shown.wait_for_selector(".ts-loop[data-ready] h3")
+    canvas = shown.locator("canvas").first
+    ink = shown.evaluate("getComputedStyle(document.querySelector('.ts-loop')).getPropertyValue('--ink').trim()")
+    colour = ",".join(str(int(ink[at : at + 2], 16)) for at in (1, 3, 5))
+    wide = (canvas.bounding_box()["width"] - 176 - 80) / 6  # type: ignore[index]
+    above_the_rate = slice(0, 220)
+    assert colour in canvas.evaluate(PIXELS, 176 + 0.5 * wide)[above_the_rate]
+    assert colour not in canvas.evaluate(PIXELS, 176 + 4.2 * wide)[above_the_rate]
+    assert "tapescope run --black-box black_box SCRIPT.py" in shown.locator(".backward code").all_inner_texts()
 
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:

@@ -47,7 +47,7 @@ class OldTensors:
     """Finds tensors without a graph that are older than the current step and younger than the loop.
 
     Args:
-        tensors: those that are alive before the loop.
+        tensors: those that are alive before the loop's first forward.
 
     Known limitations: a storage held only by C++ is not found, unless a node saves it (see `old_graphs`).
     """

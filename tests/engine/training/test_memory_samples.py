@@ -174,6 +174,21 @@ def test_what_a_loop_keeps_and_does_not_add_to_is_not_found(keep: Callable[[list
     assert training.findings == []
 
 
+def test_data_loaded_after_the_watching_began_is_not_memory_of_earlier_steps() -> None:
+    with ts.training() as training:  # as `tapescope run` does, before the script's first line
+        model, data = nn.Linear(8, 1), torch.randn(64, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        kept = []
+        for step in range(9):
+            out = model(data[step : step + 4])
+            out.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(out.detach())
+    earlier = training.memory.values[:, HELD.index("earlier steps")].tolist()
+    assert max(earlier) < data.nbytes and earlier[-1] == pytest.approx(8 * out.nbytes, abs=out.nbytes)
+
+
 @pytest.mark.parametrize(
     "together",
     [

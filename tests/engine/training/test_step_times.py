@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -109,7 +110,8 @@ def test_each_phase_gets_the_time_that_the_program_spends_in_it(clock: Clock, tm
         {"data": 0.025, "forward": 0.020, "backward": 0.040, "optimizer": 0.010, "rest": 0.005}
     )
     assert time.samples_per_second == pytest.approx(4 / time.total)
-    says(time, "100 ms", "25 % data", "samples/s")
+    says(time, "100 ms", "25 % data", "40 samples/s")
+    says(replace(time, samples_per_second=12_800.0), "12,800 samples/s")
     assert not training.findings
     assert read_page(training.save_html(tmp_path / "loop.html")).step_time == time
 

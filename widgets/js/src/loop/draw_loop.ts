@@ -101,6 +101,11 @@ function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Ba
       });
     }
     path(there.map((bin, at) => [bin.step, medians[at]]), colour, 1.6);
+    if (there.length === 1) {
+      // A line through one point is not visible.
+      pen.fillStyle = colour;
+      dot(pen, x(there[0].step + 0.5), y(medians[0]));
+    }
     for (const bin of found) if (bin.bad) badCell(pen, x(bin.step + 0.5) - 5, top - 1, 10, 10, c);
   });
   pen.restore();

@@ -24,15 +24,14 @@ function sign(finding: Finding): Element {
 }
 
 /** Return a leak's sentence in parts, with the holder on its own line; null for other findings and other sentences. */
-function leak({ kind, sentence, tensor, size: bytes, alike }: Finding): HTMLElement[] | null {
+function leak({ kind, sentence, tensor, alike }: Finding): HTMLElement[] | null {
   const at = kind === "leak" && tensor ? sentence.indexOf(tensor) : -1;
   if (at < 0 || !tensor) return null;
-  const others = grouped((alike ?? 1) - 1);
-  const more = ` and ${others} more like it`;
+  const more = ` and ${grouped((alike ?? 1) - 1)} more like it`;
   const rest = sentence.slice(at + tensor.length);
-  const isFolded = rest.startsWith(more) && bytes !== null;
+  const isFolded = rest.startsWith(more);
   const parts = [el("small", {}, sentence.slice(0, at).trimEnd()), el("code", {}, tensor)];
-  if (isFolded) parts.push(el("small", { class: "more" }, `and ×${others} more of this kind, ${size(bytes)} in all`));
+  if (isFolded) parts.push(el("small", { class: "more" }, more.trimStart()));
   return [...parts, el("small", {}, (isFolded ? rest.slice(more.length) : rest).replace(/^[.,]? /, ""))];
 }
 
@@ -79,7 +78,8 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
 export function stepTime(time: StepTime): HTMLElement {
   const phases = Object.entries(time.seconds).filter(([, seconds]) => seconds > 0);
   const total = sum(phases.map(([, seconds]) => seconds)) || 1;
-  const rate = time.samples_per_second === null ? "" : ` · ${number(time.samples_per_second)} samples/s`;
+  const samples = time.samples_per_second;
+  const rate = samples === null ? "" : ` · ${samples < 100 ? number(samples) : grouped(Math.round(samples))} samples/s`;
   const bar = el("div", { class: "phases", "aria-hidden": "true" });
   const names = el("p", { class: "phase-names" });
   for (const [phase, seconds] of phases) {
@@ -217,6 +217,8 @@ export function showBackward(host: HTMLElement, state: State, opens: boolean, co
   } else if (!loop.black_box) {
     host.append(el("p", {}, "To record bad steps:"));
     command(host, 'ts.training(model, optimizer, black_box="black_box")', copied);
+    host.append(el("p", {}, "Or, for an unchanged script:"));
+    command(host, "tapescope run --black-box black_box SCRIPT.py", copied);
   }
 }
 

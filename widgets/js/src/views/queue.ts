@@ -87,7 +87,8 @@ function one(stage: Stage): Queues {
 }
 
 function readyWords({ replay, state }: Store): string {
-  return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} ready`;
+  // The block above the list shows the task that runs next.
+  return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} more ready`;
 }
 
 function several(stage: Stage, devices: readonly number[]): Queues {
