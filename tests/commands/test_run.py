@@ -296,11 +296,11 @@ def test_a_script_without_steps_is_explained_in_one_sentence(
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_a_loop_whose_backwards_a_session_steps_is_reported(tmp_path: Path) -> None:
+def test_a_loop_whose_backwards_a_session_steps_is_reported(run: Run) -> None:
     stepped = LEAKING.replace("loss.backward()", "ts.debug(loss).run()").replace(
         "torch\n", "torch, tapescope as ts\n", 1
     )
-    says(run(tmp_path, stepped, "--no-page").own, "12 steps of train.py watched", "losses[0]")
+    says(run(stepped, "--no-page").own, "12 steps of train.py watched", "losses[0]")
 
 
 @pytest.mark.slow
