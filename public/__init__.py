@@ -29,9 +29,7 @@ def lazy_names(module: str, module_of: Mapping[str, str]) -> tuple[Callable[[str
 
         place, _, its_name = module_of[name].partition(":")
         try:
-            with (
-                collector_paused()
-            ):  # modules stay, and a collection visits all of torch's objects: a fifth of the time
+            with collector_paused():  # a collection would visit all of torch's objects: a fifth of the time
                 found = getattr(import_module(f"{_ROOT}.{place}"), its_name or name)
             found = public_object(found, module.replace(".public.", "."), name)
         except (AttributeError, ImportError) as error:

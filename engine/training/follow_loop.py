@@ -107,15 +107,17 @@ class LoopFollower:
                 return
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
+        if self._is_ignored:
+            return
         self._depth += 1
-        if self._depth == 1 and not self._over and self._may_be_forward and not torch.compiler.is_compiling():
+        if self._depth == 1 and self._may_be_forward and not torch.compiler.is_compiling():
             self._forward_begins(module, given)
 
     def _left(self, module: nn.Module, given: object, result: object) -> None:
-        if not self._depth:  # an optimizer has stepped inside of it
+        if not self._depth or self._is_ignored:  # at depth 0 an optimizer has stepped inside of it
             return
         self._depth -= 1
-        if not self._over and (self._depth or not torch.compiler.is_compiling()):
+        if self._depth or not torch.compiler.is_compiling():
             self._module_ends(module, result, not self._depth and self._may_be_forward)
 
     def _surround(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:

@@ -367,11 +367,8 @@ class NeverStepped(LoopPart):
         names = [name for each in idle if (name := self._training.watched.name_of(each)) is not None]
         nameless = len(idle) - len(names)
         more = [f"{counted(nameless, 'parameter')} outside the modules that were called"] if nameless else []
-        holds, reasons, step = (
-            f"{type(optimizer).__name__} holds {joined([*names, *more])}",
-            self._reasons(idle),
-            self._step,
-        )
+        holds = f"{type(optimizer).__name__} holds {joined([*names, *more])}"
+        reasons, step = self._reasons(idle), self._step
         self._add_missing(
             idle,
             lambda steps: Finding(

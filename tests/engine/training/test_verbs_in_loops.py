@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import tapescope as ts
+from tapescope.engine.training.loop_observers import TrainingWatch
 
 STEPS = 12
 AT = 5  # the step in which a verb is called
@@ -68,6 +69,22 @@ def test_a_verb_that_undoes_its_runs_changes_nothing_that_is_found_or_measured(v
     for table in ("norms", "steps"):
         expected, found = plain.to_pandas(table), beside.to_pandas(table)
         assert len(expected) >= STEPS and expected.equals(found)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_modules_that_a_verb_calls_are_not_followed(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[str] = []
+    for name in ("_forward_begins", "_module_ends"):
+        original = getattr(TrainingWatch, name)
+        monkeypatch.setattr(
+            TrainingWatch, name, lambda *given, name=name, original=original: followed.append(name) or original(*given)
+        )
+    watched()
+    plain = followed.copy()
+    followed.clear()
+    watched(VERBS[verb])
+    assert len(plain) == STEPS * (1 + 4)  # each forward calls the model and its three modules
+    assert followed == plain
 
 
 @pytest.mark.parametrize("engine", ["direct", "native"])
