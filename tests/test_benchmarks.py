@@ -57,7 +57,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("tracing", 11, 1),
         ("memory", 7, 6),
         ("whole_steps", 2, 1),
-        ("training_loops", 8, 4),
+        ("training_loops", 15, 9),
         ("compare_page", 6, 3),
     ],
 )
