@@ -88,7 +88,7 @@ function one(stage: Stage): Queues {
 
 function readyWords({ replay, state }: Store): string {
   // The block above the list shows the task that runs next.
-  return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} more ready`;
+  return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} more`;
 }
 
 function several(stage: Stage, devices: readonly number[]): Queues {
