@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from types import CodeType, TracebackType
+from traceback import walk_tb
+from types import CodeType
 from weakref import ref
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
-from ..graph.frame_variables import variables_of
+from ..graph.frame_variables import running_modules
 from ..graph.node_metadata import mark, tensors_of, unmarked_nodes
 from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..graph.source_lines import is_library
@@ -29,8 +30,6 @@ the call's record; its outermost module, with that module's number; the user's p
 until it is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of
 modules see the calls, the last element is the sequence number at which the call began.
 """
-
-MODULE_CALL = nn.Module._call_impl.__code__
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
 
@@ -185,12 +184,8 @@ class CaptureRecord:
                 mark(nodes, operation)
 
 
-def innermost_module(error: BaseException | None) -> object:
+def innermost_module(error: BaseException | None) -> nn.Module | None:
     """Return the innermost module whose call is in an exception's traceback, or None."""
-    found: object = None
-    frames: TracebackType | None = None if error is None else error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_code is MODULE_CALL:
-            found = variables_of(frames.tb_frame).get("self")
-        frames = frames.tb_next
-    return found
+    if error is None:
+        return None
+    return next(reversed(running_modules(frame for frame, _ in walk_tb(error.__traceback__))), None)

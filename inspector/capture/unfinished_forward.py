@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from ..graph.frame_variables import variables_of
+from ..graph.frame_variables import MODULE_CALL, variables_of
 from ..graph.graph import Edge, FailedCall, TensorMeta, Untracked, UntrackedKind
 from ..graph.node_metadata import made_during, nodes_of, tensors_of
 from ..graph.operation_inputs import argument_names, names_by_place
@@ -19,7 +19,7 @@ from ..graph.operations_and_calls import CallRecord, Facts, Operation
 from ..graph.source_lines import innermost_user_line
 from ..torch_private.tensors import storage_of
 from ..torch_private.thread_state import without_torch_function
-from .capture_record import MODULE_CALL, CaptureRecord, innermost_module
+from .capture_record import CaptureRecord, innermost_module
 from .watch_calls import WATCHED_CALL
 
 TensorNames = Mapping[int, tuple[UntrackedKind, str]]

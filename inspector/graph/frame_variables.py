@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from types import FrameType
 
+from torch import nn
+
+MODULE_CALL = nn.Module._call_impl.__code__
 _NOBODY_ELSE = 3  # references to a dict held only by its frame: the frame, our local variable, getrefcount's argument
 
 
@@ -30,3 +34,12 @@ def variables_of(frame: FrameType) -> dict[str, object]:
             for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
                 shown.pop(name, None)
     return variables
+
+
+def running_modules(frames: Iterable[FrameType]) -> list[nn.Module]:
+    """Return the modules that these frames call, in the frames' order.
+
+    Only calls by nn.Module count: other methods of a module also run outside of its forward.
+    """
+    objects = (variables_of(frame).get("self") for frame in frames if frame.f_code is MODULE_CALL)
+    return [each for each in objects if isinstance(each, nn.Module)]

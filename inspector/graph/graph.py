@@ -393,8 +393,7 @@ class Graph:
         task = self.task(task)
         if place is None and task.id in self._order:
             place = self._order.index(task.id)
-        module = module_name(self.module(task) or "")
-        where = (task.parameter or module, "" if place is None else nth(place + 1), task.source and task.source.short)
+        where = (whose(self, task), "" if place is None else nth(place + 1), task.source and task.source.short)
         name = task.short_name if task.is_leaf else task.name
         said = ", ".join(part for part in where if part)
         return f"{name} ({said})" if said else name
@@ -490,3 +489,8 @@ def unique_name(graph: Graph, task: Task | int) -> str:
 def module_name(path: str) -> str:
     """Return `blocks.3`, or `module 3` for a part of an nn.Sequential that is itself the model."""
     return f"module {path}" if path.isdecimal() or path == "*" else path
+
+
+def whose(graph: Graph, task: Task) -> str:
+    """Return the parameter that a leaf's task accumulates into, or the module of the task's node."""
+    return task.parameter or module_name(graph.module(task) or "")

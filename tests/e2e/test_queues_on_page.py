@@ -186,7 +186,7 @@ def test_of_three_devices_the_one_that_runs_is_brought_into_view(page: Page, tmp
     deck.scrub(len(device) - 1)
     expect(far.locator(".now:not(.still)")).to_be_in_viewport()
     assert panel.evaluate("panel => panel.scrollTop > 0 && document.scrollingElement.scrollTop === 0")
-    expect(panel.locator(".head .sub")).to_have_text("0 more")
+    expect(panel.locator(".head .sub")).to_have_text("0 more ready")
     expect(far).to_have_class("queue-of runs")
 
 

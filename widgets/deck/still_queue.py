@@ -7,7 +7,7 @@ from itertools import groupby
 
 from ...engine.planning.policies import POLICIES
 from ...inspector.drawing.svg_text import escaped, shorten
-from ...inspector.graph.graph import Graph, module_name
+from ...inspector.graph.graph import Graph, whose
 from ...inspector.graph.phrases import folded, pattern
 from ...inspector.text.sizes_and_counts import counted
 
@@ -53,7 +53,7 @@ def _queue_rows(graph: Graph, ready: Sequence[int]) -> list[str]:
     """Return a line for each ready task; neighbours in the queue that differ only in a number share a line."""
 
     def where(task_id: int) -> str:
-        return graph.tasks[task_id].parameter or module_name(graph.module(task_id) or "")
+        return whose(graph, graph.tasks[task_id])
 
     def kind(task_id: int) -> tuple[str, str]:
         return graph.tasks[task_id].short_name, pattern(where(task_id))

@@ -20,7 +20,7 @@ from ...engine.schedule.find_tasks import calls_of
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.breakpoints.stop_list import Entry
 from ...engine.session.direct_session import Stepper
-from ...inspector.graph.graph import Graph, Task, TensorMeta, module_name
+from ...inspector.graph.graph import Task, TensorMeta, module_name, whose
 from ...inspector.graph.saved_tensors import SavedTensor
 from ...inspector.graph.source_lines import Source
 from ...inspector.text.sizes_and_counts import counted, nth, size_text
@@ -188,11 +188,6 @@ def _nth(places: dict[int, int], task_id: int) -> str:
 def _named(places: dict[int, int], task: Task) -> str:
     """Return a task's name and position, such as `Addmm, 53rd`."""
     return ", ".join(filter(None, (task.short_name, _nth(places, task.id))))
-
-
-def whose(graph: Graph, task: Task) -> str:
-    """Return the parameter that a leaf's task accumulates into, or the module of the task's node."""
-    return task.parameter or module_name(graph.module(task) or "")
 
 
 def tasks_table(session: Session, tasks: Sequence[Task]) -> RenderableType:

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
 from ....inspector.capture.build_graph import read_graph
-from ....inspector.graph.frame_variables import variables_of
+from ....inspector.graph.frame_variables import running_modules, variables_of
 from ....inspector.graph.graph import Graph, module_name
 from ....inspector.graph.source_lines import Source, is_users, tensors_within
 
@@ -83,10 +83,7 @@ class RaisedError:
 
     @cached_property
     def _running(self) -> list[nn.Module]:
-        # Only calls by nn.Module count: other methods of a module also run outside of its forward.
-        call = nn.Module._call_impl.__code__
-        objects = (variables_of(frame)["self"] for frame, _, _ in self.frames if frame.f_code is call)
-        return [each for each in objects if isinstance(each, nn.Module)]
+        return running_modules(frame for frame, _, _ in self.frames)
 
     @cached_property
     def models(self) -> list[nn.Module]:

@@ -39,15 +39,7 @@ from .small_models import (
     tokens,
 )
 
-pytestmark = pytest.mark.heavy
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -18,17 +18,9 @@ from tapescope.tests.says import raises, says
 from .package_optimizers import Lamb, Lion, ScheduleFree, Shampoo
 from .small_models import MODELS, cross_entropy, measured, pairs
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("one_thread")]
 
 _OTHERS = {"LBFGS", "SparseAdam", "Muon"}  # refused, for sparse gradients, and for matrices
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def of_torch() -> Iterator[tuple[type[Optimizer], dict[str, bool]]]:

@@ -79,14 +79,14 @@ function one(stage: Stage): Queues {
     show: () => section.show(),
     mark: () => section.mark(),
     get sum() {
-      return `${readyWords(store)} · ${size(waitingBytes(store.replay)[store.state.t])} waiting`;
+      return `${moreReady(store)} · ${size(waitingBytes(store.replay)[store.state.t])} waiting`;
     },
     fit: () => section.fit(),
     dispose: () => section.dispose(),
   };
 }
 
-function readyWords({ replay, state }: Store): string {
+function moreReady({ replay, state }: Store): string {
   // The block above the list shows the task that runs next.
   return `${grouped(Math.max(0, replay.queueLengths[state.t] - 1))} more`;
 }
@@ -126,7 +126,7 @@ function several(stage: Stage, devices: readonly number[]): Queues {
     const running = sections.find((_, at) => queues[at].running >= 0);
     if (running && running !== inView) bringIntoView(running.element);
     inView = running;
-    sum = devices.length <= FEW ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : readyWords(store);
+    sum = devices.length <= FEW ? queues.map(({ name, count }) => `${name} ${grouped(count)}`).join(" · ") : `${moreReady(store)} ready`;
   };
   return {
     elements: sections.map(({ element }) => element),
