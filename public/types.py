@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..engine.diagnose.advise import Advice as Advice
     from ..engine.diagnose.diff_report import Difference as Difference
     from ..engine.diagnose.find_nan import NanReport as NanReport
+    from ..engine.diagnose.find_unused import PathCut as PathCut
     from ..engine.diagnose.find_unused import UnusedParameter as UnusedParameter
     from ..engine.diagnose.find_unused import UnusedReport as UnusedReport
     from ..engine.diagnose.order_dependence import Departure as Departure
@@ -82,6 +83,7 @@ _MODULE_OF = {
     "OrderCheck": "engine.planning.check_order",
     "OrderDependence": "engine.diagnose.order_dependence",
     "OrderPlan": "engine.planning.plan_order",
+    "PathCut": "engine.diagnose.find_unused",
     "PeakReport": "engine.recording.peak_report",
     "PhasePeak": "engine.training.step_memory",
     "PlannedOrder": "engine.planning.policy_orders",

@@ -14,7 +14,6 @@ from torch.nn import UninitializedParameter
 from ...inspector.capture.build_graph import read_graph
 from ...inspector.capture.gradient_cuts import Cut, Dataflow, Taken, follow
 from ...inspector.graph.graph import Graph, module_name
-from ...inspector.graph.kinds import Kind
 from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.graph.phrases import joined, operation_title
 from ...inspector.graph.source_lines import Place, Source, source_at
@@ -27,7 +26,7 @@ from ...inspector.validation import a_kind
 from ..api.make_loss import MakeLoss, expect_make_loss, loss_of
 from ..api.restore_state import AsFound
 from ..schedule.ddp_buckets import nothing_reduced
-from .zero_gradients import Arrived, ZeroOrigin, arrived_at
+from .zero_gradients import Arrived, ZeroOrigin, arrived_at, describe_origin
 
 Why = Literal["never used", "not seen", "path cut", "led nowhere", "no gradient", "zero gradient"]
 
@@ -58,7 +57,8 @@ _SHOWN = {
     "torch.Tensor.__array__": "numpy.asarray()",
 }
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-_NAMES = 3  # parameters named in a row of the table
+_NAMES = 3  # parameters named in a row of the table, and cuts in a sentence
+_PARTIAL = {Cut.DETACH, Cut.DATA, Cut.COPY, Cut.NO_GRAD, Cut.INFERENCE}  # the others are common in correct programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,23 @@ class UnusedParameter:
     calls: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PathCut:
+    """A place where one of several paths from the loss to some parameters is cut: their gradient lacks a part.
+
+    Attributes:
+        story: the explanation, in a sentence.
+        cut: how the path is cut.
+        operation, module, source: the operation that cuts it, its module and its line; None if unknown.
+    """
+
+    story: str
+    cut: Cut
+    operation: str | None
+    module: str | None
+    source: Source | None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class UnusedReport(ShownAsFindings):
     """The parameters that get no gradient from a loss, with reasons, displayed as a table in a notebook.
@@ -109,6 +126,8 @@ class UnusedReport(ShownAsFindings):
         graph: the loss's graph without its nodes; None if the loss has no graph.
         is_sharded: whether parameters of the model are under `fully_shard` (FSDP2).
         unread: the reason for each parameter whose gradient cannot be read and so may be zero.
+        cuts: the places where a path to parameters with a gradient is cut by a detach, `.data`, a copy, no_grad or
+            inference_mode. They may be intended, so the report is not true because of them.
     """
 
     parameters: tuple[UnusedParameter, ...]
@@ -117,6 +136,7 @@ class UnusedReport(ShownAsFindings):
     graph: Graph | None
     is_sharded: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
+    cuts: tuple[PathCut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.parameters)
@@ -149,9 +169,8 @@ class UnusedReport(ShownAsFindings):
         if not self.count:
             yield "The model has no parameter that requires a gradient."
         elif not self.parameters:
-            yield (
-                f"All {self.count:,} parameters get a gradient." if self.count > 1 else "The parameter gets a gradient."
-            )
+            gets = "The parameter gets" if self.count == 1 else f"All {self.count:,} parameters get"
+            yield f"{gets} a gradient."
         elif self._none_takes_part():
             yield (
                 f"None of this model's {self.count:,} parameters takes part in the loss. Check that it is the model "
@@ -165,6 +184,13 @@ class UnusedReport(ShownAsFindings):
             yield (
                 f"The {'gradient' if len(self.unread) == 1 else 'gradients'} of {joined(list(self.unread))} cannot be "
                 f"read, so {it} may be zero ({'; '.join(dict.fromkeys(self.unread.values()))})."
+            )
+        if self.cuts:
+            more = f"; {len(self.cuts) - _NAMES:,} more" if len(self.cuts) > _NAMES else ""
+            paths, them = ("One path is", "it") if len(self.cuts) == 1 else (f"{len(self.cuts):,} paths are", "them")
+            yield (
+                f"{paths} cut, and parameters behind {them} get the gradient of their other paths only: "
+                f"{'; '.join(cut.story for cut in self.cuts[:_NAMES])}{more}."
             )
         if self.frozen:
             yield f"{counted(len(self.frozen), 'parameter')} with requires_grad=False left out: {joined(self.frozen)}."
@@ -293,6 +319,7 @@ def find_unused(make_loss: MakeLoss, model: nn.Module) -> UnusedReport:
         drawn and replace(drawn, nodes=()),
         any(map(is_fully_sharded, model.modules())),
         {names[each][0]: come.unread for each, come in zip(wanted, arrived, strict=True) if come.unread},
+        paths.partial([id(each) in inside for each in flow.parameters]),
     )
 
 
@@ -321,9 +348,9 @@ _Label = tuple[str, tuple[str, ...], tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class _CutAt:
-    """A step at which the path to some parameters (a bit set) is cut."""
+    """A step at which the path to some parameters is cut."""
 
-    parameters: int
+    parameters: int  # a bit set
     number: int
     taken: int  # the step whose result it used
     how: Cut
@@ -386,11 +413,29 @@ class _Paths:
         story = f"the {which} {_of(last.operation)} is not in the loss"
         return UnusedParameter(*label, "led nowhere", story, None, *_where(last.operation))
 
+    def partial(self, inside: Sequence[bool]) -> tuple[PathCut, ...]:
+        """Return the cuts of paths in the loss to the parameters that are in the graph, without those of `story`."""
+        carries = list(inside)  # by step: a gradient of its result could reach one of these parameters
+        told = {cut.number for cut in self._cuts}
+        found: dict[str, PathCut] = {}
+        for number, step in enumerate(self._steps):
+            if number >= len(inside):
+                carries.append(any(cut is None and carries[taken] for taken, cut in step.takes))
+            for taken, cut in step.takes if number in self._in_loss and number not in told else ():
+                if cut in _PARTIAL and carries[taken]:
+                    story = self._story(cut, number, taken)
+                    found.setdefault(story, PathCut(story, cut, *_where(step.operation)))
+        return tuple(found.values())
+
+    def _story(self, cut: Cut, number: int, taken: int) -> str:
+        step, writer = self._steps[number], self._steps[taken]
+        off = f", entered at {step.off.source.short}" if step.off is not None and step.off.source else ""
+        return CUTS[cut].format(operation=_of(step.operation), writer=_of(writer.operation), off=off)
+
     def _cut(self, label: _Label, cuts: Sequence[_CutAt]) -> UnusedParameter:
         cut = cuts[0]
         step, writer = self._steps[cut.number], self._steps[cut.taken]
-        off = f", entered at {step.off.source.short}" if step.off is not None and step.off.source else ""
-        story = CUTS[cut.how].format(operation=_of(step.operation), writer=_of(writer.operation), off=off)
+        story = self._story(cut.how, cut.number, cut.taken)
         python = self._python.get(cut.number)
         if cut.number in self._in_loss:
             pass
@@ -470,43 +515,6 @@ def _of_graph(label: _Label, drawn: Graph, arrived: Arrived) -> UnusedParameter:
     return UnusedParameter(
         *label, why, joined(stories, 2), None, name, drawn.module(task), task.source, task.id, arrived.origins
     )
-
-
-def describe_origin(drawn: Graph, origin: ZeroOrigin) -> str:
-    """Return where a missing or zero gradient begins, and why, as part of a sentence."""
-    task = drawn.tasks[origin.task]
-    where = drawn.describe(task)
-    if origin.how == "sum" and origin.gradients > 1:
-        which = f"the {origin.gradients:,} gradients received by {where}"
-        return f"{which} sum to zero, or a hook zeroed their sum"
-    if origin.how == "sum" and not origin.gradients:
-        return "a hook zeroed the loss's gradient"
-    if origin.how == "sum":
-        return f"a hook zeroed the gradient received by {where}"
-    if origin.undefined:
-        what = "the backward of " if task.kind is Kind.FUNCTION else ""
-        return f"{what}{where} returns None for it"
-    if origin.empty is not None:
-        return f"{where} returns an empty gradient of shape {origin.empty} because {_empty_input(drawn, origin.task)}"
-    return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
-
-
-def _empty_input(drawn: Graph, task_id: int) -> str:
-    """Describe the input without elements: the selection that made it, if one is near, and what to do."""
-    selecting, at = None, task_id
-    for _ in range(_MOST_BETWEEN):
-        if drawn.tasks[at].name.startswith(_SELECTING):
-            selecting = drawn.describe(at)
-            break
-        if len(drawn.out_edges[at]) != 1:
-            break
-        at = drawn.out_edges[at][0].next_task
-    made = f" ({selecting} selects no element)" if selecting else ""
-    return f"its forward input had no elements{made}; check the mask or slice, or leave this term out when it is empty"
-
-
-_SELECTING = ("IndexBackward", "MaskedSelectBackward", "SliceBackward", "IndexSelectBackward", "NarrowBackward")
-_MOST_BETWEEN = 4  # tasks between a reduction and the selection of its input
 
 
 def _source(place: Place | None) -> Source | None:

@@ -419,3 +419,40 @@ class ZeroWatch:
 def is_unknown(gradient: Tensor) -> str:
     """Return the reason why a gradient's elements cannot be read; "" if they can. To be called `unobserved`."""
     return "this rank has only a part of it" if is_partly_here(gradient) else elements_of(gradient).unread
+
+
+def describe_origin(drawn: Graph, origin: ZeroOrigin) -> str:
+    """Return where a missing or zero gradient begins, and why, as part of a sentence."""
+    task = drawn.tasks[origin.task]
+    where = drawn.describe(task)
+    if origin.how == "sum" and origin.gradients > 1:
+        which = f"the {origin.gradients:,} gradients received by {where}"
+        return f"{which} sum to zero, or a hook zeroed their sum"
+    if origin.how == "sum" and not origin.gradients:
+        return "a hook zeroed the loss's gradient"
+    if origin.how == "sum":
+        return f"a hook zeroed the gradient received by {where}"
+    if origin.undefined:
+        what = "the backward of " if task.kind is Kind.FUNCTION else ""
+        return f"{what}{where} returns None for it"
+    if origin.empty is not None:
+        return f"{where} returns an empty gradient of shape {origin.empty} because {_empty_input(drawn, origin.task)}"
+    return f"{where} receives a non-zero gradient and returns zeros{f': {origin.reason}' if origin.reason else ''}"
+
+
+def _empty_input(drawn: Graph, task_id: int) -> str:
+    """Describe the input without elements: the selection that made it, if one is near, and what to do."""
+    selecting, at = None, task_id
+    for _ in range(_MOST_BETWEEN):
+        if drawn.tasks[at].name.startswith(_SELECTING):
+            selecting = drawn.describe(at)
+            break
+        if len(drawn.out_edges[at]) != 1:
+            break
+        at = drawn.out_edges[at][0].next_task
+    made = f" ({selecting} selects no element)" if selecting else ""
+    return f"its forward input had no elements{made}; check the mask or slice, or leave this term out when it is empty"
+
+
+_SELECTING = ("IndexBackward", "MaskedSelectBackward", "SliceBackward", "IndexSelectBackward", "NarrowBackward")
+_MOST_BETWEEN = 4  # tasks between a reduction and the selection of its input

@@ -19,8 +19,7 @@ from ....inspector.graph.phrases import joined
 from ....inspector.torch_private.saved_variables import saved_slots
 from ....inspector.torch_private.tensors import storage_of, version_of
 from ....inspector.torch_private.thread_state import function_modes_open
-from ...diagnose.find_unused import describe_origin
-from ...diagnose.zero_gradients import State, ZeroOrigin, ZeroWatch
+from ...diagnose.zero_gradients import State, ZeroOrigin, ZeroWatch, describe_origin
 from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart

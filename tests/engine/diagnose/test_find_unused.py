@@ -604,6 +604,54 @@ def test_of_what_no_later_operation_takes_little_is_kept() -> None:
         assert found is not None and found.cut is Cut.DETACH
 
 
+class Residual(nn.Module):
+    """A block whose skip connection passes through `skip`."""
+
+    def __init__(self, skip: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.skip = nn.Linear(4, 4), nn.Linear(4, 4), skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).tanh()
+        found: Tensor = self.second(hidden) + self.skip(hidden)
+        return found
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("skip", "cut"),
+    [
+        (lambda h: h.detach(), Cut.DETACH),
+        (lambda h: h.data, Cut.DATA),
+        (without_grad, Cut.NO_GRAD),
+        (lambda h: torch.as_tensor(h.tolist()) + torch.tensor(h.mean()), Cut.COPY),
+        (lambda h: h * 2, None),
+        (lambda h: h.argmax(), None),
+        (lambda h: (h.round() - h).detach() + h, Cut.DETACH),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_a_path_that_is_cut_beside_another_is_named(skip: Callable[[Tensor], Tensor], cut: Cut | None) -> None:
+    torch.manual_seed(0)
+    model = Residual(skip)
+    x = torch.randn(3, 4)
+    report = ts.find_unused(lambda: model(x).sum(), model)
+    assert not report and [each.cut for each in report.cuts] == ([] if cut is None else [cut])
+    if cut is not None:
+        (only,) = report.cuts
+        assert only.source is not None and only.source.file == __file__
+        says(report.sentences[1], only.source.short)
+
+
+def test_cuts_that_are_listed_do_not_hide_a_parameter_behind_a_full_cut() -> None:
+    report = unused_of(Heads(lambda out: out.detach()))
+    assert report and not report.cuts  # its rows tell of that cut
+
+
 def test_a_shared_parameter_is_listed_once_with_both_names() -> None:
     model = Heads(lambda out: out.detach())
     model.tied = model.second
