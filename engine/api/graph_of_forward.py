@@ -139,15 +139,16 @@ def _untracked(graph: Graph, names: TensorNames) -> tuple[Untracked, ...]:
     for task in graph.tasks:
         if isinstance(task.operation, Operation) and not task.is_leaf:
             last[task.operation] = task.id
+    kept = [(each, user) for operation, user in last.items() if operation.inputs for each in operation.inputs.tensors]
+    tracked = {storage.address for each, _ in kept if each.requires_grad and (storage := storage_of(each.tensor))}
     found: dict[object, Untracked] = {}
-    for operation, user in last.items():
-        kept = operation.inputs
-        for each in kept.tensors if kept is not None else ():
+    for each, user in kept:
+        if not each.requires_grad:
             tensor = each.tensor
-            if each.requires_grad:
-                continue
             kind, name = tensor_name(tensor, each.name, names, None)
             storage = storage_of(tensor)
+            if kind == "tensor" and name == each.name and storage is not None and storage.address in tracked:
+                name = "detached tensor"
             key = (kind, name) if kind != "tensor" else (storage and storage.address) or id(each)
             meta = TensorMeta(None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, tensor.device)
             before = found.setdefault(key, Untracked(kind, name, meta, ()))

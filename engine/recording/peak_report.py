@@ -404,7 +404,7 @@ def _most_of_it(timeline: Timeline, groups: tuple[PeakGroup, ...], peak_bytes: i
     first = groups[0]
     alike = [group for group in groups if group.category is first.category]
     nbytes = sum(group.nbytes for group in alike)
-    group = f"; the largest group, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
+    group = f"; the largest group of them, {size_text(first.nbytes)}, was" if len(alike) > 1 else ","
     where = "" if first.module is None else "in "
     where += _module_title(timeline.graph, first)
     source = f" at {first.source.short}" if first.source else ""

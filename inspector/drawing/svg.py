@@ -73,7 +73,7 @@ def graph_to_svg(
         start = f"forward until {graph.raised[:MOST_OF_AN_ERROR]}"
     elif graph.forward is not None:
         results = [graph.tasks[root.task].inputs[root.input].shape for root in graph.roots]
-        start = f"forward of {graph.forward}: {', '.join(map(shape_text, results[:MOST_SHAPES]))}"
+        start = f"forward of {graph.forward}, results at the top: {', '.join(map(shape_text, results[:MOST_SHAPES]))}"
         start += ", …" if len(results) > MOST_SHAPES else ""
     else:
         start = f"backward of {of}"

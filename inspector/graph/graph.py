@@ -127,8 +127,8 @@ class Untracked:
 
     Attributes:
         kind: "input", "buffer", "frozen parameter", or "tensor" for any other.
-        name: its name in the model or among the arguments of `forward`; for any other tensor, the name of the
-            operation's argument.
+        name: its name in the model or among the arguments of `forward`; "detached tensor" if it shares the memory of a
+            tensor that requires grad; for any other tensor, the name of the operation's argument.
         meta: its shape, dtype and device.
         users: the ids of the tasks whose operations used it; `len(graph.tasks)` stands for the failed call.
     """

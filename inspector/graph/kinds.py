@@ -55,7 +55,7 @@ KIND_TITLES = {
     Kind.ERROR: "raises when run",
     Kind.PRIMITIVE: "HIPS autograd primitive",
     Kind.FAILED: "raised in the forward",
-    Kind.UNTRACKED: "no gradient: frozen, buffer or input",
+    Kind.UNTRACKED: "no gradient: frozen, buffer, input or detached",
 }
 
 _CPP_KINDS = {
