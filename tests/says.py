@@ -99,5 +99,5 @@ def _settled(text: str) -> str:
     text = re.sub(r"\b(test_\w+\.py):\d+", r"\1:LINE", text)
     text = re.sub(r"\b0x[0-9a-f]+\b", "0xADDRESS", text)
     text = re.sub(r"\bIn\[\d+\]", "In[N]", text)
-    text = re.sub(r"\b\d[\d,]*(\.\d+)? (ns|µs|ms|s|min)\b", "TIME", text)
+    text = re.sub(r"\b\d[\d,]*(\.\d+)? (ns|µs|ms|s|min)\b(?: ± \d+ %)?", "TIME", text)
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_OF_TIME = re.compile(r"\d[\d,]*(?:\.\d+)?(?=\s(?:ns|µs|ms|s|% longer)\b)")
-"""Figures that differ from run to run: times, and the share by which a step takes longer."""
+_OF_TIME = re.compile(r"\d[\d,]*(?:\.\d+)?(?=\s(?:ns|µs|ms|s|% longer)\b)|± \d+ %")
+"""Figures that differ from run to run: times, their noise, and the share by which a step takes longer."""
 
 
 def matches(shown: str, printed: str) -> bool:

@@ -310,6 +310,10 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
         self._versions: list[tuple[Tensor, int]] = []  # modified tensors and their earlier versions
         self._contents: dict[int, Callable[[], None]] = {}  # restores tensors without a storage, by id()
         self._generators: dict[torch.Generator, Tensor] = {}
+        # Storages that FSDP2 fills and frees. It uses what it has filled in the next run, so its writes stay.
+        self._gathered = {
+            each.gathered.untyped_storage()._cdata for each in sharded_parameters() if each.gathered is not None
+        }
 
     def note_leaf(self, tensor: Tensor) -> None:
         """Record its .grad, if it may get one."""
@@ -372,7 +376,9 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
             if storage is None:
                 self._note_content(part)
                 continue
-            if part.is_meta or storage._cdata in self._before or self._is_made(storage):
+            if part.is_meta or storage._cdata in self._before or storage._cdata in self._gathered:
+                continue
+            if self._is_made(storage):
                 continue
             self._versions.append((detached(part), version_of(part)))
             with unobserved():

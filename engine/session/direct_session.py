@@ -12,6 +12,7 @@ from ...errors import verbs_end_where_called
 from ...inspector.graph.freed_nodes import begins
 from ...inspector.graph.graph import Outputs, Task
 from ...inspector.hips.tape import HipsTape
+from ...inspector.text.sizes_and_counts import counted
 from ...inspector.validation import expect, expect_callable, expect_choice
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
 from ..execution.backward_arguments import BackwardCall
@@ -364,7 +365,12 @@ class Stepper(Verbs):
         self._release_if_over()
 
     def _picked(self, task: AnyTask | None) -> int:
-        return self._backward.pick(None if task is None else self._task(task).id)
+        try:
+            return self._backward.pick(None if task is None else self._task(task).id)
+        except ValueError as error:
+            if type(task) is int:  # a number of tasks at the prompt and in other debuggers
+                raise ValueError(f"{error}. To run {counted(task, 'task')}, use step(count={task})") from None
+            raise
 
 
 def run_measured(

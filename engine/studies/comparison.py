@@ -377,7 +377,10 @@ class Comparison(ShownAsTable):
             name = task_name(self.graph.tasks[timeline.peak_task])
             yield f"{timeline.peak_place + 1:,} of {len(timeline.order):,}, {name}"
         yield f"{row.longest_queue:,}"
-        yield f"{row.elapsed_ns / 1e6:.1f} ms"
+        from ..api.time_backwards import Spread
+
+        noise = f" ± {100 * Spread.of(row.times_ns).half_width:.0f} %" if len(row.times_ns) > 1 else ""
+        yield f"{row.elapsed_ns / 1e6:.1f} ms{noise}"
 
     def __repr__(self) -> str:
         peaks = ", ".join(f"{row.policy} {size_text(row.peak_bytes)}" for row in self.rows)

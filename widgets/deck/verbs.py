@@ -142,6 +142,7 @@ GROUPS: dict[str, tuple[Verb, ...]] = {
             "back [N]",
             "undo the last task, or the last N",
             on=ALL,
+            aliases="undo",
             repeats=True,
             details="Running the same tasks again continues the same branch; anything else begins a new one.",
         ),

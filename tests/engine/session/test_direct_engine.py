@@ -86,6 +86,8 @@ def test_a_task_that_is_not_ready_is_refused_with_the_reason(snapshot: Snapshots
         session.step(done)
     with raises(ValueError, 99, 0, 5, "step(count=99)"):
         session.step(99)
+    with raises(ValueError, "AccumulateGrad (6th)", "step(count=5)"):
+        session.step(5)
     for raised in (waits, has_run):
         snapshot("debug", raised.value)
     session.run()

@@ -332,6 +332,8 @@ def test_times_are_those_of_backwards_that_nobody_recorded(snapshot: Snapshots) 
 
     found = compare(make_loss, ["bfs", "heap"], repetitions=5)
     assert [call.args[0] for call in forwards.call_args_list[-10:]] == [False] * 10
+    assert all("±" in row[-1] for row in found.cells[1:])
+    assert "±" not in compare(make_loss, "heap", repetitions=1).cells[1][-1]
     for row in found.rows:
         assert len(row.times_ns) == 5
         assert min(row.times_ns) <= row.elapsed_ns <= max(row.times_ns)
