@@ -328,7 +328,7 @@ def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.
     monkeypatch.setattr(simulated_step, "_MOST_BYTES_WHERE_SLOW", 700_000)  # a batch of 2 stays below
     told = ts.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
     assert exact.estimates == ()
-    says(told.estimates[0], "convolution_backward", "extrapolated from smaller batches")
+    says(told.estimates[0], "convolution_backward", "extrapolated")
     assert told.peak_bytes == pytest.approx(exact.peak_bytes, rel=0.005)
 
 
