@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tapescope.tests.warm_python import WarmPython
+
 from . import second_device
 
 SCRIPT = Path(__file__).parent / "gpu" / "__main__.py"
@@ -29,8 +31,8 @@ def gpu() -> ModuleType:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_why_there_is_nothing_to_run() -> None:
-    ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)
+def test_without_a_gpu_it_says_why_there_is_nothing_to_run(fresh_python: WarmPython) -> None:
+    ran = fresh_python.run(SCRIPT)
     assert ran.returncode == 2 and ran.stdout == ""
     assert ran.stderr.startswith("nothing to run: ")
 

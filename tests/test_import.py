@@ -15,7 +15,7 @@ import pytest
 
 import tapescope as ts
 from tapescope.tests.says import raises
-from tapescope.tests.warm_python import warm_python
+from tapescope.tests.warm_python import WarmPython, warm_python
 
 from .public_names import NAMESPACES
 
@@ -122,8 +122,8 @@ SOME = ("__main__.py", "widgets/deck/still_picture.py", "widgets/deck/run_player
 
 
 @pytest.mark.parametrize("files", [SOME, pytest.param((), marks=pytest.mark.slow)], ids=["some", "all"])
-def test_each_module_can_be_the_first_that_is_imported(files: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-c", EACH_FIRST, *files], capture_output=True, text=True)
+def test_each_module_can_be_the_first_that_is_imported(files: tuple[str, ...], fresh_python: WarmPython) -> None:
+    done = fresh_python.run("-c", EACH_FIRST, *files)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

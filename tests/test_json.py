@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.commands.json_output import ENVELOPE, SCHEMAS, plain
 from tapescope.tests.says import Snapshots, says
+from tapescope.tests.warm_python import WarmPython
 
 FORMATS = Path(__file__).parents[1] / "docs" / "reference" / "formats.md"
 SCRIPT = """
@@ -176,12 +176,13 @@ def test_a_word_that_is_meant_for_the_command_is_no_file(
 
 
 @pytest.mark.heavy
-def test_what_scripts_and_other_processes_print_is_not_on_standard_output(folder: Path) -> None:
+def test_what_scripts_and_other_processes_print_is_not_on_standard_output(
+    folder: Path, fresh_python: WarmPython
+) -> None:
     for arguments in (["graph", "train.py:loss", "--json"], ["debug", "--json=-", "-c", "c", "train.py", "--json"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "tapescope", *arguments], capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout)["exit_code"] == 0
+        run = "import sys; from tapescope.__main__ import main; sys.exit(main())"
+        done = fresh_python.run("-c", run, *arguments)
+        assert json.loads(done.stdout)["exit_code"] == done.returncode == 0
         assert "words of the script" in done.stderr and "words of another process" in done.stderr
 
 

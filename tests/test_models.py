@@ -20,16 +20,14 @@ pytestmark = pytest.mark.heavy
 
 FOLDER = Path(__file__).parent / "models"
 FEW = {"transformers": "gpt2", "timm": "resnet", "diffusers": "unet"}
-SLOWEST = ("transformers", "diffusers")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(FOLDER), *arguments], capture_output=True, text=True, timeout=3000)
 
 
-@pytest.mark.parametrize(
-    "library", [pytest.param(each, marks=pytest.mark.slow if each in SLOWEST else ()) for each in FEW]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("library", FEW)
 def test_a_model_of_a_library_goes_through_every_verb(library: str) -> None:
     if importlib.util.find_spec(library) is None and os.environ.get("CI") != "true":
         pytest.skip(f"needs {library}")

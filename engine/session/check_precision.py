@@ -15,7 +15,6 @@ from ...inspector.graph.graph import Graph, Task, TensorMeta
 from ...inspector.text.sizes_and_counts import dtype_name
 from ...inspector.torch_private.operators import InFloat64, in_float64
 from ...inspector.torch_private.saved_variables import hides_saved, is_packed
-from ...inspector.torch_private.sequence_numbers import current_number
 from ...inspector.torch_private.tensors import computable
 from .check_custom_function import call_quietly
 from .check_saved_on_ctx import changed_on_ctx
@@ -43,7 +42,7 @@ def compare_own(graph: Graph, task: Task, replay: OperationReplay, gradients: Se
     if why := _why_not(node, task, replay):
         return Own(None, f"its own gradients are not compared with float64's: {why}")
     with InFloat64():
-        outcome = replay.run(replay.points)
+        outcome = replay.at_points
     twin = _twin(task, replay, outcome)
     if twin is None:
         return Own(None, "its own gradients are not compared with float64's: PyTorch created other nodes in the replay")
@@ -130,17 +129,8 @@ def _refused(error: Exception, is_fault: bool) -> Own:
 def _twin(task: Task, replay: OperationReplay, outcome: Outcome) -> Node | None:
     """Return the replay's node for this task: the one at the same distance from the operation's first sequence
     number."""
-    number = outcome.start + task.sequence_nr - replay.operation.start
-    stack, seen = [each.grad_fn for each in outcome.outputs], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if current_number(node) == number and node.name() == task.name:
-            return node
-        stack += [child for child, _ in node.next_functions]
-    return None
+    node = outcome.nodes.get(outcome.start + task.sequence_nr - replay.operation.start)
+    return node if node is not None and node.name() == task.name else None
 
 
 def inputs_with_gradient(graph: Graph, task: Task) -> set[int]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ...inspector.graph.graph import Graph
 from ...inspector.graph.kinds import Kind, kind_of
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.phrases import joined
@@ -22,11 +21,6 @@ from .float64_replay import OperationReplay, UncheckableError
 _STEP = 1e-6  # relative to an element's size
 _DIRECTIONS = 3
 _LEAST = 1e-6  # below this share of the backward's own size, a second derivative is lost in rounding
-
-
-def is_differentiated_twice(graph: Graph) -> bool:
-    """Return whether a part of the graph was recorded by a backward, as with `grad(..., create_graph=True)`."""
-    return any(task.operation is not None and task.operation.name.rpartition(".")[2] == "grad" for task in graph.tasks)
 
 
 def second_derivative_faults(replay: OperationReplay, at: FiniteDifferences, subject: str) -> tuple[list[str], str]:

@@ -39,7 +39,7 @@ from .check_finite_differences import (
 from .check_precision import compare_own, inputs_with_gradient
 from .check_saved_on_ctx import changed_on_ctx, check_attributes, modified_since, other_random_numbers, written_unmarked
 from .check_second_derivative import second_derivative_faults
-from .float64_replay import OperationReplay, UncheckableError, accelerators_of, in_a_clean_thread
+from .float64_replay import OperationReplay, SharedChecks, UncheckableError, accelerators_of, in_a_clean_thread
 
 _WORDS = {True: "right", False: "wrong", None: "not checked"}
 _KEEPING = (
@@ -127,7 +127,7 @@ def check_task(
     graph: Graph,
     task: Task | int,
     gradients: Sequence[Tensor | None] | None = None,
-    known: dict[Operation, Compared] | None = None,
+    known: SharedChecks | None = None,
     second: bool = False,
 ) -> Check:
     """Compare a task's backward with finite differences of its forward operation, and its precision with float64.
@@ -146,7 +146,7 @@ def check_task(
         graph: the graph, with its nodes.
         task: the task or its number.
         gradients: the task's input buffer; random gradients replace missing ones.
-        known: comparisons of operations that created several tasks, such as an LSTM; this call adds to them.
+        known: the state shared by checks of this graph's tasks; this call adds to it.
         second: whether to also compare its second derivative.
 
     Returns:
@@ -157,7 +157,7 @@ def check_task(
     compared = False
     try:
         operation, inputs = _what_to_replay(graph, task, findings)
-        _compare_in_thread(graph, task, operation, inputs, gradients, findings, {} if known is None else known, second)
+        _compare_in_thread(graph, task, operation, inputs, gradients, findings, known or SharedChecks(graph), second)
         compared = True
     except UncheckableError as reason:
         findings.notes.insert(0, f"its derivative is not checked: {reason}")
@@ -211,7 +211,7 @@ def _compare_in_thread(
     inputs: KeptInputs,
     gradients: Sequence[Tensor | None] | None,
     findings: _Findings,
-    known: dict[Operation, Compared],
+    known: SharedChecks,
     second: bool,
 ) -> None:
     """Run the comparison in a separate thread.
@@ -222,9 +222,9 @@ def _compare_in_thread(
 
     def compare() -> None:
         with InFloat64():
-            replay = OperationReplay(operation, inputs)
-        made = [each.name for each in graph.tasks if each.operation is operation and not each.is_leaf]
-        compared = None if second else known.get(operation)
+            replay = known.replay(operation, inputs)
+        made = known.created[operation]
+        compared: Compared | None = known.compared.get((operation, second))
         findings.faults += other_random_numbers(graph.nodes[task.id], replay)
         if compared is None:
             compared = _compared(replay, made, second)
@@ -232,7 +232,7 @@ def _compare_in_thread(
                 arrived = {number for number, each in enumerate(gradients or ()) if each is not None}
                 compared = _compare_used(arrived or inputs_with_gradient(graph, task), replay, made) or compared
             if len(made) > 1:
-                known[operation] = compared
+                known.compared[operation, second] = compared
         findings.add(compared.findings)
         if not findings.faults:
             own = compare_own(graph, task, replay, gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from threading import Event, local
 from typing import Any, TypeVar
 
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from ...inspector.graph.graph import Graph
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.graph.operation_inputs import KeptInputs, KeptTensor
 from ...inspector.graph.operations_and_calls import Operation
 from ...inspector.threads import DaemonThread
 from ...inspector.torch_private.operators import in_float64
 from ...inspector.torch_private.random_states import same_random_states, seed
-from ...inspector.torch_private.sequence_numbers import sequence_nr
+from ...inspector.torch_private.sequence_numbers import current_number, sequence_nr
 
 _MOST_ELEMENTS = 2**26  # of all inputs; with the float64 results this takes a few gigabytes
+_MOST_KEPT = 2**20  # input elements of a replay that is kept for the next task; its graph is a multiple of them
 _MOST_NAMED = 4
 _PHASES = "eigenvectors are unique only up to factors, so finite differences do not approximate a derivative"
 _BY_CONVENTION = {
@@ -39,7 +42,7 @@ class UncheckableError(Exception):
     """The reason why a derivative cannot be checked, in a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outcome:
     """The result of one replay.
 
@@ -59,6 +62,17 @@ class Outcome:
     def node(self) -> Node | None:
         """The first output's node; None if that output is an input passed on."""
         return self.outputs[0].grad_fn
+
+    @cached_property
+    def nodes(self) -> dict[int, Node]:
+        """The nodes of the replay by their sequence numbers; leaves share one number."""
+        stack, seen = [each.grad_fn for each in self.outputs], set[Node]()
+        while stack:
+            node = stack.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack += [child for child, _ in node.next_functions]
+        return {current_number(node): node for node in seen}
 
 
 class OperationReplay:
@@ -80,19 +94,7 @@ class OperationReplay:
         self._inputs = inputs
         if (reason := _BY_CONVENTION.get(operation.name.rpartition(".")[2])) is not None:
             raise UncheckableError(reason)
-        if inputs.subclassed:
-            raise UncheckableError(f"its {inputs.subclassed[0]}, and only derivatives of plain tensors are checked")
-        for kept in inputs.tensors:
-            if kept.tensor.is_meta:
-                raise UncheckableError(f"its {kept.name} is on the meta device and has no values")
-            if kept.tensor.layout is not torch.strided or kept.tensor.is_quantized:
-                raise UncheckableError(
-                    f"its {kept.name} is not a dense tensor, and only derivatives of these are checked"
-                )
-            if kept.modified:
-                raise UncheckableError(
-                    f"its {kept.name} was modified in place since the forward, so its original value is lost"
-                )
+        _expect_values(inputs)
         self.varied = [each for each in inputs.tensors if each.requires_grad]
         if not self.varied:
             raise UncheckableError("none of its input tensors requires grad")
@@ -117,6 +119,11 @@ class OperationReplay:
             )
         self._seed = 1
         self.random = not _same(first, self.run(self.points).outputs)
+
+    @cached_property
+    def at_points(self) -> Outcome:
+        """The result of one replay on the kept inputs."""
+        return self.run(self.points)
 
     @property
     def is_function(self) -> bool:
@@ -183,6 +190,59 @@ class OperationReplay:
             raise _StoppedError
         for device in (torch.device("cpu"), *self._devices):
             seed(device, number)
+
+
+class SharedChecks:
+    """The state that checks of one graph's tasks share.
+
+    An operation such as an LSTM creates a task for each of its steps. Replaying it anew for each of them would take
+    time quadratic in their number, so its last replay is kept until another operation is checked.
+
+    Attributes:
+        created: by operation, the names of the tasks that it created, without leaves.
+        compared: comparisons with finite differences, by operation and by whether its second derivative was compared.
+        differentiated_twice: whether a backward recorded a part of the graph, as with `grad(..., create_graph=True)`.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.created: dict[Operation, list[str]] = {}
+        for task in graph.tasks:
+            if isinstance(task.operation, Operation) and not task.is_leaf:
+                self.created.setdefault(task.operation, []).append(task.name)
+        self.compared: dict[tuple[Operation, bool], Any] = {}
+        names = {task.operation.name for task in graph.tasks if task.operation is not None}
+        self.differentiated_twice = any(name.rpartition(".")[2] == "grad" for name in names)
+        self._last: OperationReplay | None = None
+
+    def replay(self, operation: Operation, inputs: KeptInputs) -> OperationReplay:
+        """Return a replay of the operation. Must be used like `OperationReplay`.
+
+        Raises:
+            UncheckableError: the operation cannot be replayed.
+        """
+        if self._last is not None and self._last.operation is operation:
+            _expect_values(inputs)  # they may have been modified in place since the last check
+            return self._last
+        self._last = None  # before the next one takes memory
+        replay = OperationReplay(operation, inputs)
+        is_small = sum(each.tensor.numel() for each in inputs.tensors) <= _MOST_KEPT
+        if is_small and len(self.created[operation]) > 1 and not replay.is_function:
+            self._last = replay
+        return replay
+
+
+def _expect_values(inputs: KeptInputs) -> None:
+    if inputs.subclassed:
+        raise UncheckableError(f"its {inputs.subclassed[0]}, and only derivatives of plain tensors are checked")
+    for kept in inputs.tensors:
+        if kept.tensor.is_meta:
+            raise UncheckableError(f"its {kept.name} is on the meta device and has no values")
+        if kept.tensor.layout is not torch.strided or kept.tensor.is_quantized:
+            raise UncheckableError(f"its {kept.name} is not a dense tensor, and only derivatives of these are checked")
+        if kept.modified:
+            raise UncheckableError(
+                f"its {kept.name} was modified in place since the forward, so its original value is lost"
+            )
 
 
 def accelerators_of(inputs: KeptInputs) -> set[torch.device]:

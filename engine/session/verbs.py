@@ -33,8 +33,8 @@ from .breakpoints.watchpoints import Watchpoint
 from .session import SessionBase, one_at_a_time
 
 if TYPE_CHECKING:
-    from ...inspector.graph.operations_and_calls import Operation
-    from .check_task import Check, Compared
+    from .check_task import Check
+    from .float64_replay import SharedChecks
 
 
 def norm_of(gradients: Sequence[Tensor | None], where: str) -> float:
@@ -371,11 +371,10 @@ class Verbs(SessionBase):
             second: whether to also compare the derivative of that backward, as torch.autograd.gradgradcheck does. None:
                 if the graph is differentiated twice.
         """
-        from .check_second_derivative import is_differentiated_twice
         from .check_task import check_task
 
         if second is None:
-            second = self._creates_graph or is_differentiated_twice(self.graph)
+            second = self._creates_graph or self._shared_checks.differentiated_twice
         else:
             expect_truth(second, "second")
         about = self._about(task)
@@ -383,12 +382,13 @@ class Verbs(SessionBase):
             gradients = self.waiting(about)
         except NotImplementedError:  # PyTorch's engine does not show this input buffer
             gradients = None
-        return check_task(self.graph, about, gradients, self._compared, bool(second))
+        return check_task(self.graph, about, gradients, self._shared_checks, bool(second))
 
     @cached_property
-    def _compared(self) -> dict[Operation, Compared]:
-        """Results of `check`, by operation."""
-        return {}
+    def _shared_checks(self) -> SharedChecks:
+        from .float64_replay import SharedChecks
+
+        return SharedChecks(self.graph)
 
     def interact(self) -> None:
         """Open a prompt in the terminal with the same verbs."""

@@ -242,8 +242,7 @@ class FakeTraining(FakeKernels):  # type: ignore[no-untyped-call]
         if len(self._learned) < 2 or self._size is None:
             return TOO_LARGE
         call = len(self.workspaces)
-        # A workspace grows linearly with the batch, unless the kernel uses another algorithm for another size, as
-        # convolutions do for a batch of 1.
+        # A workspace grows linearly with the batch, unless the kernel uses another algorithm for another size.
         (small, first), (large, second) = (
             (each.size, each.nbytes[call] if call < len(each.nbytes) else None) for each in self._learned
         )

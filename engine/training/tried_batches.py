@@ -39,18 +39,24 @@ class TriedBatches:
         return self._learned or ()
 
     def learned(self) -> tuple[Workspaces, ...]:
-        """Measure the kernels' workspaces with the two smallest batches that work."""
+        """Measure the kernels' workspaces with batches of 2 and 3; of 1 and 2 if the program takes no batch of 3.
+
+        Convolutions use another algorithm for a batch of 1, so its workspaces are not on a line with larger ones.
+        """
         if self._learned is None:
             self._learned = ()
-            for small in (1, 2):
-                try:
-                    self._learned = tuple(Workspaces(size, self.step(size).workspaces) for size in (small, small + 1))
-                except NotImplementedError:
-                    raise
-                except Exception:  # a batch norm takes no batch of one, for example
-                    continue
-                break
+            sizes = next((pair for pair in ((2, 3), (1, 2)) if all(map(self._works, pair))), ())
+            self._learned = tuple(Workspaces(size, self.step(size).workspaces) for size in sizes)
         return self._learned
+
+    def _works(self, size: int) -> bool:
+        try:
+            self.step(size)
+        except NotImplementedError:
+            raise
+        except Exception:  # a batch norm takes no batch of one, for example
+            return False
+        return True
 
     def largest(self, memory: int) -> int | None:
         """Return the largest size that fits; 0 if none does, None if all tried sizes do."""
@@ -59,7 +65,7 @@ class TriedBatches:
 
     def _largest(self, memory: int, tell: Tell) -> int | None:
         tell("the smallest ones")
-        small, *_ = [each.size for each in self.learned()] or [1]
+        small = next((size for size in (1, 2) if self._works(size) and self._works(size + 1)), 1)
         known: dict[int, int] = {}
         for size in (small, small + 1):
             known[size] = self._peak(size)

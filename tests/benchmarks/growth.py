@@ -33,6 +33,7 @@ from tapescope.inspector.drawing.layout import layout
 from tapescope.tests.engine.graph_shapes import chain, fan
 
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
+_FEWER = (200, 400, 800)  # an LSTM creates fifteen tasks for each step; below 200, gradcheck takes most of the time
 _TINY = (100, 200)
 _MOST_SECONDS = 12.0  # a size is left out if the last one and the growth so far predict more than this
 _GOAL = 1.1
@@ -55,14 +56,14 @@ SHAPES: dict[str, Callable[[int], Tensor]] = {"chain": chain, "fan": fan, "layer
 
 def rows(effort: Effort) -> Iterator[Row]:
     """Yield the exponent of each verb and shape, with the seconds and the memory of each size."""
-    for shape in (*SHAPES, "steps"):
-        yield from _grown(shape, _TINY if effort.tiny else _SIZES)
+    for shape in (*SHAPES, *_OTHERS):
+        yield from _grown(shape, _TINY if effort.tiny else _FEWER if shape in ("LSTM", "retain_grad") else _SIZES)
 
 
 def rows_quick(effort: Effort) -> Iterator[Row]:
     """Yield the same up to 10,000 tasks, in about a minute."""
-    for shape in (*SHAPES, "steps"):
-        yield from _grown(shape, _SIZES[:2])
+    for shape in (*SHAPES, *_OTHERS):
+        yield from _grown(shape, (_FEWER if shape in ("LSTM", "retain_grad") else _SIZES)[:2])
 
 
 def _grown(shape: str, sizes: Sequence[int]) -> Iterator[Row]:
@@ -169,12 +170,37 @@ def _measure_steps(steps: int, meter: _Meter, folder: Path) -> None:
     meter("training page", steps, lambda: training.save_html(folder / "loop.html"))
 
 
+def _measure_checks(steps: int, meter: _Meter, folder: Path) -> None:
+    model = torch.nn.LSTM(3, 4, proj_size=2)  # with a projection, oneDNN does not run all steps as one task
+    with ts.capture(model, keep_inputs=True):
+        loss = model(torch.randn(steps, 1, 3))[0].square().sum()
+    with ts.debug(loss) as session:
+        meter("check of each task", steps, lambda: [session.check(task) for task in session.graph.tasks])
+
+
+def _measure_retained(tensors: int, meter: _Meter, folder: Path) -> None:
+    weight, hidden, retained = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4), []
+    for _ in range(tensors):
+        hidden = (hidden @ weight).tanh()
+        hidden.retain_grad()
+        retained.append(hidden)
+    graph = ts.graph(hidden.sum())
+    meter("dry run", tensors, lambda: dry_run(graph))
+
+
+_OTHERS: dict[str, Callable[[int, _Meter, Path], None]] = {
+    "steps": _measure_steps,
+    "LSTM": _measure_checks,
+    "retain_grad": _measure_retained,
+}
+
+
 def _measure(shape: str, size: int, left_out: Sequence[str]) -> None:
     """Measure once on a small graph, which loads modules and fills torch's caches, and then the graph of this size."""
     with tempfile.TemporaryDirectory() as folder:
         for tasks, meter in ((50, _Meter(is_silent=True)), (size, _Meter(left_out))):
-            if shape == "steps":
-                _measure_steps(tasks, meter, Path(folder))
+            if shape in _OTHERS:
+                _OTHERS[shape](tasks, meter, Path(folder))
             else:
                 _measure_tasks(lambda tasks=tasks: SHAPES[shape](tasks), meter, Path(folder))
     sys.stdout.flush()

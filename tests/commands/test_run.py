@@ -71,7 +71,7 @@ def same(one: Any, other: Any) -> bool:
         pytest.param("diffusion", (), 0, "12 steps", marks=pytest.mark.slow),
         ("nanogpt", ("--max-iters", "4", "--profile", "--", "-m", "--out"), 0, "4 steps"),
         pytest.param("workers", (), 0, "8 steps", marks=pytest.mark.slow),
-        ("exits", ("--every", "2"), 3, "4 steps"),
+        pytest.param("exits", ("--every", "2"), 3, "4 steps", marks=pytest.mark.slow),
         pytest.param("environment", (), 0, "3 steps", marks=pytest.mark.slow),
         pytest.param("raises", (), 1, "2 steps", marks=pytest.mark.slow),
         ("interrupted", (), None, "3 steps"),
@@ -149,7 +149,8 @@ def run(tmp_path: Path, fresh_python: WarmPython) -> Run:
         (tmp_path / "train.py").write_text(text)
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         command = ("-c", MAIN, "run", *options, "train.py")
-        return parsed(tmp_path, fresh_python.start(*command, environment=environment, cwd=tmp_path).end(240))
+        started = fresh_python.start(*command, environment=environment, cwd=tmp_path, typed="a line\n")
+        return parsed(tmp_path, started.end(240))
 
     return run
 
@@ -219,12 +220,12 @@ def on_a_terminal(folder: Path, *command: str) -> str:
 
 def test_a_progress_line_on_a_terminal_leaves_the_scripts_output_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTING)
-    plain = on_a_terminal(tmp_path, sys.executable, "train.py")
     written = on_a_terminal(tmp_path, sys.executable, "-m", "tapescope", "run", "--no-page", "train.py")
     shown = re.findall(r"\r\x1b\[K(tapescope: step \d+ of train\.py, 0 findings[^\r\n]*)", written)
     assert 2 <= len(shown) <= 4, written
     # A terminal removes a line before the text that follows the two codes.
     left = re.sub(r"\r\x1b\[K(tapescope: step [^\r\n]*)?", "", written)
+    plain = "".join(f"step {step} of mine\n" for step in range(4)) + "a bar without an end\n"
     assert left.startswith(plain)
     says(left.removeprefix(plain), "6 steps of train.py watched")
 
@@ -245,8 +246,10 @@ def test_a_step_is_recorded_as_a_deck_and_steps_are_selected(tmp_path: Path, run
     assert Path(content["profile_page"]).read_text().count("<script") and content["peak_bytes"] > 0
     # Adam's state of 5 parameters exists at the peak: two moments each, and a step count of each parameter.
     says("\n".join(content["sentences"]), f"optimizer state  {4 * (2 * 5 + 2)} B")
-    late = run(LEAKING, "--profile", "40", "--no-page")
+    ending = "import atexit, sys\natexit.register(print, 'at exit')\nprint('read', input(), sys.argv)\nsys.exit(4)"
+    late = run(f"{LEAKING}\n{ending}", "--profile", "40", "--no-page")
     says(late.own, "step 40 was not recorded", "made 12 steps")
+    assert (late.status, late.printed) == (4, "read a line ['train.py']\nat exit\n")
 
 
 def test_findings_and_their_exit_code_stay_if_the_page_cannot_be_written(tmp_path: Path, run: Run) -> None:

@@ -156,13 +156,16 @@ def test_an_error_names_the_path_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_pipe_and_a_log_that_is_appended_to_are_written_directly(tmp_path: Path) -> None:
-    script = "from tapescope.inspector.files import write_file; write_file('/dev/stdout', 'after\\n')"
-    parent = str(Path(tapescope.__file__).parents[1])
-    command = [sys.executable, "-c", script]
-    piped = subprocess.run(command, capture_output=True, text=True, check=True, cwd=parent)
-    assert piped.stdout == "after\n"
     log = tmp_path / "log"
     log.write_text("before\n")
-    with log.open("a") as file:
-        subprocess.run(command, stdout=file, check=True, cwd=parent)
-    assert log.read_text() == "before\nafter\n"
+    script = (
+        "import os, sys\n"
+        "from tapescope.inspector.files import write_file\n"
+        "write_file('/dev/stdout', 'after\\n')\n"
+        "os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), 1)\n"
+        "write_file('/dev/stdout', 'after\\n')\n"
+    )
+    parent = str(Path(tapescope.__file__).parents[1])
+    command = [sys.executable, "-c", script, str(log)]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True, cwd=parent)
+    assert piped.stdout == "after\n" and log.read_text() == "before\nafter\n"

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -125,7 +125,6 @@ ACCOUNTS = st.builds(
 
 
 @given(ACCOUNTS)
-@settings(max_examples=300, deadline=None)
 def test_levels_and_peaks(account: Account) -> None:
     timeline = account.timeline()
     levels = [account.level(event) for event in range(len(account.states))]
@@ -150,7 +149,6 @@ def test_levels_and_peaks(account: Account) -> None:
 
 
 @given(ACCOUNTS)
-@settings(max_examples=300, deadline=None)
 def test_what_is_alive_and_what_for(account: Account) -> None:
     timeline = account.timeline()
     for event, state in enumerate(account.states):
@@ -161,7 +159,6 @@ def test_what_is_alive_and_what_for(account: Account) -> None:
 
 
 @given(ACCOUNTS)
-@settings(max_examples=300, deadline=None)
 def test_categories_add_up_to_each_tasks_peak(account: Account) -> None:
     timeline = account.timeline()
     found = timeline.category_levels
@@ -176,7 +173,6 @@ def test_categories_add_up_to_each_tasks_peak(account: Account) -> None:
 
 
 @given(ACCOUNTS, st.data())
-@settings(max_examples=300, deadline=None)
 def test_the_life_of_each_storage(account: Account, data: st.DataObject) -> None:
     count = len(account.nbytes)
     some = st.sets(st.integers(0, count - 1)) if count else st.just(set())

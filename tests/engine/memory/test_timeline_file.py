@@ -313,7 +313,6 @@ def test_bytes_beyond_what_can_be_added_are_refused(saved: tuple[Path, Any]) -> 
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
 def test_whatever_is_changed_in_a_timeline_it_is_refused_or_can_be_looked_at(
     saved: tuple[Path, Any], data: Any
 ) -> None:

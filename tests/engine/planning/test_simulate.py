@@ -405,7 +405,6 @@ def test_a_policy_and_its_order_are_the_same() -> None:
         assert (named.events, named.order) == (listed.events, listed.order)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_layouts_of_sums_and_copies_are_torchs(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))

@@ -336,7 +336,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
 def test_whatever_is_changed_in_a_file_it_is_refused_or_can_be_looked_at(saved: tuple[Path, Any], data: Any) -> None:
     path, content = saved
     content = copy.deepcopy(content)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import tapescope as ts
 from tapescope.engine.session import check_task as check_task_file
 from tapescope.engine.session.check_task import Check, check_task
+from tapescope.engine.session.float64_replay import OperationReplay
 from tapescope.inspector.graph.node_metadata import tensors_of
 from tapescope.tests.says import Snapshots, says, says_none_of
 
@@ -770,6 +771,26 @@ def test_an_operation_of_many_tasks_is_compared_once(monkeypatch: pytest.MonkeyP
             assert session.check().ok is not False
             session.step()
     assert len(set(compared)) == len(compared) < len(session.graph)
+
+
+def test_an_operation_of_many_tasks_is_replayed_as_often_as_for_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn = nn.RNN(2, 2)
+    x = torch.randn(8, 1, 2)
+    with ts.capture(keep_inputs=True):
+        result = rnn(x)[0]
+    replayed: list[int] = []
+    run = OperationReplay.run_on
+    monkeypatch.setattr(OperationReplay, "run_on", lambda *given: replayed.append(1) or run(*given))
+    with ts.debug(result, torch.ones_like(result)) as session:
+        first, *others = (task for task in session.graph.tasks if not task.is_leaf)
+        assert session.check(first).ok
+        once = len(replayed)
+        checked = [session.check(task) for task in others]
+        assert len(others) > 20 and len(replayed) == once > 0
+        assert all(each.ok for each in checked)
+        assert all("differs from float64" in each.lines[-1] for each in checked)  # each of its own node
+        x.add_(1)
+        says(str(session.check(first)), "modified in place", "not checked")
 
 
 class Signals(Function):

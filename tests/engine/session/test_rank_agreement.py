@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -248,32 +246,13 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("prompted", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int) -> None:
+def test_of_several_ranks_one_has_the_prompt(tmp_path: Path, prompted: int, fresh_python: WarmPython) -> None:
     script = tmp_path / "step.py"
     script.write_text(DEBUGGED)
-    commands = tmp_path / "commands"
-    commands.write_text("step\ncontinue\n")
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tapescope",
-                "debug",
-                "--rank",
-                str(prompted),
-                str(script),
-                f"file://{tmp_path}/store",
-                str(rank),
-            ],
-            stdin=commands.open(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=300)[0] for process in started]
+    debug = "import sys; from tapescope.__main__ import main; sys.exit(main())"
+    given = ("debug", "--rank", str(prompted), script, f"file://{tmp_path}/store")
+    started = [fresh_python.start("-c", debug, *given, str(rank), typed="step\ncontinue\n") for rank in range(2)]
+    said = [done.stdout + done.stderr for done in (process.end(300) for process in started)]
     for rank, text in enumerate(said):
         assert ("(tapescope)" in text) == (rank == prompted), text
         assert f"rank {rank} 29.5" in text

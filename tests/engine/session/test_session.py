@@ -6,7 +6,6 @@ import contextvars
 import gc
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from tapescope.engine.schedule.dependencies import dependencies
 from tapescope.engine.schedule.policy import Policy
 from tapescope.inspector.torch_private.hooks import node_hooks
 from tapescope.tests.says import Snapshots, raises, says, says_none_of
+from tapescope.tests.warm_python import WarmPython
 
 from ..backward_programs import random_program
 from ..comparing import ENGINES, assert_equal, engine_order, gradients_of
@@ -797,7 +797,7 @@ def test_hundreds_of_sessions_leave_nothing() -> None:
     assert objects[1] - objects[0] < 100
 
 
-def test_an_open_session_does_not_hold_up_the_interpreters_end() -> None:
+def test_an_open_session_does_not_hold_up_the_interpreters_end(fresh_python: WarmPython) -> None:
     script = (
         "import torch, tapescope as ts\n"
         "x = torch.ones(2, requires_grad=True)\n"
@@ -806,7 +806,7 @@ def test_an_open_session_does_not_hold_up_the_interpreters_end() -> None:
         "kept = [session]; kept.append(kept)\n"
         "print(session.current.short_name, flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = fresh_python.start("-c", script).end(120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "Exp\n", "")
 
 

@@ -21,7 +21,9 @@ from torch.optim import Adam
 import tapescope as ts
 from tapescope.__main__ import main
 from tapescope.commands.fits import fit_content
+from tapescope.engine.memory import kernel_workspaces
 from tapescope.engine.memory.estimates import direction_of
+from tapescope.engine.training import simulated_step
 from tapescope.engine.training.fits import repeated_layers
 from tapescope.tests.says import Snapshots, raises, says
 
@@ -322,11 +324,11 @@ def test_a_next_size_that_is_on_a_line_is_not_simulated() -> None:
 
 def test_what_large_kernels_take_is_told_by_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = ts.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
-    from tapescope.engine.training import simulated_step as fake_step
-
-    monkeypatch.setattr(fake_step, "_MOST_BYTES_WHERE_SLOW", 700_000)  # what convolutions of a batch of 2 stay below
+    monkeypatch.setattr(kernel_workspaces, "_found", {})  # kernels that have run at this size are not too large
+    monkeypatch.setattr(simulated_step, "_MOST_BYTES_WHERE_SLOW", 700_000)  # a batch of 2 stays below
     told = ts.fits(UNet, images, OPTIMIZERS["sgd"], "1GiB", batch_size=6)
-    assert exact.estimates == told.estimates == ()
+    assert exact.estimates == ()
+    says(told.estimates[0], "convolution_backward", "extrapolated")
     assert told.peak_bytes == pytest.approx(exact.peak_bytes, rel=0.005)
 
 

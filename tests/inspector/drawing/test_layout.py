@@ -201,7 +201,7 @@ FOLDS: list[Fold] = ["repeats", "none", 0, 1]
 
 
 @given(graphs(), st.sampled_from(FOLDS))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_nothing_overlaps_and_no_wire_runs_through_a_foreign_box(graph: Graph, fold: Fold) -> None:
     check_geometry(graph, layout(graph, fold))
 

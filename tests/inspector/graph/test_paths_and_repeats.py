@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tapescope.inspector.graph.paths_and_repeats import (
@@ -103,7 +103,6 @@ def siblings(draw: st.DrawFn) -> tuple[list[Child], list[int], Edges, list[int] 
     return children, shapes, edges, lines
 
 
-@settings(deadline=None, max_examples=400)
 @given(siblings())
 def test_runs_are_those_that_a_comparison_of_all_members_finds(
     given: tuple[list[Child], list[int], Edges, list[int] | None],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import (
@@ -235,7 +235,6 @@ def run(
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
 def test_a_backward_frees_a_saved_storage_exactly_if_nothing_else_holds_it(
     operations: list[tuple[int, int, int]], holders: list[tuple[int, int]], known: bool, looked_at_before: bool
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from tapescope.__main__ import main
 from tapescope.engine.training.peak_limit.assert_peak import growth, stored_parts
 from tapescope.engine.training.peak_limit.simulated_function import simulate_function
 from tapescope.tests.says import says
+from tapescope.tests.warm_python import WarmPython
 
 
 class Net(nn.Module):
@@ -156,7 +155,7 @@ def test_the_command_shows_the_place_of_an_error_in_the_script(
 
 
 @pytest.mark.heavy
-def test_a_small_gpt2_takes_less_than_two_seconds() -> None:
+def test_a_small_gpt2_takes_less_than_two_seconds(fresh_python: WarmPython) -> None:
     pytest.importorskip("transformers")
     program = """
 import time, torch, tapescope as ts
@@ -169,5 +168,6 @@ started = time.process_time()
 ts.assert_peak(make_loss, "8 GiB", optimizer=torch.optim.AdamW)
 print(time.process_time() - started)
 """
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert float(printed) < 2
+    ran = fresh_python.run("-c", program)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 2
