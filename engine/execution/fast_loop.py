@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.freed_nodes import any_spent, is_spent
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.kinds import Kind
@@ -229,13 +230,14 @@ class FastLoop:
                 loop.execute(task_id, hooks=False)
                 continue
             turns = loop.begin_fast_loop()
-            try:
-                if turns is None:
-                    special = self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
-                else:
-                    special = self._run_plain(loop, iter(turns), None, stop_before, watch)
-            finally:
-                loop.end_fast_loop()
+            with collector_paused():  # as in PyTorch's backward, which creates no Python objects
+                try:
+                    if turns is None:
+                        special = self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
+                    else:
+                        special = self._run_plain(loop, iter(turns), None, stop_before, watch)
+                finally:
+                    loop.end_fast_loop()
             if special is not None:
                 loop.execute(special, hooks=False)
 

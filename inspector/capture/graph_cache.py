@@ -89,11 +89,13 @@ class _Known:
     Attributes:
         graph: the graph, without its nodes.
         places: for each task, the index of its node among the found nodes.
+        numbered: the number of tasks with a sequence number of their own, which come first; leaves have none.
         check: checks the metadata of other nodes' inputs; None if that has to be read.
     """
 
     graph: Graph
     places: list[int]
+    numbered: int
     check: InputCheck | None
 
 
@@ -150,10 +152,13 @@ class CacheKey:
         like, nodes, numbers = known.graph, self._nodes, self._numbers
         tasks = [
             TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None, None)
-            for task, place in zip(like.tasks, known.places, strict=True)
+            for task, place in zip(like.tasks[: known.numbered], known.places, strict=False)
         ]
         graph = Graph(
-            as_records(tasks, Task), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
+            as_records(tasks, Task) + like.tasks[known.numbered :],
+            like.edges,
+            like.roots,
+            nodes=LiveNodes([nodes[place] for place in known.places]),
         )
         vars(graph).update(_like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
         return graph
@@ -163,7 +168,8 @@ class CacheKey:
         places = {node: place for place, node in enumerate(self._nodes)}
         vars(graph)["_like"] = like = replace(graph, nodes=())
         check = InputCheck.of(self._nodes, self.metas)
-        known = _Known(like, [places[node] for node in graph.nodes], check)
+        numbered = sum(task.sequence_nr < UNNUMBERED for task in graph.tasks)
+        known = _Known(like, [places[node] for node in graph.nodes], numbered, check)
         assert self._key is not None, "no cached graph was found"
         _known.put(self._key, known)
         _latest.put(self._shape, known)
