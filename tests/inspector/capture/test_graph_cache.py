@@ -140,7 +140,12 @@ def test_what_differs_in_one_thing_is_read(name: str, reads: list[int]) -> None:
 def test_metadata_is_read_again_only_if_the_engine_finds_another(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     real = alike.input_metadata_of_each
-    monkeypatch.setattr(alike, "input_metadata_of_each", lambda nodes: found.append(len(nodes)) or real(nodes))
+
+    def read(nodes: list[Any]) -> list[Any]:
+        found.append(len(nodes))
+        return real(nodes)
+
+    monkeypatch.setattr(alike, "input_metadata_of_each", read)
     weight = torch.ones(3, requires_grad=True)
     for rows in (2, 2, 2, 5, 5, 2):
         left, right = (weight * torch.ones(rows, 3)).split([1, rows - 1])
