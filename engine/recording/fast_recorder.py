@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from typing import NamedTuple
 
 import torch
@@ -139,7 +139,7 @@ class FastStatistics:
         return None
 
 
-MOST_UNWRITTEN = 4096  # tasks, or labels
+MOST_UNWRITTEN = 4096  # labels
 
 Look = Callable[[int, Sequence[Tensor | None]], None]
 
@@ -222,7 +222,7 @@ class FastRecorder:
         self._looks, self.unusual_tasks, self._statistics = looks, looks.unusual_tasks, looks.statistics
         self.looks_at_all = looks.statistics is not None
         self.starts, self.ends, self.labels = unwritten
-        self.arrivals = columns.arrivals
+        self.arrivals: MutableSequence[int] = columns.arrivals
         self._outputs = columns.outputs
         self._edges = edges
 

@@ -165,12 +165,9 @@ class InputCheck:
     def __init__(self, nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]) -> None:
         self._places = [place for place, inputs in enumerate(metas) for _ in inputs]
         self._numbers = [number for inputs in metas for number in range(len(inputs))]
-        probes: dict[InputMetadata, _Probe] = {}
-        with unobserved():
-            for facts in chain.from_iterable(metas):
-                if facts not in probes:
-                    probes[facts] = _Probe(facts[0] or (), facts[1], facts[2])
-        self._probes = [probes[facts] for facts in chain.from_iterable(metas)]
+        kinds: dict[InputMetadata, int] = {}
+        self._kinds = [kinds.setdefault(facts, len(kinds)) for facts in chain.from_iterable(metas)]
+        self._distinct = list(kinds)
         self._varying = [
             place
             for place, kind in enumerate(map(type, nodes))
@@ -194,11 +191,13 @@ class InputCheck:
     def holds_for(self, nodes: Sequence[Node]) -> bool:
         """Return whether these nodes have the metadata. Their types and edges must be the same."""
         # The engine does not check the numbers of inputs, so those that may vary are read.
-        if [len(nodes[place]._input_metadata) for place in self._varying] != self._counts:  # type: ignore[attr-defined]
+        if [len(nodes[place]._input_metadata) for place in self._varying] != self._counts:
             return False
         with unobserved():
             edges = list(map(GradientEdge, map(nodes.__getitem__, self._places), self._numbers))
-            return _accepts(edges, self._probes, _comparing)
+            # Kept probes would be among the program's tensors for whoever counts these.
+            probes = [_Probe(shape or (), dtype, device) for shape, dtype, device, _ in self._distinct]
+            return _accepts(edges, list(map(probes.__getitem__, self._kinds)), _comparing)
 
 
 @cache
@@ -306,7 +305,7 @@ class _NotingCasts(DispatchMode):  # type: ignore[no-untyped-call]
         return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
 
 
-class _Comparing(_NotingCasts):
+class _Comparing(_NotingCasts):  # type: ignore[no-untyped-call]
     """Refuses probes that the engine has to convert, except the last one."""
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
