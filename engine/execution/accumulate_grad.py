@@ -52,16 +52,25 @@ def accumulate_fitting(node: Node, gradients: list[Tensor | None]) -> None:
     Must be called without grad mode and without function modes.
     """
     gradient = gradients[0]
-    if type(gradient) is Tensor and gradient.layout is torch.strided and gradient.is_contiguous():
+    strided = torch.strided
+    if type(gradient) is Tensor and gradient.layout is strided and gradient.is_contiguous():
         leaf = leaf_of(node)
-        if type(leaf) in _PLAIN_LEAVES and leaf.grad is not None:
+        is_plain = type(leaf) in _PLAIN_LEAVES
+        if is_plain and leaf.grad is not None:
             node(gradient)  # type: ignore[operator]  # adds in place, whoever holds the gradient
             return
-        usual = type(leaf) in _PLAIN_LEAVES and leaf.requires_grad and leaf.layout is torch.strided
-        usual = usual and leaf.is_contiguous() and 0 not in gradient.stride() and not gradient._is_zerotensor()
         # others=1: the local name `gradient` is one more reference. As accumulate_grad.h, case 1.1, .grad becomes the
         # detached gradient on the same storage.
-        if usual and owned_alone(gradients, 0, others=1) and leaf._post_accumulate_grad_hooks is None:
+        if (
+            is_plain
+            and leaf.requires_grad
+            and leaf.layout is strided
+            and leaf.is_contiguous()
+            and 0 not in gradient.stride()
+            and not gradient._is_zerotensor()
+            and owned_alone(gradients, 0, others=1)
+            and leaf._post_accumulate_grad_hooks is None
+        ):
             made = gradient.detach()
             try:
                 if leaf.grad is None:  # otherwise another thread has set it meanwhile, see `_fill`

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from time import perf_counter_ns
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.freed_nodes import any_spent, is_spent
 from ...inspector.graph.graph import Edge, Graph, TensorMeta
 from ...inspector.graph.kinds import Kind
@@ -33,27 +36,16 @@ from .graph_task import GraphTask
 from .input_buffer import InputBuffer, fitted
 from .pending_inputs import InputBuffers
 
+# Plain tuples: Python unpacks one in half the time of a NamedTuple.
+Way = tuple[int, int, int, int]
+"""An edge from a task: the output, the next task and its input, and the number of the next task's inputs."""
+
+Received = tuple[int, tuple[int, ...] | None, torch.dtype, torch.device, Edge]
+"""The metadata of a gradient that needs no conversion on an edge: the output, shape, dtype and device, and the edge."""
+
 _Take = Callable[[Node, list[Tensor | None]], None]
-_FindUnusual = Callable[[list[Tensor | None], "Sequence[Received]"], list[Edge]]
-
-
-class Way(NamedTuple):
-    """An edge from a task: the output, the next task and its input, and the number of the next task's inputs."""
-
-    output: int
-    next_task: int
-    input: int
-    inputs: int
-
-
-class Received(NamedTuple):
-    """The metadata of a gradient that needs no conversion on an edge."""
-
-    output: int
-    shape: tuple[int, ...] | None
-    dtype: torch.dtype
-    device: torch.device
-    edge: Edge
+_Free = Callable[[Sequence[Any]], None]
+_FindUnusual = Callable[[list[Tensor | None], Sequence[Received]], list[Edge]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +58,7 @@ class TaskLayout:
         leaves: by task, whether it is an AccumulateGrad.
         readers: by task, the function that reads its node's saved tensors; None if it has none.
         special: the tasks that the loop cannot run.
+        unfed: the tasks with an input that no edge leads to.
     """
 
     ways: list[tuple[Way, ...]]
@@ -73,6 +66,7 @@ class TaskLayout:
     leaves: list[bool]
     readers: list[SavedReader | None]
     special: frozenset[int]
+    unfed: frozenset[int]
 
     @staticmethod
     def of(graph: Graph, takes: list[tuple[TensorMeta, ...]], as_in_graph: bool) -> TaskLayout:
@@ -102,18 +96,20 @@ class TaskLayout:
             if hides_saved(node):
                 special.add(task_id)
         ways = [
-            tuple([Way(edge.output, edge.next_task, edge.input, len(takes[edge.next_task])) for edge in edges])
+            tuple([(edge.output, edge.next_task, edge.input, len(takes[edge.next_task])) for edge in edges])
             for edges in graph.out_edges
         ]
         received = [
             tuple(
-                Received(edge.output, meta.shape, meta.dtype, meta.device, edge)
+                (edge.output, meta.shape, meta.dtype, meta.device, edge)
                 for edge in edges
                 for meta in (takes[edge.next_task][edge.input],)
             )
             for edges in graph.out_edges
         ]
-        layout = TaskLayout(ways, received, leaves, found, frozenset(special))
+        fed = Counter(task_id for task_id, _ in {(edge.next_task, edge.input) for edge in graph.edges})
+        unfed = frozenset(task_id for task_id, inputs in enumerate(takes) if fed[task_id] < len(inputs))
+        layout = TaskLayout(ways, received, leaves, found, frozenset(special), unfed)
         if is_shared:
             _known[like] = layout
         return layout
@@ -122,26 +118,45 @@ class TaskLayout:
 _known: WeakKeyDictionary[Graph, TaskLayout] = WeakKeyDictionary()
 
 
+_MOST_ROWS = 4096  # of a recorder's lists
+
+
 class LoopRecorder(Protocol):
     """A recorder of tasks' times and order, and of gradients that may be unusual, or of all.
 
+    The loop adds the times, the arrivals and the labels to its lists.
+
     Attributes:
-        looks_at_all: whether it also needs usual outputs.
+        looks_at_all: whether it also needs usual gradients.
+        unusual_tasks: waiting tasks whose gradients may differ from the graph's metadata.
+        starts: for each started task its id, the number of tasks that had become ready, and the time in nanoseconds.
+        ends: the times at which tasks ended.
+        arrivals: the tasks in the order in which they became ready.
+        labels: by arrival, the labels that the recorder does not know.
     """
 
     looks_at_all: bool
+    unusual_tasks: set[int]
+    starts: list[int]
+    ends: list[int]
+    arrivals: MutableSequence[int]
+    labels: dict[int, str]
 
-    def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None: ...
-
-    def end(self, task_id: int) -> None: ...
+    def record_inputs(self, task_id: int, gradients: Sequence[Tensor | None]) -> None: ...
 
     def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None: ...
 
-    def arrive(self, task_id: int, label: str | None) -> None: ...
-
     def knows_labels(self, arrived: int) -> bool: ...
 
+    def write(self) -> None: ...
+
     def failed(self, task_id: int) -> None: ...
+
+
+_Recording = tuple[
+    LoopRecorder | None, bool, list[int], list[int], MutableSequence[int], set[int], dict[int, str] | None
+]
+"""A recorder, and its `looks_at_all`, `starts`, `ends`, `arrivals`, `unusual_tasks` and `labels`."""
 
 
 class LoopStops(Protocol):
@@ -172,7 +187,7 @@ class LoopSession(Protocol):
 
     def execute(self, task_id: int, hooks: bool, by_hand: bool = False) -> None: ...
 
-    def fail(self, error: BaseException, task_id: int) -> None: ...
+    def fail(self, error: BaseException, task_id: int, record: LoopRecorder | None = None) -> None: ...
 
 
 class FastLoop:
@@ -194,7 +209,7 @@ class FastLoop:
         as_in_graph: bool,
         keep_graph: bool,
         graph_task: GraphTask,
-        free: Callable[[Sequence[Any]], None] | None = None,
+        free: _Free | None = None,
     ) -> None:
         self._graph = graph
         self._takes = takes
@@ -215,13 +230,16 @@ class FastLoop:
                 loop.execute(task_id, hooks=False)
                 continue
             turns = loop.begin_fast_loop()
-            try:
-                if turns is None:
-                    self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
-                else:
-                    self._run_plain(loop, iter(turns), None, stop_before, watch)
-            finally:
-                loop.end_fast_loop()
+            with collector_paused():  # as in PyTorch's backward, which creates no Python objects
+                try:
+                    if turns is None:
+                        special = self._run_plain(loop, _chosen(queue), queue, stop_before, watch)
+                    else:
+                        special = self._run_plain(loop, iter(turns), None, stop_before, watch)
+                finally:
+                    loop.end_fast_loop()
+            if special is not None:
+                loop.execute(special, hooks=False)
 
     def _run_plain(
         self,
@@ -230,9 +248,9 @@ class FastLoop:
         queue: AnyQueue | None,
         stop_before: Collection[int],
         watch: HookWatch,
-    ) -> None:
-        """Run up to a task in `stop_before`, or one that runs user code. The loop is inline because calls would cost as
-        much as small tasks themselves.
+    ) -> int | None:
+        """Run up to a task in `stop_before`, or one that runs user code or raises, and return that one. The loop is
+        inline because calls would cost as much as small tasks themselves.
 
         Args:
             loop: the session.
@@ -242,45 +260,42 @@ class FastLoop:
             watch: the watch for hooks.
         """
         order, buffers, missing = loop.order, loop.buffers.by_task, loop.buffers.missing
-        layout, nodes, graph_task, record = self._layout, self._graph.nodes, self._graph_task, loop.loop_recorder()
+        layout, nodes, graph_task, may_be_spent = self._layout, self._graph.nodes, self._graph_task, any_spent()
         all_ways, takes, leaves, readers = layout.ways, layout.takes, layout.leaves, self._readers
-        stops, may_be_spent, free = loop.stops, any_spent(), self._free or free_saved_now()
-        take, unusual_edges = self._functions_now()
-        known = type(queue) is KeyedQueue and record is not None and record.knows_labels(queue.arrived)
-        asks = queue is not None and record is not None and not known
-        handles, retained = RemovableHandle.next_id, noting.accesses
+        take, unusual_edges, free = self._functions_now()
+        record, records_all, starts, ends, arrivals, unusual_tasks, labels = self._recording(loop, queue)
+        handles, retained, clock, stops = RemovableHandle.next_id, noting.accesses, perf_counter_ns, loop.stops
         for task_id in turns:
             if task_id in stop_before or stops.stop_asked or stops.breakpoints:
-                return
+                return None
             if (handles != RemovableHandle.next_id or retained != noting.accesses) and watch.registered():
-                return
+                return None
             node, read = nodes[task_id], readers[task_id]
             saved = () if read is None else all_saved(node, read)
             if (saved and packed_by_user(saved)) or (may_be_spent and is_spent(node)):  # runs user code, or raises
-                loop.end_fast_loop()
-                loop.execute(task_id, hooks=False)
-                return
+                return task_id
             if queue is not None:
                 queue.remove(task_id)
             gradients = buffers.pop(task_id).gradients
             graph_task.node = node
             try:
                 if record is not None:
-                    record.start(task_id, gradients)
+                    if records_all or task_id in unusual_tasks:
+                        record.record_inputs(task_id, gradients)
+                    starts += (task_id, len(arrivals), clock())
                 if leaves[task_id]:
                     take(node, gradients)
                     if record is not None:
-                        record.end(task_id)
+                        ends.append(clock())
                     gradients.clear()
                     order.append(task_id)
                     continue
-                result = node(*gradients)  # type: ignore[operator]
+                outputs = node(*gradients)  # type: ignore[operator]
                 if record is not None:
-                    record.end(task_id)
-                outputs = list(result) if type(result) is tuple else [result]
-                del result
+                    ends.append(clock())
+                outputs = list(outputs) if type(outputs) is tuple else [outputs]
                 unusual = unusual_edges(outputs, takes[task_id])
-                if unusual or (record is not None and (record.looks_at_all or len(takes[task_id]) != len(outputs))):
+                if unusual or records_all or (record is not None and len(takes[task_id]) != len(outputs)):
                     self._settle(unusual, outputs, task_id, record)
                 gradients.clear()
                 free(saved)  # before the outputs are queued, as evaluate_function does (engine.cpp, release_variables)
@@ -298,23 +313,38 @@ class FastLoop:
                     if not missing[next_task]:
                         if queue is not None:
                             queue.push(next_task)
+                            if labels is not None:
+                                labels[len(arrivals)] = queue.label(next_task)
                         if record is not None:
-                            record.arrive(next_task, queue.label(next_task) if asks and queue is not None else None)
+                            arrivals.append(next_task)
                 outputs.clear()
+                if record is not None and len(ends) >= _MOST_ROWS:
+                    record.write()
             except BaseException as error:
-                if record is not None:
-                    record.failed(task_id)
-                loop.fail(error, task_id)
+                loop.fail(error, task_id, record)
                 raise
+        return None
 
-    def _functions_now(self) -> tuple[_Take, _FindUnusual]:
-        """Return the functions that store a leaf's gradient and find unusual outputs under this thread's modes.
+    def _recording(self, loop: LoopSession, queue: AnyQueue | None) -> _Recording:
+        """Return the recorder and the lists to which the loop adds, without labels if the recorder knows them."""
+        record = loop.loop_recorder()
+        if record is None:
+            return None, False, [], [], [], set(), None
+        record.unusual_tasks.update(self._layout.unfed)
+        known = queue is None or (type(queue) is KeyedQueue and record.knows_labels(queue.arrived))
+        rows = record.starts, record.ends, record.arrivals
+        return record, record.looks_at_all, *rows, record.unusual_tasks, None if known else record.labels
+
+    def _functions_now(self) -> tuple[_Take, _FindUnusual, _Free]:
+        """Return the functions that store a leaf's gradient, find unusual outputs, and free saved tensors, under this
+        thread's modes.
 
         The modes do not change during the loop, because no user code runs in this thread.
         """
         is_quiet = not function_mode_is_on()
         is_usual = self._fitting and is_quiet and not torch.is_grad_enabled()
-        return accumulate_fitting if is_usual else accumulate, _unusual if is_quiet else _unusual_under_modes
+        take, find = accumulate_fitting if is_usual else accumulate, _unusual if is_quiet else _unusual_under_modes
+        return take, find, self._free or free_saved_now()
 
     def _settle(
         self, unusual: list[Edge], outputs: list[Tensor | None], task_id: int, record: LoopRecorder | None

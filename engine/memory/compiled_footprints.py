@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
+from ...inspector.graph.kinds import Kind
 from ...inspector.graph.lru_cache import Latest
 from ..execution.gradient_layouts import Layouts, TensorLayout
 from .categories import Category
@@ -118,12 +120,14 @@ class Compiled:
         self.layouts = Layouts()
         device = torch.device(footprints.device)
         first = self.first_input = list(accumulate([len(task.inputs) for task in graph.tasks], initial=1))
-        self.elsewhere = {
-            first[task.id] + number
-            for task in graph.tasks
-            for number, meta in enumerate(task.inputs)
-            if meta.device != device
-        }
+        self.elsewhere: set[int] = set()
+        if {meta.device for task in graph.tasks for meta in task.inputs} != {device}:
+            self.elsewhere = {
+                first[task.id] + number
+                for task in graph.tasks
+                for number, meta in enumerate(task.inputs)
+                if meta.device != device
+            }
         self.edges = [edge.task for edge in graph.edges], [edge.next_task for edge in graph.edges]
         self.receivers: list[list[int]] = [[] for _ in graph.tasks]
         for edge in graph.edges:
@@ -131,18 +135,18 @@ class Compiled:
             while len(places) < edge.output:
                 places.append(NOBODY)
             places.append(first[edge.next_task] + edge.input)
+        is_tape, leaf_kind = graph.is_tape, Kind.ACCUMULATE_GRAD
         self.leaf_layouts = [NO_LEAF] * len(graph)
         for task in graph.tasks:
-            if task.is_leaf:
+            if task.kind is leaf_kind:
                 leaf = footprints.leaves.get(task.id)
                 layout = assumed_layout(task.inputs[0]) if leaf is None else leaf.layout
                 has_grad = leaf is not None and leaf.keeps_none
                 number = HAS_GRAD if has_grad else self.layouts.number(layout)
-                self.leaf_layouts[task.id] = AS_IT_COMES if graph.is_tape else number
+                self.leaf_layouts[task.id] = AS_IT_COMES if is_tape else number
         self.input_layouts = {
             place: self.layouts.number(assumed_layout(meta))
-            for task in graph.tasks
-            if graph.is_tape
+            for task in (graph.tasks if is_tape else ())
             for place, meta in enumerate(task.inputs, first[task.id])
         }
         self.unknown: list[int] = []
@@ -169,25 +173,27 @@ class Compiled:
             programs.append(program)
             if program is not None:
                 places = self.receivers[task_id]
-                places.extend([NOBODY] * (len(program.outputs) - len(places)))
+                if unread := len(program.outputs) - len(places):
+                    places.extend([NOBODY] * unread)
         return programs
 
     def _start(self, footprints: Footprints) -> Start:
         """Return the storages that the forward left."""
-        start, released = Start(), self.released
-        for number, storage in enumerate(footprints.start):
-            start.nbytes.append(storage.nbytes)
-            start.born_as.append(_SAVED if storage.keepers else _FORWARD)
-            start.makers.append(storage.made_by)
+        start, released, storages_left = Start(), self.released, footprints.start
+        start.nbytes = [storage.nbytes for storage in storages_left]
+        start.born_as = [_SAVED if storage.keepers else _FORWARD for storage in storages_left]
+        start.makers = [storage.made_by for storage in storages_left]
+        lasts = cache(lasts_with_graph)  # few slots have distinct names
+        for number, storage in enumerate(storages_left):
             uses = 0
             if storage.held:
                 uses = 1
                 start.held.add(number)
                 start.lasting.add(number)
-            if storage.keepers:
-                start.saved[number] = storage.keepers
-            for task_id, slot in storage.keepers:
-                if lasts_with_graph(slot):
+            if keepers := storage.keepers:
+                start.saved[number] = keepers
+            for task_id, slot in keepers:
+                if lasts(slot):
                     start.lasting.add(number)
                     uses += 1
                     continue

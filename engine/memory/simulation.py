@@ -231,14 +231,15 @@ class _Simulation:
         storage_of, layout_of, base_of, counts = self._storage_of, self._layout_of, self._base_of, self._counts
         program, waiting, released = self._program, self._waiting, self._released
         first_input, programs, leaf_layouts = program.first_input, program.programs, program.leaf_layouts
-        give, drop, begin, append = self._give, self._drop, self._begin, events.append
-        starts, inputs = list[int](), list[int]()
+        give, drop, release, begin, append = self._give, self._drop, self._release, self._begin, events.append
+        starts, inputs, spent = list[int](), list[int](), list[int]()
         for task_id in order:
             starts.append(len(events))
             given = waiting[first_input[task_id] : first_input[task_id + 1]]
             if begin is not None:
                 begin(task_id, given)
-            inputs += [storage_of[tensor] for tensor in given]
+            for tensor in given:  # a comprehension would be a call for each task
+                inputs.append(storage_of[tensor])
             numbers: Sequence[int] = ()
             does = programs[task_id]
             if does is not None and does.more is not None:
@@ -267,8 +268,7 @@ class _Simulation:
                     base_of += bases
                 else:
                     first_tensor, numbers = 0, self._outputs(task_id, more, given, first_storage)
-            # engine.cpp, evaluate_function: inputs live until call_function returns. Then release_variables frees the
-            # saved tensors, and then the outputs go into the input buffers.
+            # evaluate_function (engine.cpp) frees the inputs after the call, then saved tensors, then queues outputs.
             for tensor in given:
                 storage = storage_of[tensor]
                 if storage >= 0 and uses[storage] == 1 and counts[tensor] == 1 and not base_of[tensor]:
@@ -279,9 +279,8 @@ class _Simulation:
                 if uses[storage] == 1:
                     append(~storage)
                 else:
-                    self._release(storage)
+                    release(storage)
             # An output that is added to a sum is not moved into the buffer: evaluate_function's local list keeps it.
-            spent = []
             for place, number in zip(receivers[task_id], numbers):  # noqa: B905
                 if number >= 0:
                     tensor = first_tensor + number
@@ -291,6 +290,7 @@ class _Simulation:
                         spent.append(tensor)
             for tensor in spent:
                 drop(tensor)
+            spent.clear()
         return starts, inputs
 
     def _timeline(self, order: Sequence[int], before: int, starts: list[int], inputs: list[int]) -> Timeline:

@@ -178,7 +178,7 @@ def difference(graph: Graph, other: Graph) -> str | None:
         return f"that graph has {len(other):,} tasks, this one has {len(graph):,}"
     if (graph.edges, graph.roots) != (other.edges, other.roots):
         return "the tasks of that graph depend on each other differently"
-    for task, its in zip(graph.tasks, other.tasks, strict=True):
+    for task, its in zip(graph.tasks, other.tasks, strict=True) if graph.tasks is not other.tasks else ():
         if (kind_of(task), task.inputs) != (kind_of(its), its.inputs):
             return f"in that graph, {graph.describe(task)} is {other.describe(its)} or receives other gradients"
     return None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from time import perf_counter_ns
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from typing import NamedTuple
 
 import torch
@@ -140,7 +139,7 @@ class FastStatistics:
         return None
 
 
-MOST_NEW = 4096  # labels
+MOST_UNWRITTEN = 4096  # labels
 
 Look = Callable[[int, Sequence[Tensor | None]], None]
 
@@ -150,94 +149,107 @@ class Looks(NamedTuple):
 
     Attributes:
         record_inputs, record_outputs: record the metadata of inputs and outputs, as the recorder does.
-        unusual_tasks: tasks whose gradients may differ from the graph's metadata.
+        number_outputs: returns the number of the outputs' metadata in the trace.
+        unusual_tasks: waiting tasks whose gradients may differ from the graph's metadata.
         statistics: measures all gradients; None for no statistics.
     """
 
     record_inputs: Look
     record_outputs: Look
+    number_outputs: Callable[[Sequence[Tensor | None]], int]
     unusual_tasks: set[int]
     statistics: FastStatistics | None
 
 
-class NewLabels(NamedTuple):
-    """The labels of the last arrivals; None for a label that follows from the task and its arrival number
-    (`Recorder.knows_labels`). `full` is called when there are many."""
+class Unwritten(NamedTuple):
+    """The rows of the tasks that ran last in the fast loop, which are written to the columns many at a time.
 
-    texts: list[str | None]
-    full: Callable[[], None]
-    known: Callable[[int], bool]
+    Another thread may write them while the loop adds more: each addition is one operation on a list.
+
+    Attributes:
+        starts: for each started task its id, the number of tasks that had become ready, and the time in nanoseconds.
+        ends: the times at which they ended, in the same order.
+        labels: by arrival, the labels that do not follow from the task and the arrival (`Recorder.knows_labels`).
+    """
+
+    starts: list[int]
+    ends: list[int]
+    labels: dict[int, str]
+
+
+class LoopCalls(NamedTuple):
+    """The functions of the recorder that a loop calls.
+
+    Attributes:
+        begin: called when a loop begins.
+        knows_labels: see `Recorder.knows_labels`.
+        write: writes the `Unwritten` rows to the columns.
+        failed: called with a task that raises.
+    """
+
+    begin: Callable[[], None]
+    knows_labels: Callable[[int], bool]
+    write: Callable[[], None]
+    failed: Callable[[int], None]
 
 
 class FastRecorder:
-    """Writes the same columns as the recorder while one thread runs tasks without hooks.
+    """Records the same columns as the recorder while one thread runs tasks without hooks.
 
     Args:
         edges: by task, the edges to the next ones.
-        columns: the columns to write.
-        thread: the number of this thread in the columns.
-        begun: takes a task's start time and returns the first task's.
-        failed: called with a task that raises.
+        columns: the columns of the trace.
+        looks: the functions that examine gradients.
+        unwritten: the rows to which the loop adds.
+        calls: the functions of the recorder.
+
+    Attributes:
+        starts, ends, labels: as in `Unwritten`.
+        arrivals: the tasks in the order in which they became ready; the loop adds each with its label.
+        unusual_tasks: as in `Looks`.
+        looks_at_all: whether usual gradients are examined, too.
     """
 
     def __init__(
         self,
         edges: Sequence[Sequence[Edge]],
         columns: Columns,
-        thread: int,
-        begun: Callable[[int], int],
         looks: Looks,
-        labels: NewLabels,
-        failed: Callable[[int], None],
+        unwritten: Unwritten,
+        calls: LoopCalls,
     ) -> None:
-        self._failed = failed
-        self._looks, self._unusual_tasks, self._statistics = looks, looks.unusual_tasks, looks.statistics
+        self._begin, self.knows_labels, self.write, self._failed = calls
+        self._looks, self.unusual_tasks, self._statistics = looks, looks.unusual_tasks, looks.statistics
         self.looks_at_all = looks.statistics is not None
-        self._labels, self._full, self.knows_labels = labels
+        self.starts, self.ends, self.labels = unwritten
+        self.arrivals: MutableSequence[int] = columns.arrivals
+        self._outputs = columns.outputs
         self._edges = edges
-        self._thread = thread
-        self._base_ns, self._begun = -1, begun
-        self._threads, self._arrived, self._arrivals = columns.thread, columns.arrived, columns.arrivals
-        self._order, self._started_ns, self._ended_ns = columns.order, columns.started_ns, columns.ended_ns
 
     def begin(self) -> None:
         """Begin again after other tasks or user code may have run."""
+        self._begin()
         if self._statistics is not None:
             self._statistics.begin()
 
     def failed(self, task_id: int) -> None:
         """Record that a task raised, and release its inputs."""
-        self.begin()
+        if self._statistics is not None:
+            self._statistics.begin()
         self._failed(task_id)
 
-    def start(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
-        for gradient in gradients:
-            if type(gradient) is not Tensor or task_id in self._unusual_tasks:
-                self._looks.record_inputs(task_id, gradients)
-                break
+    def record_inputs(self, task_id: int, gradients: Sequence[Tensor | None]) -> None:
+        """Record the inputs of a task in `unusual_tasks`; with statistics, those of any task."""
+        if task_id in self.unusual_tasks:
+            self._looks.record_inputs(task_id, gradients)
         if self._statistics is not None:
             self._statistics.record_inputs(task_id, gradients)
-        self._threads[task_id] = self._thread
-        self._arrived[task_id] = len(self._arrivals)
-        self._order.append(task_id)
-        now = perf_counter_ns()
-        if self._base_ns < 0:
-            self._base_ns = self._begun(now)
-        self._started_ns[task_id] = now - self._base_ns
-
-    def end(self, task_id: int) -> None:
-        self._ended_ns[task_id] = perf_counter_ns() - self._base_ns
 
     def record_outputs(self, task_id: int, outputs: Sequence[Tensor | None], unusual: Collection[Edge]) -> None:
-        if unusual or len(outputs) != len(self._edges[task_id]):
+        if unusual:
+            self._outputs[task_id] = self._looks.number_outputs(outputs)
+            self.unusual_tasks.update([edge.next_task for edge in unusual])
+        elif len(outputs) != len(self._edges[task_id]):
             self._looks.record_outputs(task_id, outputs)
-            self._unusual_tasks.update([edge.next_task for edge in unusual])
         if self._statistics is not None:
             self._statistics.record_outputs(task_id, outputs, unusual)
-
-    def arrive(self, task_id: int, label: str | None) -> None:
-        """Record a task that became ready. `label`: None if the recorder knows it, see `Recorder.knows_labels`."""
-        self._arrivals.append(task_id)
-        self._labels.append(label)
-        if len(self._labels) >= MOST_NEW:
-            self._full()

@@ -19,7 +19,7 @@ from ..schedule.ddp_buckets import buckets_of
 from ..schedule.policy import Choice, Key, Policy, arrival_label, creation_label, policy_name
 from ..schedule.ready_queue import sort_key
 from .batch_report import Batch, Batches, Fallback
-from .fast_recorder import MOST_NEW, FastRecorder, FastStatistics, Looks, NewLabels
+from .fast_recorder import MOST_UNWRITTEN, FastRecorder, FastStatistics, Looks, LoopCalls, Unwritten
 from .statistics import Form, Level, form_of, measure
 from .statistics_table import StatisticsTable
 from .task_records import Trace, usual_outputs
@@ -100,9 +100,12 @@ class Recorder:
         self._threads: dict[int, int] = {}
         self._base_ns: int | None = None
         self._periods = [_PolicyPeriod(0, policy)]
-        self._new_labels: list[str | None] = []  # labels of the last arrivals, not yet in the column
+        self._unwritten = Unwritten([], [], {})
+        self._written_ends = 0  # the place in the order of the task whose end the fast loop records next
+        self._loop_thread = 0  # the number of the thread that runs the fast loop
         self._labels: dict[_LabelKey, int] = {}
         self._forms: dict[Forms | None, int] = {None: AS_IN_GRAPH}
+        self._form_numbers: dict[tuple[object, ...], int] = {}  # by what `_metadata` returns
         self._hooks: dict[Hook, int] = {}
         self._edits: list[EditRow] = []
         self._edited_at: list[int] = []  # for each edit: the number of tasks started before it
@@ -112,7 +115,7 @@ class Recorder:
     def switch(self, policy: Policy | Choice, taken: int | None = None) -> None:
         """Switch to another policy. `taken`: the task that the engine had chosen before and not yet started."""
         with self._lock:
-            self._take_labels()
+            self._write_labels()
             columns = self._columns
             period = _PolicyPeriod(len(columns.order) + (taken is not None), policy)
             if period.begins == self._periods[-1].begins:
@@ -133,10 +136,10 @@ class Recorder:
         """
         with self._lock:
             self._periods[-1].arrive(self.graph, task_id, len(self._columns.arrivals), key)
+            self._unwritten.labels[len(self._columns.arrivals)] = label
             self._columns.arrivals.append(task_id)
-            self._new_labels.append(label)
-            if len(self._new_labels) >= MOST_NEW:
-                self._take_labels()
+            if len(self._unwritten.labels) >= MOST_UNWRITTEN:
+                self._write_labels()
 
     def start(self, task_id: int, gradients: Sequence[Tensor | None], by_hand: bool = False) -> None:
         """Record that a task was chosen; `gradients` is its input buffer before hooks."""
@@ -180,10 +183,32 @@ class Recorder:
         thread = get_ident()
         number = self._threads.setdefault(thread, len(self._threads))
         measured = FastStatistics(self.graph, self.level, self._table, self._columns) if self._measures else None
-        looks = Looks(self._record_inputs, self._record_outputs, self.unusual_tasks, measured)
-        labels = NewLabels(self._new_labels, self._take_labels, self.knows_labels)
-        failed = partial(self._running.__setitem__, thread)
-        return FastRecorder(self._out_edges, self._columns, number, self._begun, looks, labels, failed)
+        looks = Looks(self._record_inputs, self._record_outputs, self._number, self.unusual_tasks, measured)
+        begin, failed = partial(self._begin_loop, number), partial(self._running.__setitem__, thread)
+        calls = LoopCalls(begin, self.knows_labels, self.write_rows, failed)
+        return FastRecorder(self._out_edges, self._columns, looks, self._unwritten, calls)
+
+    def _begin_loop(self, thread: int) -> None:
+        self._loop_thread, self._written_ends = thread, len(self._columns.order)
+
+    def write_rows(self) -> None:
+        """Write the rows that the fast loop has added to the columns, and many labels."""
+        with self._lock:
+            columns, unwritten, thread = self._columns, self._unwritten, self._loop_thread
+            ends, starts = unwritten.ends[:], unwritten.starts[:]  # in this order, so that each end has its start
+            del unwritten.ends[: len(ends)], unwritten.starts[: len(starts)]
+            if starts or ends:
+                base_ns = self._begun(starts[2] if starts else ends[0])
+                columns.order.extend(starts[::3])
+                for task_id, arrived, now in zip(starts[::3], starts[1::3], starts[2::3], strict=True):
+                    columns.arrived[task_id] = arrived
+                    columns.started_ns[task_id] = now - base_ns
+                    columns.thread[task_id] = thread
+                for task_id, now in zip(columns.order[self._written_ends :], ends, strict=False):
+                    columns.ended_ns[task_id] = now - base_ns
+                self._written_ends += len(ends)
+            if len(unwritten.labels) >= MOST_UNWRITTEN:
+                self._write_labels()
 
     def hook(self, kind: str, name: str) -> None:
         """Record a hook of the task that runs in this thread."""
@@ -211,7 +236,7 @@ class Recorder:
     def rewind(self, position: int) -> None:
         """Undo all but the first `position` tasks."""
         with self._lock:
-            self._take_labels()
+            self._write_labels()
             columns = self._columns
             undone = list(columns.order[position:])
             if not undone:
@@ -259,7 +284,8 @@ class Recorder:
     def trace(self) -> Trace:
         """Return the trace so far. Later tasks are not added to it."""
         with self._lock:
-            self._take_labels()
+            self.write_rows()
+            self._write_labels()
             columns = self._columns.copy()
             return Trace(
                 self.graph,
@@ -292,16 +318,16 @@ class Recorder:
         if not _are_as(outputs, usual):
             self._columns.outputs[task_id] = self._number(outputs)
 
-    def _take_labels(self) -> None:
-        """Move the labels of the last arrivals to their column."""
+    def _write_labels(self) -> None:
+        """Write the labels of the last arrivals to their column."""
         with self._lock:
-            columns = self._columns
-            new, first = self._new_labels[:], len(columns.label)
+            columns, new = self._columns, self._unwritten.labels
+            first, arrivals = len(columns.label), columns.arrivals[len(columns.label) :]
             follows, tasks, labels = self._periods[-1].label_of, self._tasks, self._labels
             keys: list[_LabelKey] = []
-            for arrival, label in enumerate(new, first):
-                task_id = columns.arrivals[arrival]
+            for arrival, task_id in enumerate(arrivals, first):
                 key = ("", None) if follows is None else follows(tasks[task_id])
+                label = new.get(arrival)
                 if label is not None and label != Label(*key).of(task_id, arrival):
                     key = _label_key(label, task_id, arrival)
                 keys.append(key)
@@ -309,7 +335,8 @@ class Recorder:
             if len(columns.label) > first:  # a user's label read the trace, which took the labels
                 return
             columns.label.extend([labels.setdefault(key, len(labels)) for key in keys])
-            del self._new_labels[: len(new)]  # the fast loop may have added more meanwhile
+            for arrival in range(first, len(columns.label)) if new else ():
+                new.pop(arrival, None)
 
     def _measure(self, gradients: Sequence[Tensor | None]) -> int:
         """Measure gradients and return their first row in the table."""
@@ -318,10 +345,16 @@ class Recorder:
             return self._table.add(found) if found else NONE
 
     def _number(self, gradients: Sequence[Tensor | None]) -> int:
-        with unobserved():
-            forms = tuple(None if gradient is None else form_of(gradient) for gradient in gradients)
-        with self._lock:
-            return self._forms.setdefault(forms, len(self._forms))
+        metadata = _metadata(gradients)
+        number = None if metadata is None else self._form_numbers.get(metadata)
+        if number is None:
+            with unobserved():
+                forms = tuple(None if gradient is None else form_of(gradient) for gradient in gradients)
+            with self._lock:
+                number = self._forms.setdefault(forms, len(self._forms))
+            if metadata is not None:
+                self._form_numbers[metadata] = number
+        return number
 
     def _one(self, gradient: Tensor | None) -> tuple[Form | None, int]:
         if gradient is None:
@@ -341,6 +374,21 @@ def _label_key(label: str, task_id: int, arrival: int) -> _LabelKey:
         if label.endswith(number):
             return label[: -len(number)], name
     return label, None
+
+
+def _metadata(gradients: Sequence[Tensor | None]) -> tuple[object, ...] | None:
+    """Return the facts on which the gradients' forms depend; None if reading them might run other code or fail."""
+    if function_mode_is_on() or not all(gradient is None or type(gradient) is Tensor for gradient in gradients):
+        return None
+    try:
+        return tuple(
+            [
+                None if gradient is None else (gradient.shape, gradient.dtype, gradient.device, gradient.layout)
+                for gradient in gradients
+            ]
+        )
+    except RuntimeError:  # a nested tensor has no shape
+        return None
 
 
 def _are_as(gradients: Sequence[Tensor | None], usual: Sequence[TensorMeta | None]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...inspector.graph.graph import Edge, Graph, Task
 from ...inspector.text.sizes_and_counts import counted
 from ..execution.accumulation_rule import PYTORCHS, Accumulation
+from ..execution.fast_loop import LoopRecorder
 from ..execution.input_buffer import Waiting, alone
 from ..execution.node_runner import Runner
 from ..execution.pending_inputs import InputBuffers
@@ -167,7 +168,9 @@ class DirectBackward:
         return turns[len(order) :]
 
     def end_fast_loop(self) -> None:
-        """Rebuild the ready queue after tasks have run without it."""
+        """Write what the loop has recorded, and rebuild the ready queue after tasks have run without it."""
+        if self.recorder is not None:
+            self.recorder.write_rows()
         if self._cached_order is not None:
             all_ran = len(self.order) == len(self._cached_order)
             self.queue = (
@@ -407,8 +410,10 @@ class DirectBackward:
             self.fail(error, task_id)
             raise
 
-    def fail(self, error: BaseException, task_id: int) -> None:
-        """Add the name of the task that raised to the error, and end the backward."""
+    def fail(self, error: BaseException, task_id: int, record: LoopRecorder | None = None) -> None:
+        """Add the name of the task that raised to the error, and end the backward. `record`: the fast loop's."""
+        if record is not None:
+            record.failed(task_id)
         described = self.graph.describe(task_id, len(self.order))
         self.over = f"{type(error).__name__} in {described}"
         error.add_note(f"tapescope: raised in {described}")

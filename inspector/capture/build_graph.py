@@ -117,22 +117,27 @@ def read_graph(outputs: Outputs | HipsTape, names: ParameterNames | None = None)
     if isinstance(outputs, HipsTape):
         return outputs.graph
     given = _as_list(outputs)
-    roots = root_edges(given)
     with collector_paused():
-        found = _walk([node for node, _ in roots])
-        key = cache_key(found, roots) if names is None else None
-        graph = None if key is None else key.cached_graph()
-        if graph is None:
-            graph = _build(found, roots, names, None if key is None else key.metas)
-            if key is not None:
-                key.keep(graph)
-        if len(graph) >= DEEP:
-            for root in dict.fromkeys(node for node, _ in roots):
-                below = [node for node in _walk([root]) if node is not root]
-                free_one_by_one(root, sorted(below, key=number_of, reverse=True))
+        graph = _read(root_edges(given), names)
         if isinstance(graph.nodes, LiveNodes):
             graph.nodes.watch(given)
         return graph
+
+
+def _read(roots: list[tuple[Node, int]], names: ParameterNames | None) -> Graph:
+    """Read the graph. The many objects that only this function needs are freed while the collector is paused."""
+    found = _walk([node for node, _ in roots])
+    key = cache_key(found, roots) if names is None else None
+    graph = None if key is None else key.cached_graph()
+    if graph is None:
+        graph = _build(found, roots, names, None if key is None else key.metas)
+        if key is not None:
+            key.keep(graph)
+    if len(graph) >= DEEP:
+        for root in dict.fromkeys(node for node, _ in roots):
+            below = [node for node in _walk([root]) if node is not root]
+            free_one_by_one(root, sorted(below, key=number_of, reverse=True))
+    return graph
 
 
 def graph_meant(of: Outputs | HipsTape | Graph, model: torch.nn.Module | None) -> Graph:

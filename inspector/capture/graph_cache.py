@@ -14,7 +14,7 @@ from ..graph.live_nodes import LiveNodes
 from ..graph.lru_cache import Latest, LongKey
 from ..graph.operations_and_calls import Facts
 from ..torch_private.distributed import flat_names, has_flat_parameters, sharded_parameters
-from ..torch_private.nodes import input_metadata_of_each, leaf_of, types_of
+from ..torch_private.nodes import InputCheck, InputMetadata, input_metadata_of_each, leaf_of, types_of
 from ..torch_private.sequence_numbers import UNNUMBERED, numbers_of
 
 if TYPE_CHECKING:
@@ -89,26 +89,36 @@ class _Known:
     Attributes:
         graph: the graph, without its nodes.
         places: for each task, the index of its node among the found nodes.
+        numbered: the number of tasks with a sequence number of their own, which come first; leaves have none.
+        check: checks the metadata of other nodes' inputs; None if that has to be read.
     """
 
     graph: Graph
     places: list[int]
+    numbered: int
+    check: InputCheck | None
 
 
-_known: Latest[_Known] = Latest(_MOST_NODES, lambda known: max(len(known.graph), _MOST_NODES // _MOST_GRAPHS))
+def _weight(known: _Known) -> int:
+    return max(len(known.graph), _MOST_NODES // _MOST_GRAPHS)
+
+
+_known: Latest[_Known] = Latest(_MOST_NODES, _weight)
+_latest: Latest[_Known] = Latest(_MOST_NODES, _weight)
+"""By the part of the key without the metadata of inputs, the graph read last."""
 
 
 class CacheKey:
     """The cache key of a graph, computed from its nodes before the graph is built.
 
     Attributes:
-        metas: for each node, the metadata of its inputs.
+        metas: for each node, the metadata of its inputs; empty until `cached_graph` has to read it.
     """
 
     def __init__(self, found: Found, roots: Sequence[tuple[Node, int]]) -> None:
         self._nodes = nodes = list(found)
         self._numbers = numbers = list(numbers_of(nodes).values())
-        self.metas = input_metadata_of_each(nodes)
+        self.metas: list[tuple[InputMetadata, ...]] = []
         places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
         places[None] = -1
         ends: list[Any] = list(chain.from_iterable(chain.from_iterable(found.values())))  # a node, a number, a node...
@@ -116,10 +126,10 @@ class CacheKey:
         # All C++ nodes of extensions have one type, so their names are part of the key.
         named = {kind for kind in set(map(type, nodes)) if kind.__name__ == _EXTENSION_NODE}
         names = tuple([node.name() for node in nodes if type(node) in named]) if named else ()
-        self._key = LongKey(
+        self._key: LongKey | None = None  # with the metadata
+        self._shape = LongKey(
             (types_of(nodes), names),
             tuple([number - first if number < UNNUMBERED else -1 for number in numbers]),
-            tuple(self.metas),
             tuple(map(len, found.values())),
             tuple(map(places.__getitem__, ends[::2])),
             tuple(ends[1::2]),
@@ -128,16 +138,27 @@ class CacheKey:
 
     def cached_graph(self) -> Graph | None:
         """Return a graph of these nodes made from the cached one of equal structure, if there is one."""
-        known = _known.get(self._key)
-        if known is None:
-            return None
+        known = _latest.get(self._shape)
+        if known is None or known.check is None or not known.check.holds_for(self._nodes):
+            self.metas = input_metadata_of_each(self._nodes)
+            try:
+                self._key = LongKey(self._shape, tuple(self.metas))
+            except TypeError:  # torch.SymInt has no hash
+                return None
+            known = _known.get(self._key)
+            if known is None:
+                return None
+            _latest.put(self._shape, known)
         like, nodes, numbers = known.graph, self._nodes, self._numbers
         tasks = [
             TaskDraft(task.id, task.name, task.kind, numbers[place], task.inputs, None, None, None, None)
-            for task, place in zip(like.tasks, known.places, strict=True)
+            for task, place in zip(like.tasks[: known.numbered], known.places, strict=False)
         ]
         graph = Graph(
-            as_records(tasks, Task), like.edges, like.roots, nodes=LiveNodes([nodes[place] for place in known.places])
+            as_records(tasks, Task) + like.tasks[known.numbered :],
+            like.edges,
+            like.roots,
+            nodes=LiveNodes([nodes[place] for place in known.places]),
         )
         vars(graph).update(_like=like, out_edges=like.out_edges, in_edges=like.in_edges, devices=like.devices)
         return graph
@@ -146,14 +167,18 @@ class CacheKey:
         """Cache the graph that was read for this key."""
         places = {node: place for place, node in enumerate(self._nodes)}
         vars(graph)["_like"] = like = replace(graph, nodes=())
-        _known.put(self._key, _Known(like, [places[node] for node in graph.nodes]))
+        check = InputCheck.of(self._nodes, self.metas)
+        numbered = sum(task.sequence_nr < UNNUMBERED for task in graph.tasks)
+        known = _Known(like, [places[node] for node in graph.nodes], numbered, check)
+        assert self._key is not None, "no cached graph was found"
+        _known.put(self._key, known)
+        _latest.put(self._shape, known)
 
 
 def cache_key(found: Found, roots: Sequence[tuple[Node, int]]) -> CacheKey | None:
     """Return the cache key of the graph of these nodes; None if the graph must not be cached.
 
-    A graph is not cached if a capture may have records of it, if shards give it names, if its shapes have symbols,
-    which have no hash, or if it is too large.
+    A graph is not cached if a capture may have records of it, if shards give it names, or if it is too large.
     """
     if len(found) > _MOST_NODES or Facts.alive() or sharded_parameters():
         return None
@@ -161,12 +186,10 @@ def cache_key(found: Found, roots: Sequence[tuple[Node, int]]) -> CacheKey | Non
         leaves = (node for node in found if not found[node] and type(node).__name__ == "AccumulateGrad")
         if any(flat_names(leaf_of(node)) for node in leaves):
             return None
-    try:
-        return CacheKey(found, roots)
-    except TypeError:  # torch.SymInt has no hash
-        return None
+    return CacheKey(found, roots)
 
 
 def forget_graphs() -> None:
     """Clear the cache."""
     _known.clear()
+    _latest.clear()

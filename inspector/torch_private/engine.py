@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from operator import attrgetter
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -512,20 +513,25 @@ def first_gradients(
         return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
-def gradient_dtypes(leaves: Sequence[Node], usual: Sequence[torch.dtype]) -> dict[int, torch.dtype | None]:
+def gradient_dtypes(leaves: Sequence[Node], usual: list[torch.dtype]) -> dict[int, torch.dtype | None]:
     """Return the dtypes to which gradients are cast (`Tensor.grad_dtype`), by index in `leaves`, AccumulateGrad nodes.
 
     Leaves whose `grad_dtype` is the usual one or their own dtype are omitted. None means no cast.
     """
     if not hasattr(Tensor, "grad_dtype"):
         return {}
+    found: list[torch.dtype | None] = list(map(_gradient_dtype, leaves))
+    if found == usual:
+        return {}
     nodes: Sequence[Any] = leaves
-    unusual = [
-        (place, node.variable)
-        for place, (node, dtype) in enumerate(zip(nodes, usual, strict=True))
-        if node.variable.grad_dtype is not dtype
-    ]
-    return {place: leaf.grad_dtype for place, leaf in unusual if leaf.grad_dtype is not leaf.dtype}
+    return {
+        place: dtype
+        for place, (node, dtype, own) in enumerate(zip(nodes, found, usual, strict=True))
+        if dtype is not own and dtype is not node.variable.dtype
+    }
+
+
+_gradient_dtype: Callable[[Node], torch.dtype | None] = attrgetter("variable.grad_dtype")
 
 
 def in_backward() -> bool:

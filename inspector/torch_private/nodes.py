@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
 from typing import Any, Never
 from weakref import ref
 
@@ -153,8 +156,75 @@ def is_cast(node: Node, number: int, dtype: torch.dtype) -> bool:
         return not _accepts([GradientEdge(node, number)], [probe]) or probe.cast_to is not None
 
 
-def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
+class InputCheck:
+    """Checks whether nodes have the input metadata of earlier ones, without reading it from each node.
+
+    The engine compares the metadata with a probe for each input, in one call (see `_accepts`).
+    """
+
+    def __init__(self, nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]) -> None:
+        self._places = [place for place, inputs in enumerate(metas) for _ in inputs]
+        self._numbers = [number for inputs in metas for number in range(len(inputs))]
+        kinds: dict[InputMetadata, int] = {}
+        self._kinds = [kinds.setdefault(facts, len(kinds)) for facts in chain.from_iterable(metas)]
+        self._distinct = list(kinds)
+        self._varying = [
+            place
+            for place, kind in enumerate(map(type, nodes))
+            if issubclass(kind, BackwardCFunction) or not _has_fixed_inputs(kind.__name__)
+        ]
+        self._counts = [len(metas[place]) for place in self._varying]
+
+    @staticmethod
+    def of(nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]) -> InputCheck | None:
+        """Return a check for nodes of the same types and edges, or None if probes do not show all of the metadata."""
+        for node, inputs in zip(nodes, metas, strict=True):
+            for shape, dtype, device, any_dtype in inputs:
+                if shape is None or any_dtype or not (dtype.is_floating_point or dtype.is_complex):
+                    return None
+                if len(inputs) > 1 and not shape and device == _CPU:  # as in `_declared_dtypes`
+                    return None
+            if _FUNCTIONS_DECLARE and isinstance(node, BackwardCFunction):
+                return None
+        return InputCheck(nodes, metas)
+
+    def holds_for(self, nodes: Sequence[Node]) -> bool:
+        """Return whether these nodes have the metadata. Their types and edges must be the same."""
+        # The engine does not check the numbers of inputs, so those that may vary are read.
+        if [len(nodes[place]._input_metadata) for place in self._varying] != self._counts:
+            return False
+        with unobserved():
+            edges = list(map(GradientEdge, map(nodes.__getitem__, self._places), self._numbers))
+            # Kept probes would be among the program's tensors for whoever counts these.
+            probes = [_Probe(shape or (), dtype, device) for shape, dtype, device, _ in self._distinct]
+            return _accepts(edges, list(map(probes.__getitem__, self._kinds)), _comparing)
+
+
+@cache
+def _has_fixed_inputs(kind: str) -> bool:
+    """Return whether all C++ nodes of this type have the same number of inputs: those of operators that return no
+    lists.
+
+    The type of an operator's node is named after it (torchgen's load_derivatives.py): `_foo_bar` has FooBarBackward0.
+    """
+    if kind == "AccumulateGrad":
+        return True
+    camel = _OPERATORS_NODE.fullmatch(kind)
+    if camel is None:
+        return False
+    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", camel[1]).lower()
+    names = [f"aten::{before}{snake}{after}" for before in ("", "_") for after in ("", "_")]
+    schemas = list(chain.from_iterable(map(torch._C._jit_get_schemas_for_operator, names)))
+    return bool(schemas) and not any(str(each.type) == "List[Tensor]" for schema in schemas for each in schema.returns)
+
+
+_OPERATORS_NODE = re.compile(r"(\w+)Backward\d+")
+
+
+def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe], mode: _NotingCasts | None = None) -> bool:
     """Have the engine check and cast probes as gradients for these edges. Return whether it accepts all of them.
+
+    `mode` handles the operations; None for one that records the casts.
 
     A backward first checks and casts its initial gradients, one after the other (engine.cpp, validate_outputs). The
     last one here has an extra dimension, and raises when the engine sums over it. So no node is executed and no hook
@@ -162,10 +232,10 @@ def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
     """
     if not edges:
         return True
-    last = probes[-1]
-    end = _Probe((2, *last.shape), last.dtype, last.device)
+    last, mode = probes[-1], mode or _noting_casts
+    end = _LastProbe((2, *last.shape), last.dtype, last.device)
     try:
-        open_mode(_noting_casts)
+        open_mode(mode)
         _engine.run_backward((*edges, edges[-1]), (*probes, end), True, False, (), True, True)
     except _AllCheckedError:
         return True
@@ -173,17 +243,17 @@ def _accepts(edges: Sequence[GradientEdge], probes: Sequence[_Probe]) -> bool:
         return False
     finally:
         try:
-            _note_no_casts()
+            _close(mode)
         except BaseException:  # Ctrl-C
-            _note_no_casts()
+            _close(mode)
             raise
     raise AssertionError("PyTorch's engine accepted a gradient with one dimension too many")
 
 
-def _note_no_casts() -> None:
+def _close(mode: _NotingCasts) -> None:
     """Close the mode, unless an interrupt (Ctrl-C) came before it was open."""
     depth = torch._C._len_torch_dispatch_stack()
-    if depth and torch._C._get_dispatch_stack_at(depth - 1) is _noting_casts:
+    if depth and torch._C._get_dispatch_stack_at(depth - 1) is mode:
         close_mode(None)
 
 
@@ -218,6 +288,12 @@ class _Probe(Tensor):
         raise _AllCheckedError
 
 
+class _LastProbe(_Probe):
+    """The probe over which the engine sums."""
+
+    __slots__ = ()
+
+
 class _NotingCasts(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the casts of probes. Without a mode torch would call the class, after importing all of DTensor."""
 
@@ -229,7 +305,15 @@ class _NotingCasts(DispatchMode):  # type: ignore[no-untyped-call]
         return _Probe(tuple(probe.shape), kwargs["dtype"], probe.device)
 
 
+class _Comparing(_NotingCasts):  # type: ignore[no-untyped-call]
+    """Refuses probes that the engine has to convert, except the last one."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _AllCheckedError if isinstance(args[0], _LastProbe) else RuntimeError("the metadata differs")
+
+
 _noting_casts = _NotingCasts()
+_comparing = _Comparing()
 
 
 def types_of(nodes: Iterable[Node]) -> tuple[Hashable, ...]:

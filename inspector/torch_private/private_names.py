@@ -58,6 +58,7 @@ CAPABILITIES = (
         torch.Tensor._backward_hooks torch.UntypedStorage._cdata torch.UntypedStorage._new_with_weak_ptr
         torch.autograd.graph.Node._input_metadata torch.autograd.graph.Node._sequence_nr
         torch._C._ImperativeEngine torch._C._disabled_torch_function_impl torch.Tensor._make_wrapper_subclass
+        torch._C._jit_get_schemas_for_operator
         torch.autograd.graph.Node._raw_saved_* torch.autograd.graph.Node._saved_* torch.autograd._get_sequence_nr
         torch.autograd.Function._backward_cls._forward_cls torch.autograd.Function._backward_cls._raw_saved_tensors
         torch.autograd.Function._backward_cls._fwd_used_autocast?

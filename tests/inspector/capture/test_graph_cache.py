@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapescope as ts
 from tapescope.inspector.capture import build_graph as walk
@@ -67,6 +68,16 @@ def test_the_steps_of_a_training_loop(name: str, reads: list[int]) -> None:
     assert [task.sequence_nr for task in first.tasks] != [task.sequence_nr for task in second.tasks]
 
 
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return operator(*args, **(kwargs or {}))
+
+
 def chained(weight: Tensor, x: Tensor) -> Tensor:
     return (weight * x).sum()
 
@@ -111,6 +122,9 @@ OTHERS: dict[str, Callable[[bool], Tensor]] = {
     "when nodes were made": made_in_turn,
     "an output's number": lambda one: of_which_one_is_taken(int(one)),
     "the root": lambda one: torch.ones(4, requires_grad=True).exp().unbind()[int(one)],
+    "an output without a reader": lambda one: (
+        torch.ones(6, requires_grad=True).exp().split([2, 4] if one else [2, 2, 2])[0].sum()
+    ),
     "how many edges": lambda one: torch.stack([torch.ones((), requires_grad=True)] * (2 + one)).sum(),
 }
 
@@ -121,6 +135,35 @@ def test_what_differs_in_one_thing_is_read(name: str, reads: list[int]) -> None:
     for one in (True, False, True, False):
         hold_against_a_new_look(make(one))
     assert len(reads) == 2 + 4
+
+
+def test_metadata_is_read_again_only_if_the_engine_finds_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    real = alike.input_metadata_of_each
+
+    def read(nodes: list[Any]) -> list[Any]:
+        found.append(len(nodes))
+        return real(nodes)
+
+    monkeypatch.setattr(alike, "input_metadata_of_each", read)
+    weight = torch.ones(3, requires_grad=True)
+    for rows in (2, 2, 2, 5, 5, 2):
+        left, right = (weight * torch.ones(rows, 3)).split([1, rows - 1])
+        hold_against_a_new_look((left * right).sum())
+    assert len(found) == 3  # 2, 5, and 2 again
+
+
+def test_a_hook_or_an_operation_never_sees_the_engines_check() -> None:
+    x = torch.ones(3, requires_grad=True)
+    seen: list[Tensor] = []
+    for _ in range(3):
+        y = x.exp()
+        x.register_hook(seen.append)
+        y.register_hook(seen.append)
+        loss = (y * 2).sum()
+        with Counting() as mode:
+            ts.graph(loss)
+        assert not seen and not mode.calls and x.grad is None
 
 
 def test_names_are_those_that_were_asked_for() -> None:
