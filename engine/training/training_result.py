@@ -25,7 +25,7 @@ from .findings import Finding, StepTime, TrainingTable, training_frame
 from .leaks.step_tokens import AliveObjects
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
-from .norms import Norms, StepTable, TakenNorms, TensorSquares
+from .norms import Norms, StepTable, TakenNorms, TensorNorms
 from .step import TrainingStep
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
@@ -125,7 +125,7 @@ class Training(ShownAsFindings):
             searched.
         alive: the tensors and optimizers of the process, for observers that need them in the same step.
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
-        taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
+        taken_updates: norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
         step_time: the mean time of a step by phase; None before the second step has ended.
         clock: the nanoseconds that have passed outside of the observers.
@@ -159,7 +159,7 @@ class Training(ShownAsFindings):
         self.earlier_storages: frozenset[Place] = frozenset()
         self.alive = AliveObjects()
         self.taken_norms: TakenNorms | None = None
-        self.taken_updates: list[TensorSquares] = []
+        self.taken_updates: list[TensorNorms] = []
         self.autocast: Autocast = {}
         self.step_time: StepTime | None = None
         self.clock: Callable[[], int] = perf_counter_ns
