@@ -59,7 +59,7 @@ class _Open(local):
     """The `AsFound` contexts that are open in this thread. Weak, so that Ctrl-C while one is left keeps none."""
 
     def __init__(self) -> None:
-        self.contexts: WeakSet[AsFound] = WeakSet()
+        self.contexts: set[ref[AsFound]] = set()  # a WeakSet is slow to count, which each call of a module does
 
 
 _open = _Open()
@@ -115,8 +115,9 @@ class AsFound:
 
     def __enter__(self) -> Self:
         try:
-            _open.contexts.add(self)
-            self._opened.callback(_open.contexts.discard, self)
+            contexts = _open.contexts
+            contexts.add(ref(self, contexts.discard))
+            self._opened.callback(contexts.discard, ref(self))
             self._opened.enter_context(sharding_as_before())
             # After `sharding_as_before` has hidden the hooks of sharded parameters; otherwise each run would add them
             # again.

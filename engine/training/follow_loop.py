@@ -140,7 +140,7 @@ class LoopFollower:
         if id(optimizer) in self._stepping:  # its previous step raised
             self._stepping.clear()
         self._stepping.append(id(optimizer))
-        if id(optimizer) in _optimizers_on_stack():
+        if id(optimizer) not in self._seen_on_stack and id(optimizer) in _optimizers_on_stack():
             self._seen_on_stack.add(id(optimizer))
         if len(self._stepping) == 1:
             self._depth = 0  # a module that calls the optimizer is not part of a forward

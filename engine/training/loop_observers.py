@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
@@ -18,7 +18,12 @@ from ...inspector.torch_private.allocators import left_out_of_recording
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
-from ...inspector.torch_private.thread_state import autocast_is_on, function_mode_is_on, unobserved
+from ...inspector.torch_private.thread_state import (
+    autocast_is_on,
+    function_mode_is_on,
+    functorch_is_active,
+    unobserved,
+)
 from ..api.environment import autocast_now
 from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
@@ -255,13 +260,13 @@ class TrainingWatch(LoopFollower):
         # torch also calls the hooks of a module that raised, while it handles the exception.
         if is_forward and result is None and (error := sys.exception()) is not None:
             self._explain(error)
-        self._training.called.add(id(module))
-        result = beneath_all_transforms(result)
-        if type(result) is Tensor and not function_mode_is_on():
+        self._training.called[id(module)] = ref(module)
+        if type(result) is Tensor and not function_mode_is_on() and not functorch_is_active():
             node = result.grad_fn
             if node is not None:
                 self._call_all(self._node_observers, module, notes_on(node))
         elif result is not None:
+            result = beneath_all_transforms(result)
             with unobserved():
                 for node in nodes_of(result):
                     self._call_all(self._node_observers, module, notes_on(node))

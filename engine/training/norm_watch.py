@@ -119,13 +119,13 @@ class NormWatch(LoopPart):
         if error is not None:
             self._losses.clear()
             return
-        numbers, gradients, columns = [], [], []
-        for known, column in self._columns.known:
-            if (each := known()) is not None and (gradient := each.grad) is not None:
-                numbers.append(id(each))
-                gradients.append(gradient)
-                columns.append(column)
-        self._latest = self._sums.take(gradients, columns, scale, numbers)
+        there = [
+            (each, gradient, column)
+            for known, column in self._columns.known
+            if (each := known()) is not None and (gradient := each.grad) is not None
+        ]
+        numbers, columns = [id(each) for each, _, _ in there], [column for _, _, column in there]
+        self._latest = self._sums.take([gradient for _, gradient, _ in there], columns, scale, numbers)
         self._say_unread()
         self._measured = frozenset(columns)
         self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
@@ -54,7 +54,7 @@ class Forwards:
     def __init__(self) -> None:
         self._shown = False
         self._hidden = False
-        self._alive: dict[int, ref[Forward]] = {}  # by id; a WeakSet would be slow to list in each step
+        self._alive: WeakValueDictionary[int, Forward] = WeakValueDictionary()  # by id
         self._start = 0
 
     def begins(self) -> None:
@@ -70,8 +70,7 @@ class Forwards:
         forward = Forward(type(module).__name__, users_place(), step, self._start, results)
         for node in nodes:
             notes_on(node)[_KEY] = forward
-        key = id(forward)
-        self._alive[key] = ref(forward, lambda _: self._alive.pop(key, None))
+        self._alive[id(forward)] = forward
 
     @property
     def unseen(self) -> bool:
@@ -79,7 +78,7 @@ class Forwards:
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
-        return [each for known in list(self._alive.values()) if (each := known()) is not None]
+        return [each for known in self._alive.valuerefs() if (each := known()) is not None]  # values() is slow
 
     def waiting(self) -> list[Forward]:
         """Return the forwards that no backward has run through."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
+from weakref import ReferenceType
 
 import torch
+from torch import nn
 
 from ...inspector.capture.interrupt_safe_stack import Opened
 from ...inspector.graph.source_lines import warn
@@ -116,7 +118,7 @@ class Training(ShownAsFindings):
         synchronize: whether the loop may wait for an accelerator once a step.
         found_inf: whether fused optimizers skip the updates of bad steps.
         watched: the models, and the names of their modules.
-        called: ids of the modules that have returned.
+        called: the modules that have returned, by id; that of a freed module may be another's now.
         is_written: whether a logger gets each step.
         norms: gradient, weight and update norms, losses and learning rates of each step.
         memory: memory by category in some steps, see `memory_samples.HELD`.
@@ -149,7 +151,7 @@ class Training(ShownAsFindings):
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()
-        self.called: set[int] = set()
+        self.called: dict[int, ReferenceType[nn.Module]] = {}
         self.is_written = False
         self.found_inf = False
         self.norms = Norms()

@@ -33,7 +33,7 @@ from .write_step import Reason, unit_as_written, write_step
 
 
 class Finiteness:
-    """A first check of many tensors for NaN and Inf, by their norms.
+    """A first check of many tensors for NaN and Inf, by their norms. Create it `unobserved`.
 
     Very large finite elements make a norm infinite too. `is_finite` decides then.
 
@@ -43,8 +43,7 @@ class Finiteness:
     """
 
     def __init__(self, tensors: Sequence[Tensor], norms: Iterable[TensorNorms] = ()) -> None:
-        with unobserved():
-            self._norms = [*norms, *NormSums().take(tensors, [0] * len(tensors))]
+        self._norms = [*norms, *NormSums().take(tensors, [0] * len(tensors))]
 
     @property
     def is_pending(self) -> bool:
@@ -239,7 +238,7 @@ class BlackBox(LoopPart):
         if taken is None or not as_the_backward_left_them:
             return Finiteness([*models.gradients, *losses])
         others = [
-            each.grad for _, each in models.parameters if each.grad is not None and id(each) not in taken.parameters
+            each.grad for _, each in models.parameters if id(each) not in taken.parameters and each.grad is not None
         ]
         return Finiteness([*others, *losses], taken.norms)
 

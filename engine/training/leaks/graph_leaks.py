@@ -57,7 +57,7 @@ class Leaks(LoopPart):
         self._tokens.begin()
 
     def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        self._tokens.mark_notes(notes)
+        notes.setdefault(self._tokens.key, self._tokens.token)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._tokens.mark(given[0])
