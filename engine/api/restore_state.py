@@ -65,9 +65,9 @@ class _Open(local):
 _open = _Open()
 
 
-def restoring_depth() -> int:
-    """Return the number of nested `AsFound` contexts in this thread, whose forwards and backwards are undone."""
-    return len(_open.contexts)
+def open_contexts() -> Collection[object]:
+    """Return the `AsFound` contexts that are open in this thread, now or later: what runs inside of one is undone."""
+    return _open.contexts
 
 
 class AsFound:
