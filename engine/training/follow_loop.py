@@ -50,7 +50,8 @@ class LoopFollower:
         self._restoring = open_contexts()
         self._restoring_depth = len(self._restoring)  # not 0 if a verb follows its own runs, as ts.fits does
         stack.callback(surround_backward(self._surround, self._gradients_begin))
-        stack.enter_context(following_module_calls(self._entered, self._left))
+        if get_ident() == self._thread:
+            stack.enter_context(following_module_calls(self._entered, self._left))
         stack.enter_context(watching_optimizers(self))
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None: ...
@@ -89,7 +90,10 @@ class LoopFollower:
 
     @property
     def _is_ignored(self) -> bool:
-        """True if the current call is another thread's, a verb's whose effects are undone, or comes after the end."""
+        """True if the current call is another thread's, a verb's whose effects are undone, or comes after the end.
+
+        `_entered` and `_left`, which are called most of all, check the last two themselves.
+        """
         return self._over or get_ident() != self._thread or len(self._restoring) > self._restoring_depth
 
     @property
@@ -109,14 +113,15 @@ class LoopFollower:
                 return
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._is_ignored:
+        if self._over or len(self._restoring) > self._restoring_depth:
             return
         self._depth += 1
         if self._depth == 1 and self._may_be_forward and not torch.compiler.is_compiling():
             self._forward_begins(module, given)
 
     def _left(self, module: nn.Module, given: object, result: object) -> None:
-        if not self._depth or self._is_ignored:  # at depth 0 an optimizer has stepped inside of it
+        # at depth 0 an optimizer has stepped inside of it
+        if not self._depth or self._over or len(self._restoring) > self._restoring_depth:
             return
         self._depth -= 1
         if self._depth or not torch.compiler.is_compiling():

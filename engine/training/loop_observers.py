@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
@@ -24,7 +24,7 @@ from ...inspector.torch_private.thread_state import (
     functorch_is_active,
     unobserved,
 )
-from ..api.environment import autocast_now
+from ..api.environment import Autocast, autocast_now
 from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
 from .training_result import Training
@@ -183,10 +183,15 @@ class TrainingWatch(LoopFollower):
         return (perf_counter_ns() if self._notified_since is None else self._notified_since) - self._observers_ns
 
     def _notify(self, method: str, *arguments: object) -> None:
+        self._notify_of([(method, *arguments)])
+
+    def _notify_of(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Call the observers for several events. Each is the name of a method and its arguments."""
         self._notified_since = started = perf_counter_ns()
         try:
             with unobserved(), left_out_of_recording():
-                self._call_all(self._observers_of(method), *arguments)
+                for method, *arguments in events:
+                    self._call_all(self._observers_of(method), *arguments)
         finally:
             self._notified_since = None
             self._observers_ns += perf_counter_ns() - started
@@ -227,17 +232,20 @@ class TrainingWatch(LoopFollower):
         return found
 
     def _step_is_over(self) -> None:
-        self._notify("step_ends", self.number)
+        self._notify_of(self._end_of_step())
+
+    def _end_of_step(self) -> Iterator[tuple[Any, ...]]:
+        yield "step_ends", self.number
         self._known.update(self.stepped)
         self.stepped.clear()
         self._has_stepped = False
         self.number += 1
-        self._notify("step_begins", self.number)
+        yield "step_begins", self.number
 
-    def _may_be_over(self) -> None:
-        """End the step if all optimizers have stepped: the forward or backward that begins is the next step's."""
-        if not self._by_hand and self._has_stepped and self._all_have_stepped:
-            self._step_is_over()
+    @property
+    def _may_be_over(self) -> bool:
+        """True if all optimizers have stepped: a forward or backward that begins is the next step's."""
+        return not self._by_hand and self._has_stepped and self._all_have_stepped
 
     @property
     def _all_have_stepped(self) -> bool:
@@ -251,10 +259,17 @@ class TrainingWatch(LoopFollower):
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if self._is_watched_module(module):
-            self._may_be_over()
-            self._training.watched.add(module)
-            self._training.autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
-            self._notify("forward_begins", module, beneath_all_transforms(given))
+            autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
+            self._notify_of(self._start_of_forward(module, beneath_all_transforms(given), autocast))
+
+    def _start_of_forward(
+        self, module: nn.Module, given: tuple[Any, ...], autocast: Autocast
+    ) -> Iterator[tuple[Any, ...]]:
+        if self._may_be_over:
+            yield from self._end_of_step()
+        self._training.watched.add(module)
+        self._training.autocast = autocast
+        yield "forward_begins", module, given
 
     def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
         # torch also calls the hooks of a module that raised, while it handles the exception.
@@ -274,8 +289,8 @@ class TrainingWatch(LoopFollower):
             self._notify("forward_ends", module, result)
 
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        if not self._depth and not self._stepping:
-            self._may_be_over()
+        if not self._depth and not self._stepping and self._may_be_over:
+            self._step_is_over()
         self._last_failure = 0
         try:
             self._notify("backward_begins", given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isfinite
 from pathlib import Path
 from threading import get_ident
 from typing import Any, get_args
@@ -20,6 +20,7 @@ from ....inspector.torch_private.optimizer_steps import watching_scales
 from ....inspector.torch_private.tensors import computable, elements_of, version_of
 from ....inspector.torch_private.thread_state import unobserved
 from ....inspector.validation import a_kind
+from ...session.breakpoints.nan_origin import number_text
 from ..findings import Finding, FindingKind
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
@@ -268,8 +269,7 @@ class BlackBox(LoopPart):
         scaled = micro_batch.scale is not None
         loss = micro_batch.unscaled if scaled else micro_batch.loss
         if loss is not None and not is_finite(loss):
-            number = float(loss.real)
-            return f"the loss is {'NaN' if isnan(number) else f'{number:g}'}."
+            return f"the loss is {number_text(float(loss.real))}."
         if scaled and self._left_out + 1 < _LEFT_OUT:
             return ""
         if models is None:
