@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
-from weakref import ref
 
 from torch import nn
 from torch.autograd.graph import Node
@@ -24,7 +22,7 @@ from ..session.error_notes.explain_error import explain_error
 from .findings import Finding
 from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
-from .pending_graphs import MODULE, Forwards, at, roots_of
+from .pending_graphs import Forwards, at, roots_of
 from .training_result import Training
 from .unversioned_writes import SilentWrites
 
@@ -142,9 +140,6 @@ class InvalidGraphs(LoopPart):
         self._forwards.ends(module, result, self._step)
         if self._silent is not None:
             self._silent.by_others.forward_ends()
-
-    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        notes.setdefault(MODULE, ref(module))  # the innermost of nested modules stays
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if self._silent is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
 from ...inspector.graph.node_metadata import nodes_of
@@ -27,6 +27,7 @@ from ...inspector.torch_private.thread_state import (
 from ..api.environment import Autocast, autocast_now
 from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
+from .pending_graphs import MODULE
 from .training_result import Training
 
 
@@ -51,13 +52,6 @@ class LoopPart:
         """
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
-
-    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        """A module has returned a tensor with a node, whose metadata are `notes`.
-
-        The module may be an inner one, or one that `ts.training` was not given. It is called only for observers that
-        override it, and more often than all others, so the user's modes stay on.
-        """
 
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
@@ -119,7 +113,6 @@ class TrainingWatch(LoopFollower):
         self._parts, self._all_parts = list(parts), list(parts)
         # For each method: the observers that override it, and their bound methods.
         self._overriding: dict[str, list[tuple[LoopPart, Callable[..., None]]]] = {}
-        self._node_observers = self._observers_of("node_returned")
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
         self._unwatched: WeakSet[nn.Module] = WeakSet()
@@ -151,7 +144,7 @@ class TrainingWatch(LoopFollower):
         self._all_parts.clear()
         self._parts.clear()
         self._overriding.clear()
-        self._node_observers = []
+        self._training.marks.clear()
 
     def end(self, error: BaseException | None) -> None:
         """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
@@ -206,7 +199,6 @@ class TrainingWatch(LoopFollower):
                 if part in self._parts:
                     self._parts.remove(part)
                 self._overriding.clear()
-                self._node_observers = self._observers_of("node_returned")
 
     def _note_error(self, part: LoopPart, error: Exception) -> None:
         since = f"{type(part).__name__} stopped in step {self.number} after an error"
@@ -275,18 +267,25 @@ class TrainingWatch(LoopFollower):
         # torch also calls the hooks of a module that raised, while it handles the exception.
         if is_forward and result is None and (error := sys.exception()) is not None:
             self._explain(error)
-        self._training.called[id(module)] = ref(module)
+        self._training.called[id(module)] = reference = ref(module)
         if type(result) is Tensor and not function_mode_is_on() and not functorch_is_active():
             node = result.grad_fn
             if node is not None:
-                self._call_all(self._node_observers, module, notes_on(node))
+                self._mark(node, reference)
         elif result is not None:
             result = beneath_all_transforms(result)
             with unobserved():
                 for node in nodes_of(result):
-                    self._call_all(self._node_observers, module, notes_on(node))
+                    self._mark(node, reference)
         if is_forward and self._is_watched_module(module):
             self._notify("forward_ends", module, result)
+
+    def _mark(self, node: Node, module: ref[nn.Module]) -> None:
+        """Mark a node that a module has returned. The marks of the innermost of nested modules stay."""
+        notes = notes_on(node)
+        notes.setdefault(MODULE, module)
+        for key, mark in self._training.marks.items():
+            notes.setdefault(key, mark)
 
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
         if not self._depth and not self._stepping and self._may_be_over:

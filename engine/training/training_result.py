@@ -80,7 +80,7 @@ _NOT_FOR_USERS = frozenset(
             "found_inf",
             "is_written",
         ),
-        *("clock", "limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
+        *("clock", "limit", "marks", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
@@ -119,6 +119,7 @@ class Training(ShownAsFindings):
         found_inf: whether fused optimizers skip the updates of bad steps.
         watched: the models, and the names of their modules.
         called: the modules that have returned, by id; that of a freed module may be another's now.
+        marks: marks for the metadata of each node that a module returns in this step.
         is_written: whether a logger gets each step.
         norms: gradient, weight and update norms, losses and learning rates of each step.
         memory: memory by category in some steps, see `memory_samples.HELD`.
@@ -152,6 +153,7 @@ class Training(ShownAsFindings):
         self.synchronize = synchronize
         self.watched = WatchedModels()
         self.called: dict[int, ReferenceType[nn.Module]] = {}
+        self.marks: dict[str, object] = {}
         self.is_written = False
         self.found_inf = False
         self.norms = Norms()
