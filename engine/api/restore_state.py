@@ -59,7 +59,7 @@ class _Open(local):
     """The `AsFound` contexts that are open in this thread. Weak, so that Ctrl-C while one is left keeps none."""
 
     def __init__(self) -> None:
-        self.contexts: set[ref[AsFound]] = set()  # a WeakSet is slow to count, which each call of a module does
+        self.contexts: set[ref[AsFound]] = set()  # counted at each call of a module; counting a WeakSet is slow
 
 
 _open = _Open()

@@ -227,6 +227,7 @@ class TrainingWatch(LoopFollower):
         self._notify_of(self._end_of_step())
 
     def _end_of_step(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the end of the step, then begin the next one and yield its beginning."""
         yield "step_ends", self.number
         self._known.update(self.stepped)
         self.stepped.clear()

@@ -106,7 +106,7 @@ class NormWatch(LoopPart):
         for each in tensors:
             if each.numel() == 1 and each.layout is torch.strided and not each.is_complex():
                 value = each.detach().reshape(())
-                value = value.clone() if value.dtype is torch.float32 else value.to(torch.float32)  # a seventh of .to
+                value = value.clone() if value.dtype is torch.float32 else value.to(torch.float32)  # clone() is faster
                 self._losses.append(LateTensor(value if self._scale is None else value / self._scale))
         if not self._is_ordered or self._step.number % _OFTEN == 0:
             self._columns.meet(self._training.watched, self._optimizers)

@@ -36,7 +36,7 @@ class RandomNumbers:
     @classmethod
     def now(cls) -> RandomNumbers:
         """Read the states. Python's and NumPy's are read again only if their generators have been used since."""
-        python = getattr(random.getstate, "__self__", None)
+        python: Any = getattr(random.getstate, "__self__", None)
         is_usual = type(python) is random.Random and _shows_draws(random.Random, random.Random.random)
         memory = (_memory(python), python.gauss_next) if is_usual else None
         numpy = sys.modules.get("numpy")
@@ -123,7 +123,7 @@ def _memory(generator: object) -> bytes:
 
 def _memory_of_numpy(module: Any) -> tuple[bytes, bytes] | None:
     """Return the memory of NumPy's global generator, with the second number of a pair of normal ones, and its words."""
-    generator = getattr(module.get_state, "__self__", None)
+    generator: Any = getattr(module.get_state, "__self__", None)
     if type(generator) is not module.RandomState or not _shows_draws(module.RandomState, _draw_second_normal):
         return None
     words = generator._bit_generator
