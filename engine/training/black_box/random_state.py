@@ -124,7 +124,7 @@ def _memory(generator: object) -> bytes:
 def _memory_of_numpy(module: Any) -> tuple[bytes, bytes] | None:
     """Return the memory of NumPy's global generator, with the second number of a pair of normal ones, and its words."""
     generator: Any = getattr(module.get_state, "__self__", None)
-    if type(generator) is not module.RandomState or not _shows_draws(module.RandomState, _draw_second_normal):
+    if not _shows_draws(module.RandomState, _draw_second_normal) or type(generator) is not module.RandomState:
         return None
     words = generator._bit_generator
     if type(words) is not module.MT19937:
