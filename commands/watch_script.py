@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..engine.api.restore_state import restoring_depth
+from ..engine.api.restore_state import open_contexts
 from ..engine.training.findings import Finding, seconds_text
 from ..engine.training.follow_loop import BackwardGiven, RunBackward
 from ..engine.training.loop_observers import LoopPart, TrainingWatch
@@ -154,7 +154,7 @@ class ScriptWatch:
             self._clock.at(self._profile - 1, self._record)
 
     def _count(self, run: RunBackward, *given: Any) -> tuple[Tensor, ...]:
-        if not restoring_depth():  # a verb such as ts.compare undoes its own backwards
+        if not open_contexts():  # a verb such as ts.compare undoes its own backwards
             self._backwards[get_ident() == self._thread] += 1
         return run()
 

@@ -59,15 +59,15 @@ class _Open(local):
     """The `AsFound` contexts that are open in this thread. Weak, so that Ctrl-C while one is left keeps none."""
 
     def __init__(self) -> None:
-        self.contexts: WeakSet[AsFound] = WeakSet()
+        self.contexts: set[ref[AsFound]] = set()  # counted at each call of a module; counting a WeakSet is slow
 
 
 _open = _Open()
 
 
-def restoring_depth() -> int:
-    """Return the number of nested `AsFound` contexts in this thread, whose forwards and backwards are undone."""
-    return len(_open.contexts)
+def open_contexts() -> Collection[object]:
+    """Return the `AsFound` contexts that are open in this thread, now or later: what runs inside of one is undone."""
+    return _open.contexts
 
 
 class AsFound:
@@ -115,8 +115,9 @@ class AsFound:
 
     def __enter__(self) -> Self:
         try:
-            _open.contexts.add(self)
-            self._opened.callback(_open.contexts.discard, self)
+            contexts = _open.contexts
+            contexts.add(ref(self, contexts.discard))
+            self._opened.callback(contexts.discard, ref(self))
             self._opened.enter_context(sharding_as_before())
             # After `sharding_as_before` has hidden the hooks of sharded parameters; otherwise each run would add them
             # again.

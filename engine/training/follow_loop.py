@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from threading import get_ident
 from types import FrameType
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ...inspector.torch_private.call_watchers import following_module_calls
 from ...inspector.torch_private.engine import surround_backward
 from ...inspector.torch_private.optimizer_steps import watching_optimizers
-from ..api.restore_state import restoring_depth
+from ..api.restore_state import open_contexts
 
 _OPTIMIZER_FILE = sys.modules[Optimizer.__module__].__file__
 
@@ -36,6 +36,7 @@ class LoopFollower:
 
     def __init__(self) -> None:
         self._thread = get_ident()
+        self._restoring: Collection[object] = ()  # contexts whose runs are undone
         self._restoring_depth = 0
         self._depth = 0  # the number of modules under way
         self._in_backward = False
@@ -46,9 +47,11 @@ class LoopFollower:
 
     def install_hooks(self, stack: ExitStack) -> None:
         """Install the hooks; closing the stack removes them."""
-        self._restoring_depth = restoring_depth()  # not 0 if a verb follows its own runs, as ts.fits does
+        self._restoring = open_contexts()
+        self._restoring_depth = len(self._restoring)  # not 0 if a verb follows its own runs, as ts.fits does
         stack.callback(surround_backward(self._surround, self._gradients_begin))
-        stack.enter_context(following_module_calls(self._entered, self._left))
+        if get_ident() == self._thread:
+            stack.enter_context(following_module_calls(self._entered, self._left))
         stack.enter_context(watching_optimizers(self))
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None: ...
@@ -87,8 +90,11 @@ class LoopFollower:
 
     @property
     def _is_ignored(self) -> bool:
-        """True if the current call is another thread's, a verb's whose effects are undone, or comes after the end."""
-        return self._over or get_ident() != self._thread or restoring_depth() > self._restoring_depth
+        """True if the current call is another thread's, a verb's whose effects are undone, or comes after the end.
+
+        `_entered` and `_left`, which are called most of all, check the last two themselves.
+        """
+        return self._over or get_ident() != self._thread or len(self._restoring) > self._restoring_depth
 
     @property
     def _may_be_forward(self) -> bool:
@@ -107,14 +113,15 @@ class LoopFollower:
                 return
 
     def _entered(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._is_ignored:
+        if self._over or len(self._restoring) > self._restoring_depth:
             return
         self._depth += 1
         if self._depth == 1 and self._may_be_forward and not torch.compiler.is_compiling():
             self._forward_begins(module, given)
 
     def _left(self, module: nn.Module, given: object, result: object) -> None:
-        if not self._depth or self._is_ignored:  # at depth 0 an optimizer has stepped inside of it
+        # at depth 0 an optimizer has stepped inside of it
+        if not self._depth or self._over or len(self._restoring) > self._restoring_depth:
             return
         self._depth -= 1
         if self._depth or not torch.compiler.is_compiling():
@@ -140,7 +147,7 @@ class LoopFollower:
         if id(optimizer) in self._stepping:  # its previous step raised
             self._stepping.clear()
         self._stepping.append(id(optimizer))
-        if id(optimizer) in _optimizers_on_stack():
+        if id(optimizer) not in self._seen_on_stack and id(optimizer) in _optimizers_on_stack():
             self._seen_on_stack.add(id(optimizer))
         if len(self._stepping) == 1:
             self._depth = 0  # a module that calls the optimizer is not part of a forward

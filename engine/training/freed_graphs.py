@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from torch import nn
 from torch.autograd.graph import Node
@@ -141,9 +140,6 @@ class InvalidGraphs(LoopPart):
         self._forwards.ends(module, result, self._step)
         if self._silent is not None:
             self._silent.by_others.forward_ends()
-
-    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        self._forwards.mark_module(module, notes)
 
     def backward_begins(self, given: BackwardGiven) -> None:
         if self._silent is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 from torch.optim import Optimizer
 
 from ...inspector.graph.node_metadata import nodes_of
@@ -18,10 +18,16 @@ from ...inspector.torch_private.allocators import left_out_of_recording
 from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.optimizer_steps import has_hooks, optimizers_alive, stepping_for
 from ...inspector.torch_private.tensors import beneath_all_transforms
-from ...inspector.torch_private.thread_state import autocast_is_on, function_mode_is_on, unobserved
-from ..api.environment import autocast_now
+from ...inspector.torch_private.thread_state import (
+    autocast_is_on,
+    function_mode_is_on,
+    functorch_is_active,
+    unobserved,
+)
+from ..api.environment import Autocast, autocast_now
 from ..session.error_notes.explain_error import explain_error
 from .follow_loop import BackwardGiven, LoopFollower, RunBackward
+from .pending_graphs import MODULE
 from .training_result import Training
 
 
@@ -46,13 +52,6 @@ class LoopPart:
         """
 
     def forward_ends(self, module: nn.Module, result: object) -> None: ...
-
-    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        """A module has returned a tensor with a node, whose metadata are `notes`.
-
-        The module may be an inner one, or one that `ts.training` was not given. It is called only for observers that
-        override it, and more often than all others, so the user's modes stay on.
-        """
 
     def backward_begins(self, given: BackwardGiven) -> None:
         """An outermost backward begins, with these tensors, gradients, retain_graph, create_graph and inputs."""
@@ -114,7 +113,6 @@ class TrainingWatch(LoopFollower):
         self._parts, self._all_parts = list(parts), list(parts)
         # For each method: the observers that override it, and their bound methods.
         self._overriding: dict[str, list[tuple[LoopPart, Callable[..., None]]]] = {}
-        self._node_observers = self._observers_of("node_returned")
         self._modules: WeakSet[nn.Module] = WeakSet(each for module in modules for each in module.modules())
         self._around: WeakSet[nn.Module] = WeakSet()  # modules that contain one of the passed modules
         self._unwatched: WeakSet[nn.Module] = WeakSet()
@@ -146,7 +144,7 @@ class TrainingWatch(LoopFollower):
         self._all_parts.clear()
         self._parts.clear()
         self._overriding.clear()
-        self._node_observers = []
+        self._training.marks.clear()
 
     def end(self, error: BaseException | None) -> None:
         """End the loop, and its last step if an optimizer has stepped in it. `error`: the exception that ended it."""
@@ -178,10 +176,15 @@ class TrainingWatch(LoopFollower):
         return (perf_counter_ns() if self._notified_since is None else self._notified_since) - self._observers_ns
 
     def _notify(self, method: str, *arguments: object) -> None:
+        self._notify_of([(method, *arguments)])
+
+    def _notify_of(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Call the observers for several events. Each is the name of a method and its arguments."""
         self._notified_since = started = perf_counter_ns()
         try:
             with unobserved(), left_out_of_recording():
-                self._call_all(self._observers_of(method), *arguments)
+                for method, *arguments in events:
+                    self._call_all(self._observers_of(method), *arguments)
         finally:
             self._notified_since = None
             self._observers_ns += perf_counter_ns() - started
@@ -196,7 +199,6 @@ class TrainingWatch(LoopFollower):
                 if part in self._parts:
                     self._parts.remove(part)
                 self._overriding.clear()
-                self._node_observers = self._observers_of("node_returned")
 
     def _note_error(self, part: LoopPart, error: Exception) -> None:
         since = f"{type(part).__name__} stopped in step {self.number} after an error"
@@ -222,17 +224,21 @@ class TrainingWatch(LoopFollower):
         return found
 
     def _step_is_over(self) -> None:
-        self._notify("step_ends", self.number)
+        self._notify_of(self._end_of_step())
+
+    def _end_of_step(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the end of the step, then begin the next one and yield its beginning."""
+        yield "step_ends", self.number
         self._known.update(self.stepped)
         self.stepped.clear()
         self._has_stepped = False
         self.number += 1
-        self._notify("step_begins", self.number)
+        yield "step_begins", self.number
 
-    def _may_be_over(self) -> None:
-        """End the step if all optimizers have stepped: the forward or backward that begins is the next step's."""
-        if not self._by_hand and self._has_stepped and self._all_have_stepped:
-            self._step_is_over()
+    @property
+    def _may_be_over(self) -> bool:
+        """True if all optimizers have stepped: a forward or backward that begins is the next step's."""
+        return not self._by_hand and self._has_stepped and self._all_have_stepped
 
     @property
     def _all_have_stepped(self) -> bool:
@@ -246,31 +252,45 @@ class TrainingWatch(LoopFollower):
 
     def _forward_begins(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if self._is_watched_module(module):
-            self._may_be_over()
-            self._training.watched.add(module)
-            self._training.autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
-            self._notify("forward_begins", module, beneath_all_transforms(given))
+            autocast = autocast_now() if autocast_is_on() else {}  # observers are called without it
+            self._notify_of(self._start_of_forward(module, beneath_all_transforms(given), autocast))
+
+    def _start_of_forward(
+        self, module: nn.Module, given: tuple[Any, ...], autocast: Autocast
+    ) -> Iterator[tuple[Any, ...]]:
+        if self._may_be_over:
+            yield from self._end_of_step()
+        self._training.watched.add(module)
+        self._training.autocast = autocast
+        yield "forward_begins", module, given
 
     def _module_ends(self, module: nn.Module, result: object, is_forward: bool) -> None:
         # torch also calls the hooks of a module that raised, while it handles the exception.
         if is_forward and result is None and (error := sys.exception()) is not None:
             self._explain(error)
-        self._training.called.add(id(module))
-        result = beneath_all_transforms(result)
-        if type(result) is Tensor and not function_mode_is_on():
+        self._training.called[id(module)] = reference = ref(module)
+        if type(result) is Tensor and not function_mode_is_on() and not functorch_is_active():
             node = result.grad_fn
             if node is not None:
-                self._call_all(self._node_observers, module, notes_on(node))
+                self._mark(node, reference)
         elif result is not None:
+            result = beneath_all_transforms(result)
             with unobserved():
                 for node in nodes_of(result):
-                    self._call_all(self._node_observers, module, notes_on(node))
+                    self._mark(node, reference)
         if is_forward and self._is_watched_module(module):
             self._notify("forward_ends", module, result)
 
+    def _mark(self, node: Node, module: ref[nn.Module]) -> None:
+        """Mark a node that a module has returned. The marks of the innermost of nested modules stay."""
+        notes = notes_on(node)
+        notes.setdefault(MODULE, module)
+        for key, mark in self._training.marks.items():
+            notes.setdefault(key, mark)
+
     def _backward(self, run: RunBackward, given: BackwardGiven) -> tuple[Tensor, ...]:
-        if not self._depth and not self._stepping:
-            self._may_be_over()
+        if not self._depth and not self._stepping and self._may_be_over:
+            self._step_is_over()
         self._last_failure = 0
         try:
             self._notify("backward_begins", given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from .follow_loop import BackwardGiven
 from .loop_observers import LoopPart
 from .module_columns import ModuleColumns
 from .norm_rules import NormJudge, OptimizerScalars
-from .norms import ABSENT, NO_SCALAR, ColumnNorms, Norms, NormSums, TakenNorms, plain_elements
+from .norms import ABSENT, NO_SCALAR, Norms, NormSums, TakenNorms, TensorNorms, column_norms, plain_elements
 
 if TYPE_CHECKING:
     from .training_result import Training
@@ -30,6 +31,10 @@ _OFTEN = 100  # steps between two searches for new parameters
 _TOGETHER = 8  # steps that are read together
 _MOST_COPIED_BYTES = 2**26  # of parameters copied before an update, unless one module has more
 _JUMP = 2.0  # factor between two steps' learning rates from which the update is measured
+
+
+_Piece = tuple[TensorNorms, set[int] | None]
+"""Norms of tensors, and the columns that an optimizer uses of them; None: all."""
 
 
 @dataclass(slots=True)
@@ -47,14 +52,13 @@ class _Step:
     """A step with numbers that may not have been computed yet."""
 
     number: int
-    gradients: list[tuple[ColumnNorms, set[int] | None]] = field(default_factory=list)  # and the used columns
-    weights: list[ColumnNorms] = field(default_factory=list)
-    updates: list[ColumnNorms] = field(default_factory=list)
+    gradients: list[_Piece] = field(default_factory=list)
+    weights: list[TensorNorms] = field(default_factory=list)
+    updates: list[TensorNorms] = field(default_factory=list)
     optimizers: list[_OptimizerStep] = field(default_factory=list)
 
     def is_ready(self) -> bool:
-        found = (*(each for each, _ in self.gradients), *self.weights, *self.updates)
-        norms = (each.norms for each in found)
+        norms = (*(each for each, _ in self.gradients), *self.weights, *self.updates)
         return all(each.is_ready() for each in norms) and all(
             each.is_ready() for one in self.optimizers for each in one.losses
         )
@@ -72,7 +76,7 @@ class NormWatch(LoopPart):
         self._titles: list[str] = []
         self._step = _Step(0)
         self._coming: deque[_Step] = deque()
-        self._latest: list[ColumnNorms] = []
+        self._latest: list[TensorNorms] = []
         self._measured: frozenset[int] = frozenset()  # columns whose norms are in `_latest`
         self._losses: list[LateTensor] = []
         self._scale: Tensor | None = None  # of the next backward
@@ -101,7 +105,8 @@ class NormWatch(LoopPart):
         tensors = [each for each in given[0] if isinstance(each, Tensor)]
         for each in tensors:
             if each.numel() == 1 and each.layout is torch.strided and not each.is_complex():
-                value = each.detach().to(torch.float32, copy=True).reshape(())
+                value = each.detach().reshape(())
+                value = value.clone() if value.dtype is torch.float32 else value.to(torch.float32)  # clone() is faster
                 self._losses.append(LateTensor(value if self._scale is None else value / self._scale))
         if not self._is_ordered or self._step.number % _OFTEN == 0:
             self._columns.meet(self._training.watched, self._optimizers)
@@ -114,16 +119,16 @@ class NormWatch(LoopPart):
         if error is not None:
             self._losses.clear()
             return
-        numbers, gradients, columns = [], [], []
-        for known, column in self._columns.known:
-            if (each := known()) is not None and (gradient := each.grad) is not None:
-                numbers.append(id(each))
-                gradients.append(gradient)
-                columns.append(column)
-        self._latest = self._sums.take(gradients, columns, scale, numbers)
+        there = [
+            (each, gradient, column)
+            for known, column in self._columns.known
+            if (each := known()) is not None and (gradient := each.grad) is not None
+        ]
+        numbers, columns = [id(each) for each, _, _ in there], [column for _, _, column in there]
+        self._latest = self._sums.take([gradient for _, gradient, _ in there], columns, scale, numbers)
         self._say_unread()
         self._measured = frozenset(columns)
-        self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest, self._sums.squares)
+        self._training.taken_norms = TakenNorms(frozenset(numbers), self._latest)
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         rate = _rate(optimizer)
@@ -183,8 +188,8 @@ class NormWatch(LoopPart):
         after = [part for each in parameters for part in plain_elements(each).parts]
         if before and [each.shape for each in before] == [each.shape for each in after]:  # a sparse one may store more
             torch._foreach_sub_(before, after)  # in place: no third copy is made
-            self._step.updates += self._sums.take(before, columns, keys=numbers)
-            self._training.taken_updates = self._sums.squares
+            self._training.taken_updates = self._sums.take(before, columns, keys=numbers)
+            self._step.updates += self._training.taken_updates
 
     def optimizer_skipped(self, optimizer: Optimizer) -> None:
         self._take_gradients(optimizer, parameters_of(optimizer))
@@ -260,7 +265,7 @@ class NormWatch(LoopPart):
             come.append(self._coming.popleft())
         if not come:
             return
-        rows = torch.stack([self._row(each.gradients) for each in come])
+        rows = self._rows([each.gradients for each in come])
         told = [[_scalars(one) for one in each.optimizers] for each in come]
         flat = [[NO_SCALAR] * (3 * len(self._titles)) for _ in come]
         for row, known in zip(flat, told, strict=True):
@@ -274,21 +279,28 @@ class NormWatch(LoopPart):
         )
         for each in come:
             if each.weights:
-                weights, updates = (self._row([(one, None) for one in of]) for of in (each.weights, each.updates))
-                self._norms.add_sample(each.number, weights, updates)
+                sample = self._rows([[(one, None) for one in of] for of in (each.weights, each.updates)])
+                self._norms.add_sample(each.number, *sample)
         self._judge.look([each.number for each in come], rows, told)
 
-    def _row(self, pieces: list[tuple[ColumnNorms, set[int] | None]]) -> Tensor:
-        if len(pieces) == 1 and pieces[0][1] is None and len(pieces[0][0].columns) == len(self._columns.names):
-            return pieces[0][0].norms.read()
+    def _rows(self, steps: Sequence[list[_Piece]]) -> Tensor:
+        """Return the norm of each column in each step; nearly always all steps have the same tensors."""
+        pieces = [step[0][0] for step in steps if len(step) == 1 and step[0][1] is None]
+        if len(pieces) == len(steps) and all(each.columns == pieces[0].columns for each in pieces):
+            numbers, norms = column_norms(pieces)
+            if len(numbers) == len(self._columns.names):
+                return norms
+        return torch.stack([self._row(step) for step in steps])
+
+    def _row(self, pieces: list[_Piece]) -> Tensor:
         row = torch.full((len(self._columns.names),), ABSENT, dtype=torch.float32, device="cpu")
-        for (columns, norms), wanted in pieces:
-            values = norms.read()
+        for each, wanted in pieces:
+            columns, norms = column_norms([each])
             if wanted is None:
-                row[columns] = values
+                row[columns] = norms[0]
             else:
                 kept = torch.tensor([each in wanted for each in columns.tolist()], dtype=torch.bool, device="cpu")
-                row[columns[kept]] = values[kept]
+                row[columns[kept]] = norms[0][kept]
         return row
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,39 +18,67 @@ from ..recording.pandas_tables import pandas_itself
 _MOST_PLACES = 64
 _NARROW = (torch.float16, torch.bfloat16)
 _USUAL = frozenset((Tensor, Parameter))
-_WITHOUT_DOUBLES = ("mps",)
 
 
-class ColumnNorms(NamedTuple):
-    """The norms of some columns.
+class TensorNorms:
+    """The norm of each tensor on one device.
 
-    Attributes:
-        columns: column numbers, int64 on the CPU.
-        norms: one norm per column.
-    """
+    On the CPU the norms are Python numbers at once, because reading one takes a sixth of copying it to a table. On an
+    accelerator they are read later. `column_norms` sums those of several steps together.
 
-    columns: Tensor
-    norms: LateTensor
-
-
-class TensorSquares(NamedTuple):
-    """The squared norm of each tensor on one device.
+    Args:
+        norms: the norms, one list for each dtype.
+        scale: the factor by which the tensors were multiplied.
 
     Attributes:
-        tensors: the keys of the tensors: their indices in the list that was passed, or the ids of their parameters.
-        squares: one number per tensor. 0 can be an underflow.
+        keys: the keys of the tensors: their indices in the list that was passed, or the ids of their parameters.
+        columns: the column of each tensor.
     """
 
-    tensors: Sequence[int]
-    squares: LateTensor
+    __slots__ = ("_late", "_norms", "_scale", "columns", "keys")
+
+    def __init__(
+        self, norms: Sequence[Sequence[Tensor]], columns: Sequence[int], keys: Sequence[int], scale: Tensor | None
+    ) -> None:
+        self.keys = keys
+        self.columns = columns
+        # A copy, because the scaler changes it in place.
+        self._scale = None if scale is None else LateTensor(scale.detach().clone())
+        self._late: LateTensor | None = None
+        self._norms: list[float] = []
+        if norms[0][0].device.type == "cpu":
+            self._norms = [each.item() for alike in norms for each in alike]
+        else:
+            self._late = LateTensor(torch.cat([torch.stack(tuple(alike)) for alike in norms]))
+
+    @property
+    def is_pending(self) -> bool:
+        """True if reading the norms may wait for an accelerator."""
+        return self._late is not None
+
+    def is_ready(self) -> bool:
+        late = (self._late, self._scale)
+        return all(each is None or each.is_ready() for each in late)
+
+    @property
+    def norms(self) -> list[float]:
+        """One norm per tensor, still multiplied by the scale. 0 can be an underflow."""
+        if self._late is not None:
+            self._norms, self._late = self._late.read().tolist(), None
+        return self._norms
+
+    @property
+    def scale(self) -> float:
+        """The factor by which the tensors were multiplied."""
+        return 1.0 if self._scale is None else float(self._scale.read())
 
 
-def squares_by_tensor(found: Iterable[TensorSquares]) -> dict[int, float]:
-    """Return the squared norm of each tensor, as Python numbers. A tensor stored in several parts gets the sum."""
+def squares_by_tensor(found: Iterable[TensorNorms]) -> dict[int, float]:
+    """Return the squared norm of each tensor. A tensor stored in several parts gets the sum."""
     by_tensor: dict[int, float] = {}
-    for tensors, squares in found:
-        for key, square in zip(tensors, squares.read().tolist(), strict=True):
-            by_tensor[key] = by_tensor.get(key, 0.0) + square
+    for each in found:
+        for key, norm in zip(each.keys, each.norms, strict=True):
+            by_tensor[key] = by_tensor.get(key, 0.0) + norm * norm
     return by_tensor
 
 
@@ -58,27 +87,46 @@ class TakenNorms(NamedTuple):
 
     Attributes:
         parameters: the ids of their parameters.
-        norms: the norms by column.
-        squares: the squared norms by the id of the parameter.
+        norms: the norms, with the ids of the parameters as keys.
     """
 
     parameters: frozenset[int]
-    norms: list[ColumnNorms]
-    squares: list[TensorSquares]
+    norms: list[TensorNorms]
+
+
+@lru_cache(_MOST_PLACES)
+def _places(columns: tuple[int, ...], steps: int) -> tuple[Tensor, Tensor]:
+    """Return the distinct columns, and the place of each tensor of each step in a flat table of steps and columns."""
+    numbers, index = torch.unique(torch.tensor(columns, dtype=torch.int64, device="cpu"), return_inverse=True)
+    rows = torch.arange(steps, device="cpu")[:, None] * numbers.numel()
+    return numbers, (rows + index).flatten()
+
+
+def column_norms(steps: Sequence[TensorNorms]) -> tuple[Tensor, Tensor]:
+    """Return the norm of all tensors of a column together, for several steps whose tensors have the same columns.
+
+    Returns:
+        The numbers of the columns, ascending, and the norms, float32 of shape (steps, columns), both on the CPU.
+    """
+    numbers, places = _places(tuple(steps[0].columns), len(steps))
+    squares = torch.tensor([each.norms for each in steps], dtype=torch.float64, device="cpu").square_()
+    sums = torch.zeros(len(steps) * numbers.numel(), dtype=torch.float64, device="cpu")
+    sums = sums.index_add_(0, places, squares.flatten()).sqrt_().reshape(len(steps), -1)
+    scales = [each.scale for each in steps]
+    if any(each != 1 for each in scales):
+        sums /= torch.tensor(scales, dtype=torch.float64, device="cpu")[:, None]
+    return numbers, sums.float()
 
 
 class NormSums:
-    """Computes norms by column, and caches each tensor's column, which is the same in every step.
+    """Computes the norms of tensors.
 
     Attributes:
         unread: for each column with a tensor that could not be read, the reason.
-        squares: the squared norm of each tensor of the last call of `take`.
     """
 
     def __init__(self) -> None:
         self.unread: dict[int, str] = {}
-        self.squares: list[TensorSquares] = []
-        self._places: dict[tuple[tuple[int, ...], torch.device], tuple[Tensor, Tensor]] = {}
 
     def take(
         self,
@@ -86,19 +134,18 @@ class NormSums:
         columns: Sequence[int],
         scale: Tensor | None = None,
         keys: Sequence[int] | None = None,
-    ) -> list[ColumnNorms]:
-        """Compute the norm of all tensors of a column together. A sharded tensor counts with this rank's shard only.
+    ) -> list[TensorNorms]:
+        """Compute the norm of each tensor, grouped by device. A sharded tensor counts with this rank's shard only.
 
         Args:
             tensors: gradients or parameters, of any device, dtype and layout.
             columns: the column of each tensor.
             scale: the factor by which the tensors were multiplied.
-            keys: the number of each tensor in `squares`; None: its index.
+            keys: the key of each tensor; None: its index.
         """
         keys = range(len(tensors)) if keys is None else keys
-        self.squares = []
         if _are_alike(tensors):
-            return [self._summed(_norms_of(tensors, torch.float32), columns, keys, scale)]
+            return [TensorNorms([_norms_of(tensors, torch.float32)], columns, keys, scale)]
         groups: dict[tuple[int, torch.dtype], tuple[list[Tensor], list[int], list[int]]] = {}  # by device and dtype
         for key, tensor, column in zip(keys, tensors, columns, strict=True):
             parts, unread = Elements((tensor,)) if _are_alike((tensor,)) else plain_elements(tensor)
@@ -109,33 +156,13 @@ class NormSums:
                 group[0].append(plain)
                 group[1].append(column)
                 group[2].append(key)
-        by_device: dict[int, tuple[list[Tensor], list[int], list[int]]] = {}
+        by_device: dict[int, tuple[list[Sequence[Tensor]], list[int], list[int]]] = {}
         for (device, dtype), (found, places, numbers) in groups.items():
             norms, columns_there, keys_there = by_device.setdefault(device, ([], [], []))
             norms.append(_norms_of(found, dtype))
             columns_there += places
             keys_there += numbers
-        return [
-            self._summed(torch.cat(norms) if len(norms) > 1 else norms[0], places, numbers, scale)
-            for norms, places, numbers in by_device.values()
-        ]
-
-    def _summed(self, norms: Tensor, columns: Sequence[int], keys: Sequence[int], scale: Tensor | None) -> ColumnNorms:
-        key = (tuple(columns), norms.device)
-        known = self._places.get(key)
-        if known is None:
-            if len(self._places) > _MOST_PLACES:
-                self._places.clear()
-            numbers, index = torch.unique(torch.tensor(columns, dtype=torch.int64, device="cpu"), return_inverse=True)
-            known = self._places[key] = numbers, index.to(norms.device)
-        numbers, index = known
-        squares = norms.square_()
-        self.squares.append(TensorSquares(keys, LateTensor(squares)))
-        sums = torch.zeros(numbers.numel(), dtype=norms.dtype, device=norms.device).index_add_(0, index, squares)
-        sums.sqrt_()
-        if scale is not None:
-            sums /= scale.to(sums.device, sums.dtype, non_blocking=True)
-        return ColumnNorms(numbers, LateTensor(sums.float()))
+        return [TensorNorms(norms, places, numbers, scale) for norms, places, numbers in by_device.values()]
 
 
 _KIND = attrgetter("dtype", "layout", "device")
@@ -151,12 +178,9 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _norms_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return one norm per tensor, in a dtype wide enough to hold its square."""
-    wide = torch.float32 if dtype in _NARROW else None
-    norms = torch._foreach_norm([*tensors], 2, wide)
-    together = torch.stack(norms)
-    return together if together.device.type in _WITHOUT_DOUBLES else together.double()
+def _norms_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """Return one norm per tensor, in a dtype wide enough to hold it."""
+    return torch._foreach_norm([*tensors], 2, torch.float32 if dtype in _NARROW else None)
 
 
 def plain_elements(tensor: Tensor) -> Elements:

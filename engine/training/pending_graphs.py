@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
@@ -15,7 +14,8 @@ from ...inspector.torch_private.nodes import notes_on
 from ...inspector.torch_private.sequence_numbers import number_of, sequence_nr, youngest_first
 
 _KEY = "tapescope: forward"
-_MODULE = "tapescope: module"
+MODULE = "tapescope: module"
+"""The key of a weak reference to the module that returned a node, in its metadata."""
 
 
 class Forward:
@@ -54,7 +54,7 @@ class Forwards:
     def __init__(self) -> None:
         self._shown = False
         self._hidden = False
-        self._alive: dict[int, ref[Forward]] = {}  # by id; a WeakSet would be slow to list in each step
+        self._alive: WeakValueDictionary[int, Forward] = WeakValueDictionary()  # by id
         self._start = 0
 
     def begins(self) -> None:
@@ -70,8 +70,7 @@ class Forwards:
         forward = Forward(type(module).__name__, users_place(), step, self._start, results)
         for node in nodes:
             notes_on(node)[_KEY] = forward
-        key = id(forward)
-        self._alive[key] = ref(forward, lambda _: self._alive.pop(key, None))
+        self._alive[id(forward)] = forward
 
     @property
     def unseen(self) -> bool:
@@ -79,7 +78,7 @@ class Forwards:
         return self._hidden or not self._shown
 
     def alive(self) -> list[Forward]:
-        return [each for known in list(self._alive.values()) if (each := known()) is not None]
+        return [each for known in self._alive.valuerefs() if (each := known()) is not None]  # values() is slow
 
     def waiting(self) -> list[Forward]:
         """Return the forwards that no backward has run through."""
@@ -102,11 +101,6 @@ class Forwards:
                     return
                 oldest = min(sought)
 
-    @staticmethod
-    def mark_module(module: nn.Module, notes: dict[str, Any]) -> None:
-        """Note the module in a node's metadata; the innermost of nested modules stays."""
-        notes.setdefault(_MODULE, ref(module))
-
     def maker_of(self, node: Node, names: Mapping[nn.Module, str]) -> str | None:
         """Return the module and the forward that made a node: `rnn (GRU) in the forward of Net at train.py:40`.
 
@@ -114,7 +108,7 @@ class Forwards:
             node: the node.
             names: the paths of modules.
         """
-        noted, forward = notes_on(node).get(_MODULE), self.forward_of(number_of(node))
+        noted, forward = notes_on(node).get(MODULE), self.forward_of(number_of(node))
         module = None if noted is None else noted()
         made = [] if module is None or not names.get(module) else [f"{names[module]} ({type(module).__name__})"]
         return " in ".join([*made, str(forward)] if forward else made) or None

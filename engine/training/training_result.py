@@ -9,8 +9,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, Protocol, Self
+from weakref import ReferenceType
 
 import torch
+from torch import nn
 
 from ...inspector.capture.interrupt_safe_stack import Opened
 from ...inspector.graph.source_lines import warn
@@ -25,7 +27,7 @@ from .findings import Finding, StepTime, TrainingTable, training_frame
 from .leaks.step_tokens import AliveObjects
 from .logger import Logger, expect_depth, numbers_of
 from .module_columns import WatchedModels
-from .norms import Norms, StepTable, TakenNorms, TensorSquares
+from .norms import Norms, StepTable, TakenNorms, TensorNorms
 from .step import TrainingStep
 
 RecordedSteps = Sequence[TrainingStep] | Mapping[int, TrainingStep] | None
@@ -78,7 +80,7 @@ _NOT_FOR_USERS = frozenset(
             "found_inf",
             "is_written",
         ),
-        *("clock", "limit", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
+        *("clock", "limit", "marks", "module_classes", "note", "right", "sentences", "synchronize", "taken_norms"),
         *("taken_updates", "update", "watch_by", "watched", "writes"),
     )
 )
@@ -116,7 +118,8 @@ class Training(ShownAsFindings):
         synchronize: whether the loop may wait for an accelerator once a step.
         found_inf: whether fused optimizers skip the updates of bad steps.
         watched: the models, and the names of their modules.
-        called: ids of the modules that have returned.
+        called: the modules that have returned, by id; that of a freed module may be another's now.
+        marks: marks for the metadata of each node that a module returns in this step.
         is_written: whether a logger gets each step.
         norms: gradient, weight and update norms, losses and learning rates of each step.
         memory: memory by category in some steps, see `memory_samples.HELD`.
@@ -125,7 +128,7 @@ class Training(ShownAsFindings):
             searched.
         alive: the tensors and optimizers of the process, for observers that need them in the same step.
         taken_norms: norms of the gradients of the last backward, for observers called after they were computed.
-        taken_updates: squared norms of the updates of the optimizer step that has just ended, if they were computed.
+        taken_updates: norms of the updates of the optimizer step that has just ended, if they were computed.
         autocast: the autocast state when the last outermost module was called.
         step_time: the mean time of a step by phase; None before the second step has ended.
         clock: the nanoseconds that have passed outside of the observers.
@@ -149,7 +152,8 @@ class Training(ShownAsFindings):
         self.limit = limit
         self.synchronize = synchronize
         self.watched = WatchedModels()
-        self.called: set[int] = set()
+        self.called: dict[int, ReferenceType[nn.Module]] = {}
+        self.marks: dict[str, object] = {}
         self.is_written = False
         self.found_inf = False
         self.norms = Norms()
@@ -159,7 +163,7 @@ class Training(ShownAsFindings):
         self.earlier_storages: frozenset[Place] = frozenset()
         self.alive = AliveObjects()
         self.taken_norms: TakenNorms | None = None
-        self.taken_updates: list[TensorSquares] = []
+        self.taken_updates: list[TensorNorms] = []
         self.autocast: Autocast = {}
         self.step_time: StepTime | None = None
         self.clock: Callable[[], int] = perf_counter_ns

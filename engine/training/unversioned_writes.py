@@ -333,6 +333,8 @@ class SilentWrites:
 
     def _forget_old(self) -> None:
         """Forget steps that no waiting graph precedes."""
+        if not self._steps:
+            return
         oldest = min((each.start for each in self._forwards.waiting()), default=None)
         if not self._forwards.unseen:
             self._steps = [each for each in self._steps if oldest is not None and each.number > oldest]

@@ -63,10 +63,13 @@ def leaving_out(apart: Callable[[], AbstractContextManager[None]]) -> Iterator[N
         _leaves_out = None
 
 
+_NOTHING = nullcontext()
+
+
 def left_out_of_recording() -> AbstractContextManager[None]:
     """Return a context whose allocations, tapescope's own, are left out of a recording of the program."""
     if _leaves_out is None or _leaves_out[0] != get_ident():
-        return nullcontext()
+        return _NOTHING
     return _leaves_out[1]()
 
 

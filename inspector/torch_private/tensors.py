@@ -34,7 +34,10 @@ def equal_elements(one: Tensor, other: Tensor) -> Tensor:
 
 def version_of(tensor: Tensor) -> int:
     """Return the tensor's version; -1 for an inference tensor, which has no version counter."""
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 class StorageBytes(NamedTuple):

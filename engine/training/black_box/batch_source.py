@@ -46,6 +46,8 @@ class Fetched:
     @classmethod
     def without_graphs(cls, batch: object, origin: str, copied: bool = False) -> Fetched:
         """Record a module's inputs without holding the graphs of its tensors."""
+        if type(batch) is tuple and all(type(each) is Tensor and each.grad_fn is None for each in batch):
+            return cls.of(batch, origin, copied)  # its JSON can be made later, since a tuple does not change
         of = {id(each): (place, version_of(each)) for place, each in tensors_in(batch)}
         json_batch = json_of_batch(batch)
         bare = [each if each.grad_fn is None else each.detach() for each in json_batch.tensors]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from threading import get_ident
 from typing import Any, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,12 +17,14 @@ from ....inspector.graph.phrases import joined
 from ....inspector.torch_private.call_watchers import watching_batches
 from ....inspector.torch_private.distributed import world
 from ....inspector.torch_private.optimizer_steps import watching_scales
-from ....inspector.torch_private.tensors import LateTensor, computable, elements_of, version_of
+from ....inspector.torch_private.tensors import computable, elements_of, version_of
 from ....inspector.torch_private.thread_state import unobserved
 from ....inspector.validation import a_kind
+from ...session.breakpoints.nan_origin import number_text
 from ..findings import Finding, FindingKind
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
+from ..norms import NormSums, TensorNorms
 from ..optimizer_checks import LeftOutUpdates
 from ..training_result import Training
 from .batch_source import inputs_alone
@@ -30,39 +32,28 @@ from .models import Models
 from .step_recorder import StepKeeper, Unit
 from .write_step import Reason, unit_as_written, write_step
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
 
 class Finiteness:
-    """A first check of many tensors for NaN and Inf: one number per device.
+    """A first check of many tensors for NaN and Inf, by their norms. Create it `unobserved`.
 
-    The number is a sum of norms, so very large finite elements make it infinite too. `is_finite` decides then.
+    Very large finite elements make a norm infinite too. `is_finite` decides then.
 
     Args:
         tensors: the tensors to check.
         norms: norms of further tensors to check.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], norms: Iterable[LateTensor] = ()) -> None:
-        self._sums: list[LateTensor] = [*norms]
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        with unobserved():
-            for each in tensors:
-                plain = type(each) is Tensor and each.layout is torch.strided and each.dtype in _FLOATS
-                for values in (each,) if plain else _values(each):
-                    alike.setdefault((values.device, values.dtype), []).append(values)
-            for (_, dtype), values_there in alike.items():
-                summed = torch.float32 if dtype == torch.float16 else None  # squares of float16 overflow above 65,504
-                self._sums.append(LateTensor(torch.stack(torch._foreach_norm(values_there, 2, summed)).sum()))
+    def __init__(self, tensors: Sequence[Tensor], norms: Iterable[TensorNorms] = ()) -> None:
+        self._norms = [*norms, *NormSums().take(tensors, [0] * len(tensors))]
 
     @property
     def is_pending(self) -> bool:
         """True if reading it would synchronize an accelerator."""
-        return any(each.is_pending for each in self._sums)
+        return any(each.is_pending for each in self._norms)
 
     def look(self) -> bool:
-        """Return whether the number is finite. It may wait for an accelerator."""
-        return all(bool(each.read().isfinite().all()) for each in self._sums)
+        """Return whether all norms are finite. It may wait for an accelerator."""
+        return all(all(map(isfinite, each.norms)) for each in self._norms)
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -248,9 +239,9 @@ class BlackBox(LoopPart):
         if taken is None or not as_the_backward_left_them:
             return Finiteness([*models.gradients, *losses])
         others = [
-            each.grad for _, each in models.parameters if each.grad is not None and id(each) not in taken.parameters
+            each.grad for _, each in models.parameters if id(each) not in taken.parameters and each.grad is not None
         ]
-        return Finiteness([*others, *losses], [each.norms for each in taken.norms])
+        return Finiteness([*others, *losses], taken.norms)
 
     def _judge_late(self, all_of_it: bool = False) -> None:
         """Read the results of earlier steps' checks."""
@@ -278,7 +269,7 @@ class BlackBox(LoopPart):
         scaled = micro_batch.scale is not None
         loss = micro_batch.unscaled if scaled else micro_batch.loss
         if loss is not None and not is_finite(loss):
-            return f"the loss is {float(loss.real):g}."
+            return f"the loss is {number_text(float(loss.real))}."
         if scaled and self._left_out + 1 < _LEFT_OUT:
             return ""
         if models is None:

@@ -71,8 +71,7 @@ class Models:
 
     def add(self, module: nn.Module) -> bool:
         """Add a called module, unless it is known or has no parameters and buffers. Return whether it was added."""
-        module = unwrapped(module)
-        if module in self._inside:
+        if module in self._inside or (module := unwrapped(module)) in self._inside:
             return False
         if not has_tensors(module):
             self._inside.add(module)  # such as a loss function

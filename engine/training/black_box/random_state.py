@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
+from ctypes import string_at
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,9 +35,16 @@ class RandomNumbers:
 
     @classmethod
     def now(cls) -> RandomNumbers:
+        """Read the states. Python's and NumPy's are read again only if their generators have been used since."""
+        python: Any = getattr(random.getstate, "__self__", None)
+        is_usual = type(python) is random.Random and _shows_draws(random.Random, random.Random.random)
+        memory = (_memory(python), python.gauss_next) if is_usual else None
         numpy = sys.modules.get("numpy")
-        state = None if numpy is None else numpy.random.get_state()
-        return cls(random.getstate(), state, random_states(accelerators_awake()))
+        return cls(
+            _python.read(memory, random.getstate),
+            None if numpy is None else _numpy.read(_memory_of_numpy(numpy.random), numpy.random.get_state),
+            random_states(accelerators_awake()),
+        )
 
     def restore(self) -> None:
         """Set all generators to these states, except those of devices that this machine lacks."""
@@ -67,11 +77,11 @@ class RandomNumbers:
                 if cpu is None or cpu.dtype != torch.uint8 or cpu.shape != (_TORCH_NBYTES,):
                     raise ValueError("the state of torch's random numbers is malformed")
                 devices = {torch.device(name): state for name, state in states.items()}
-                return cls((version, tuple(words), gauss), _numpy(numpy), devices)
+                return cls((version, tuple(words), gauss), _numpy_state(numpy), devices)
         raise ValueError("the states of the random numbers are malformed")
 
 
-def _numpy(content: object) -> tuple[Any, ...] | None:
+def _numpy_state(content: object) -> tuple[Any, ...] | None:
     match content:
         case None:
             return None
@@ -83,3 +93,54 @@ def _numpy(content: object) -> tuple[Any, ...] | None:
 
 def _are_words(words: list[Any]) -> bool:
     return all(type(word) is int and 0 <= word < 2**32 for word in words)
+
+
+class _LastState:
+    """The state of a generator that was read last, and the generator's memory at that time.
+
+    Reading the 624 words of a Mersenne twister as Python objects takes tens of microseconds, comparing its memory one.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[object, tuple[Any, ...]] | None = None
+
+    def read(self, memory: object, read: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Return the state. `memory` is the generator's; None: unknown."""
+        last = self._last
+        if last is None or memory is None or last[0] != memory:
+            last = self._last = memory, read()
+        return last[1]
+
+
+_python, _numpy = _LastState(), _LastState()
+
+
+def _memory(generator: object) -> bytes:
+    """Return the memory of an object implemented in C, without its header, which counts references."""
+    header = object.__basicsize__
+    return string_at(id(generator) + header, type(generator).__basicsize__ - header)
+
+
+def _memory_of_numpy(module: Any) -> tuple[bytes, bytes] | None:
+    """Return the memory of NumPy's global generator, with the second number of a pair of normal ones, and its words."""
+    generator: Any = getattr(module.get_state, "__self__", None)
+    if not _shows_draws(module.RandomState, _draw_second_normal) or type(generator) is not module.RandomState:
+        return None
+    words = generator._bit_generator
+    if type(words) is not module.MT19937:
+        return None
+    return _memory(generator), string_at(words.ctypes.state_address, 4 * (_WORDS + 1))
+
+
+def _draw_second_normal(generator: Any) -> None:
+    generator.standard_normal()
+
+
+@cache
+def _shows_draws(kind: Callable[[int], Any], draw: Callable[[Any], object]) -> bool:
+    """Return whether drawing from a generator of this class changes the object's own memory, as it does in CPython."""
+    generator = kind(0)
+    draw(generator)
+    before = _memory(generator)
+    draw(generator)
+    return _memory(generator) != before

@@ -29,6 +29,7 @@ from ...api.make_loss import same_random_numbers
 from ...diagnose.find_nan import NanReport, find_nan
 from ...execution.unsupported import refuse_transforms
 from ...recording.run import Run
+from ...session.breakpoints.nan_origin import number_text
 from .batch import batch_of, why_not_kept
 from .models import named
 from .read_step import RecordedStep, read_step, shown
@@ -246,7 +247,8 @@ class StepReplay(ShownAsFindings):
             return f"It raises {'the recorded exception' if self.same else 'another exception'}: {raised}"
         if recorded.error is not None:
             return f"It raises no exception; the recorded step raised {recorded.error[0]}: {recorded.error[1]}"
-        said = "The loss, " + ", ".join(f"{float(each.real):.6g}" for each in self.losses) if self.losses else "No loss"
+        numbers = [number_text(float(each.real)) for each in self.losses]
+        said = "The loss, " + ", ".join(numbers) if numbers else "No loss"
         if self.same_loss is None:
             said += ", was not recorded"
         elif self.same_loss and self.same_gradients:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
 from torch.optim import Optimizer
 
 from ....inspector.graph.source_lines import users_place
@@ -55,9 +53,7 @@ class Leaks(LoopPart):
             self._tokens.mark_alive(self._training.alive.tensors(number))
         self._number = number
         self._tokens.begin()
-
-    def node_returned(self, module: nn.Module, notes: dict[str, Any]) -> None:
-        self._tokens.mark_notes(notes)
+        self._training.marks[self._tokens.key] = self._tokens.token
 
     def backward_begins(self, given: BackwardGiven) -> None:
         self._tokens.mark(given[0])

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import compress
-from typing import Any
 from weakref import ref
 
 from torch import Tensor
@@ -40,11 +39,15 @@ class StepTokens:
 
     A node belongs to the step in which the loop's thread assigned its sequence number. Sequence numbers are counted per
     thread (node.h), so a token on the node, or on another node of its graph, tells whether it belongs to this loop.
+
+    Attributes:
+        key: the key of a token in a node's metadata.
+        token: the current step's token.
     """
 
     def __init__(self) -> None:
-        self._key = f"tapescope step {next(_numbers)}"
-        self._token = _Token(None)
+        self.key = f"tapescope step {next(_numbers)}"
+        self.token = _Token(None)
         self._alive: dict[int, ref[_Token]] = {}
         self._late: dict[int, ref[_Token]] = {}
         self._starts: list[int] = []
@@ -52,13 +55,13 @@ class StepTokens:
     def begin(self) -> None:
         """Start the next step, counted from 0. Nodes marked from now on belong to it."""
         step = len(self._starts)
-        self._token = _Token(step)
-        self._alive[step] = ref(self._token, partial(_forget, self._alive, step))
+        self.token = _Token(step)
+        self._alive[step] = ref(self.token, partial(_forget, self._alive, step))
         self._starts.append(sequence_nr())
 
     def end(self) -> None:
         """End the current step. Nodes marked from now on belong to no step."""
-        self._token = _Token(None)
+        self.token = _Token(None)
 
     def alive(self) -> list[int]:
         """Return the steps with a graph that is alive, earliest first, including the current step."""
@@ -67,25 +70,21 @@ class StepTokens:
     def mark(self, result: object) -> None:
         """Mark the nodes that created these tensors."""
         for node in nodes_of(result):
-            self.mark_notes(notes_on(node))
-
-    def mark_notes(self, notes: dict[str, Any]) -> None:
-        """Mark the node with this metadata."""
-        notes.setdefault(self._key, self._token)
+            notes_on(node).setdefault(self.key, self.token)
 
     def mark_alive(self, tensors: Iterable[Tensor]) -> None:
         """Mark the nodes of those tensors, all that are alive, that were created in the loop and have no mark.
 
         An average of weights is computed outside of modules, and no backward runs through it, so `mark` never sees it.
         """
-        token = _Token(self._token.step, is_late=True)
+        token = _Token(self.token.step, is_late=True)
         if token.step is None:
             return
         self._late[token.step] = ref(token, partial(_forget, self._late, token.step))
         for each in tensors:
             node = node_of(each)
             if node is not None and self.step_of(node) is not None:
-                notes_on(node).setdefault(self._key, token)
+                notes_on(node).setdefault(self.key, token)
 
     def step_of(self, node: Node) -> int | None:
         """Return the step in which a node was created; None before the first step, or for a leaf's node."""
@@ -95,12 +94,12 @@ class StepTokens:
 
     def marked_in(self, node: Node) -> int | None:
         """Return the step of a node's token."""
-        token: _Token | None = notes_on(node).get(self._key)
+        token: _Token | None = notes_on(node).get(self.key)
         return None if token is None else token.step
 
     def is_marked_late(self, node: Node) -> bool:
         """Return whether `mark_alive` put the node's token there."""
-        token: _Token | None = notes_on(node).get(self._key)
+        token: _Token | None = notes_on(node).get(self.key)
         return token is not None and token.is_late
 
 

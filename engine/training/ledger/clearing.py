@@ -22,7 +22,7 @@ from ....inspector.torch_private.tensors import identity_of, version_of
 from ..findings import Finding, FindingKind
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
-from ..norms import NormSums, TensorSquares, squares_by_tensor
+from ..norms import NormSums, TensorNorms, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
@@ -63,13 +63,13 @@ class _Interval:
     Attributes:
         left: the gradients that only backwards have modified since the step; None: they are not followed.
         is_cleared: whether the optimizer's own `zero_grad` was called.
-        squares: the squared norms of `left`, just before the last backward.
+        norms: the norms of `left`, just before the last backward.
         backwards: the number of backwards that have run.
     """
 
     left: dict[int, _State] | None
     is_cleared: bool = False
-    squares: list[TensorSquares] = field(default_factory=list)
+    norms: list[TensorNorms] = field(default_factory=list)
     backwards: int = 0
 
 
@@ -95,7 +95,7 @@ class _PendingStep(NamedTuple):
     optimizer: ReferenceType[Optimizer]
     step: int
     place: Place | None
-    squares: list[TensorSquares]
+    norms: list[TensorNorms]
     calls: tuple[str, ...]
     among: frozenset[int] = frozenset()  # parameters
 
@@ -149,7 +149,7 @@ class Clearing(LoopPart):
             if interval.is_cleared or not interval.left:
                 continue
             interval.left = {key: state for key, state in interval.left.items() if state.is_unchanged()}
-            interval.squares = self._squares(interval.left)
+            interval.norms = self._norms_of(interval.left)
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         taken = self._training.taken_norms
@@ -171,10 +171,10 @@ class Clearing(LoopPart):
         if interval is None or not interval.backwards:
             return
         left = {} if interval.is_cleared else _same(interval.left or {})
-        squares = interval.squares if left else []
+        norms = interval.norms if left else []
         if left or optimizer in self._streaks.get("never cleared", ()):
             self._pending.append(
-                _PendingStep("never cleared", ref(optimizer), self._number, users_place(), squares, (), frozenset(left))
+                _PendingStep("never cleared", ref(optimizer), self._number, users_place(), norms, (), frozenset(left))
             )
         if len(self._intervals) > 1:
             self._look_for_second_step(optimizer, held)
@@ -204,12 +204,11 @@ class Clearing(LoopPart):
         self._pending.clear()
         self._stepped.clear()
 
-    def _squares(self, states: Mapping[int, _State]) -> list[TensorSquares]:
-        """Compute the squared norms of gradients, by the id of the parameter."""
+    def _norms_of(self, states: Mapping[int, _State]) -> list[TensorNorms]:
+        """Compute the norms of gradients, by the id of the parameter."""
         there = [(key, each.grad) for key, state in states.items() if (each := state.parameter()) is not None]
         found = [(key, gradient) for key, gradient in there if gradient is not None]
-        self._sums.take([gradient for _, gradient in found], [0] * len(found), keys=[key for key, _ in found])
-        return self._sums.squares
+        return self._sums.take([gradient for _, gradient in found], [0] * len(found), keys=[key for key, _ in found])
 
     def _look_for_early_clearing(self, optimizer: Optimizer, held: list[Tensor]) -> None:
         """Look for gradients that the last backward computed and that are None or zero now."""
@@ -219,9 +218,9 @@ class Clearing(LoopPart):
         if had and not there:
             self._extend_streak("cleared early", optimizer, self._number, frozenset(map(id, had)), users_place(), calls)
         elif there and calls:
-            squares = self._squares(_states(there))
+            norms = self._norms_of(_states(there))
             self._pending.append(
-                _PendingStep("cleared early", ref(optimizer), self._number, users_place(), squares, calls)
+                _PendingStep("cleared early", ref(optimizer), self._number, users_place(), norms, calls)
             )
         elif optimizer in self._streaks.get("cleared early", ()):
             self._extend_streak("cleared early", optimizer, self._number, frozenset(), None, ())
@@ -240,12 +239,12 @@ class Clearing(LoopPart):
 
     def _read(self) -> None:
         """Check the pending steps whose norms have been computed."""
-        while self._pending and all(each.squares.is_ready() for each in self._pending[0].squares):
+        while self._pending and all(each.is_ready() for each in self._pending[0].norms):
             pending = self._pending.popleft()
             optimizer = pending.optimizer()
             if optimizer is None:
                 continue
-            squares = squares_by_tensor(pending.squares)
+            squares = squares_by_tensor(pending.norms)
             if pending.kind == "cleared early":
                 found = frozenset(squares) if squares and not any(squares.values()) else frozenset()
             else:

@@ -22,7 +22,7 @@ from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
 from ..norm_watch import rate_of
-from ..norms import TensorSquares, squares_by_tensor
+from ..norms import TensorNorms, squares_by_tensor
 from ..pending_graphs import at
 from ..training_result import Training
 
@@ -59,12 +59,10 @@ class _Comparison:
     optimizer: ReferenceType[Optimizer]
     place: Place | None
     compared: list[_Compared]
-    squares: list[TensorSquares]  # of all gradients when the backward ended
+    norms: list[TensorNorms]  # of all gradients when the backward ended
 
     def is_ready(self) -> bool:
-        return all(each.facts.is_ready() for each in self.compared) and all(
-            each.squares.is_ready() for each in self.squares
-        )
+        return all(each.facts.is_ready() for each in self.compared) and all(each.is_ready() for each in self.norms)
 
 
 @dataclass(slots=True)
@@ -132,9 +130,9 @@ class Movement(LoopPart):
         self._suspects: dict[int, _Suspect] = {}
         self._reported: set[int] = set()
         self._pending: deque[_Comparison] = deque()
-        self._updates: deque[tuple[int, dict[int, tuple[ReferenceType[Tensor], float]], TensorSquares]] = deque()
+        self._updates: deque[tuple[int, dict[int, tuple[ReferenceType[Tensor], float]], TensorNorms]] = deque()
         self._copies: _Copies | None = None
-        self._squares: list[TensorSquares] = []
+        self._norms: list[TensorNorms] = []
         self._samples: dict[int, _Sample] = {}
         self._largest_rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()
 
@@ -146,7 +144,7 @@ class Movement(LoopPart):
 
     def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
         taken = self._training.taken_norms
-        self._squares = [] if taken is None else taken.squares
+        self._norms = [] if taken is None else taken.norms
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._read()
@@ -184,7 +182,7 @@ class Movement(LoopPart):
             _Compared(ref(each), rate, LateTensor(_facts(each, before)))
             for (each, rate), before in zip(copies.parameters, copies.before, strict=True)
         ]
-        self._pending.append(_Comparison(self._number, ref(optimizer), users_place(), compared, self._squares))
+        self._pending.append(_Comparison(self._number, ref(optimizer), users_place(), compared, self._norms))
 
     def _compare_samples(self, optimizer: Optimizer) -> None:
         """Compare samples with the elements now, and take the first samples. Called before the optimizer's step."""
@@ -234,7 +232,7 @@ class Movement(LoopPart):
     def ends(self) -> None:
         self._read()
         self._copies = None
-        self._squares = []
+        self._norms = []
         self._samples.clear()
         self._suspects.clear()
         self._pending.clear()
@@ -244,10 +242,10 @@ class Movement(LoopPart):
         """Evaluate the comparisons whose results have been computed."""
         if self._samples:
             self._read_samples()
-        while self._updates and self._updates[0][2].squares.is_ready():
-            step, stepped, (tensors, values) = self._updates.popleft()
-            for key, square in zip(tensors, values.read().tolist(), strict=True):
-                if not square and key in stepped and key not in self._suspects and key not in self._reported:
+        while self._updates and self._updates[0][2].is_ready():
+            step, stepped, update = self._updates.popleft()
+            for key, norm in zip(update.keys, update.norms, strict=True):
+                if not norm and key in stepped and key not in self._suspects and key not in self._reported:
                     parameter, rate = stepped[key]
                     self._suspects[key] = _Suspect(parameter, step, rate, 1)
         while self._pending and self._pending[0].is_ready():
@@ -258,7 +256,7 @@ class Movement(LoopPart):
 
     def _judge(self, comparison: _Comparison, optimizer: Optimizer) -> None:
         """Update the suspects after a comparison, and report those that are certain."""
-        squares = squares_by_tensor(comparison.squares)
+        squares = squares_by_tensor(comparison.norms)
         found: list[_Suspect] = []
         for reference, rate, facts in comparison.compared:
             parameter = reference()

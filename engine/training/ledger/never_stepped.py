@@ -433,7 +433,7 @@ class NeverStepped(LoopPart):
         return reasons_of_missing(
             list(self._training.watched.modules()),
             [(name, each) for name, each in zip(names, missing, strict=True) if name is not None],
-            self._training.called,
+            {key for key, module in self._training.called.items() if module() is not None},
             self._reached,
         )
 

@@ -24,7 +24,7 @@ from ..findings import Finding
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart
 from ..norm_watch import rate_of
-from ..norms import TensorSquares
+from ..norms import TensorNorms
 from ..training_result import Training
 
 # Consecutive steps with a zero gradient after which a backward is followed and the gradient reported, by cause.
@@ -97,7 +97,7 @@ class ZeroGradients(LoopPart):
         # Parameters that have had a non-zero gradient, by id; None for a tensor outside the models.
         self._ever_nonzero: dict[int, ReferenceType[Tensor] | None] = {}
         self._reported: set[int] = set()
-        self._pending: deque[tuple[int, list[TensorSquares]]] = deque()
+        self._pending: deque[tuple[int, list[TensorNorms]]] = deque()
         self._in_step: dict[int, bool] = {}  # whether a gradient is zero after the step's backwards so far, by id
         self._step_of_these = 0
         self._capture = ExitStack()
@@ -154,7 +154,7 @@ class ZeroGradients(LoopPart):
             self._is_wanted = False
         taken = self._training.taken_norms
         if error is None and taken is not None:
-            self._pending.append((self._number, taken.squares))
+            self._pending.append((self._number, taken.norms))
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         self._close_capture()
@@ -200,18 +200,17 @@ class ZeroGradients(LoopPart):
 
     def _read(self, number: int) -> None:
         """Read the pending norms that have been computed."""
-        while self._pending and all(each.squares.is_ready() for each in self._pending[0][1]):
-            step, squares = self._pending.popleft()
+        while self._pending and all(each.is_ready() for each in self._pending[0][1]):
+            step, taken = self._pending.popleft()
             if step != self._step_of_these:
                 self._count()
                 self._step_of_these = step
-            for tensors, values in squares:
-                numbers = values.read()
-                is_usual = len(tensors) == len(self._ever_nonzero) and bool(numbers.all())
+            for each in taken:
+                is_usual = len(each.keys) == len(self._ever_nonzero) and all(each.norms)
                 if is_usual and not self._in_step and not self._streaks:
                     continue
-                for key, number in zip(tensors, numbers.tolist(), strict=True):
-                    self._in_step[key] = not number and self._in_step.get(key, True)
+                for key, norm in zip(each.keys, each.norms, strict=True):
+                    self._in_step[key] = not norm and self._in_step.get(key, True)
         if self._step_of_these == number and not self._pending:
             self._count()
 

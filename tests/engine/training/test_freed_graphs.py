@@ -3,7 +3,9 @@ writes."""
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import tapescope as ts
+from tapescope.engine.training.pending_graphs import Forwards
 from tapescope.tests.says import Snapshots, says, says_none_of
 
 SECOND_TIME = "retain_graph=True"  # of PyTorch's two errors
@@ -153,3 +156,20 @@ def test_every_other_write_is_named_where_it_is_asked_for(snapshot: Snapshots) -
     with pytest.raises(RuntimeError, match=MODIFIED) as raised:
         spoil().backward()
     assert notes(raised.value) == ""
+
+
+def test_forwards_are_freed_without_the_garbage_collector_while_a_graph_is_alive() -> None:
+    forwards = Forwards()
+    module = nn.Linear(2, 1)
+    forwards.begins()
+    result = module(torch.ones(2))
+    forwards.ends(module, result, 0)
+    (alive,) = forwards.alive()
+    assert alive.title == "Linear"
+    known = weakref.ref(forwards)
+    gc.disable()
+    try:
+        del forwards, alive
+        assert known() is None and result.grad_fn is not None
+    finally:
+        gc.enable()

@@ -127,14 +127,14 @@ function drawLoss(drawing: Drawing): void {
   const { pen, c, state, frame } = drawing;
   const scale = curve(drawing, state.loop.losses, { top: frame.lossTop + 12, height: frame.rateTop - 26, wish: "log" });
   const { optimizers } = state.loop;
-  const median = optimizers.length > 1 ? "thick: median of 7" : "";
+  const median = optimizers.length > 1 ? "7-step median" : "";
   heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");
   if (!scale) return void write(pen, "no loss was recorded", frame.left + 4, frame.lossTop + 40, c.ink3);
   const more = optimizers.length - MOST_NAMED;
   const keys: [name: string, colour: string, thick: number][] =
     optimizers.length > 1
       ? optimizers.slice(0, MOST_NAMED).map((name, each) => [name, c[LINES[each % LINES.length]], 2])
-      : [["median of 7", c[LINES[0]], 2], ["each", c.line2, 1], ["3 × the median", c.ink2, 0]];
+      : [["median of 7 steps", c[LINES[0]], 2], ["each step", c.line2, 1], ["3 × the median", c.ink2, 0]];
   keys.forEach(([name, colour, thick], each) => {
     const y = frame.lossTop + 46 + 14 * each;
     pen.fillStyle = colour;
