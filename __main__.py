@@ -21,6 +21,7 @@ from pathlib import Path
 from .commands.command_arguments import Parser, refuse
 from .commands.json_output import answered, answering, as_json, asks_for_json, exit_code_of
 from .commands.run_script import script_and_function
+from .inspector.text.option_form import options_named
 
 COMMANDS = {
     "run": "run",
@@ -92,7 +93,8 @@ def _run(options: argparse.Namespace) -> int:
                 script_and_function(target)
     except ValueError as error:
         return refuse(error)
-    return int(options.command(options, Console(highlight=False)))
+    with options_named(vars(options)):
+        return int(options.command(options, Console(highlight=False)))
 
 
 def command_line(only: str | None = None) -> Parser:

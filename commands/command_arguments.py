@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from ..inspector.text.option_form import as_options
 from .json_output import add_json, tell_error
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 def refuse(why: object) -> int:
     """Print why the command cannot run, in one sentence. Return the exit code."""
-    sentence = _file_message(why) if isinstance(why, OSError) else why
+    sentence = as_options(_file_message(why) if isinstance(why, OSError) else why)
     tell_error(sentence)
     print(f"tapescope: {sentence}", file=sys.stderr)
     return 2

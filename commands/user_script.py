@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -211,11 +212,7 @@ def _function(module: ModuleType, name: str) -> Callable[[], Any]:
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is not None and callable(function):
         return function
-    own = [
-        key
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not isinstance(value, type)
-    ]
+    own = [key for key, value in vars(module).items() if isfunction(value) and value.__module__ == module.__name__]
     raise ValueError(
         f"{Path(str(module.__file__)).name} has no function {name!r}; its functions: {', '.join(own) or 'none'}"
     )

@@ -373,8 +373,8 @@ def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str
         else f"the number of elements that {operator} finds"
     )
     return (
-        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass {verb} a version "
-        "without it, or measure a step that fits with ts.profile"
+        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Leave it out for "
+        f"{verb}, or measure a step that fits with ts.profile"
     )
 
 
@@ -386,8 +386,8 @@ def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits")
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
         f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass {verb} a version without it "
-        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
+        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Replace the operation for {verb} "
+        "(for nn.Embedding, pass sparse=False), or measure a step with ts.profile_step"
     )
 
 

@@ -164,7 +164,10 @@ def do_saved(at: Debuggee, arg: str) -> None:
 
 def do_slowest(at: Debuggee, arg: str) -> None:
     if at.session.trace is None:
-        raise ValueError('this session records no times; open it with trace="cheap"')
+        raise ValueError(
+            'this session records no times; ts.debug(..., trace="cheap") records them, and so does tapescope debug '
+            "unless all stops are watchpoints"
+        )
     found = at.session.trace.slowest(one_number(arg) if arg else 5)
     show(found.table)
     say(*found.sentences)

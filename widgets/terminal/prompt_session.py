@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.direct_session import Stepper
 from ...inspector.graph.graph import Task
+from ...inspector.text.option_form import as_options
 from ..deck.task_and_stop_syntax import run_of, typed_task
 from . import tables as tables
 from .console import ArgumentError, Interrupt, first_interrupt, say, show, split_task
@@ -164,7 +165,7 @@ def goes_back(session: Session) -> TypeGuard[Stepper]:
 
 def message_of(error: Exception) -> str:
     """Return an error's message, or its type if the message is empty."""
-    return str(error) or type(error).__name__
+    return as_options(error) or type(error).__name__
 
 
 def error_text(error: Exception) -> str:
