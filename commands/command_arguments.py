@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from ..inspector.text.option_form import as_options
 from .json_output import add_json, tell_error
+from .run_script import script_and_function, script_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -141,6 +143,45 @@ class ProgressLine:
     def __exit__(self, *raised: object) -> None:
         self._quiet.close()
         self.clear()
+
+
+def check_arguments(options: argparse.Namespace) -> None:
+    """Check the arguments that can be checked without importing torch, to answer a mistake at once.
+
+    Raises:
+        ValueError: a script, policy or size is invalid.
+        OSError: a file does not exist.
+    """
+    from ..engine.studies.workload_table import check_workload
+
+    given = vars(options)
+    # `debug` also takes a script alone, and the studies a workload.
+    of_script, of_workload = "breaks" in given, "size" in given
+    for target in (given[name] for name in ("target", "make_model", "loss_of") if name in given):
+        if of_script and (":" not in target or Path(target).is_file()):
+            script_path(target)
+        elif ":" in target or target.endswith(".py") or not of_workload:
+            script_and_function(target)
+        else:
+            check_workload(target)
+    for name in (*given.get("workloads", ()), *filter(None, [given.get("workload")])):
+        if ":" in name:
+            script_and_function(name)
+        else:
+            check_workload(name)
+    for name in ("first", "second", "trace"):
+        if name in given and not given[name].exists():
+            raise FileNotFoundError(errno.ENOENT, "", str(given[name]))
+    for name in ("memory", "limit", "reserve"):
+        if isinstance(given.get(name), str):
+            from ..inspector.text.sizes_and_counts import bytes_of
+
+            bytes_of(given[name], f"--{name}")
+    if policies := given.get("policy") or given.get("policies"):
+        from ..engine.planning.policies import find_policy
+
+        for policy in [policies] if isinstance(policies, str) else policies:
+            find_policy(policy)
 
 
 def place_for(option: str, path: Path | None) -> None:

@@ -633,6 +633,12 @@ def test_a_word_that_resembles_no_command_is_answered_with_all_of_them(capsys: p
         "bench ordres",
         "compare",
         "debug --engine no",
+        "debug no.py",
+        "demo --policy bsf",
+        "advise resnet05",
+        f"fits {__file__}:main --memory 8",
+        "view no.tape.json",
+        "workloads",
         "graph no.py:f",
         "replay a no.py:f no.py:g",
     ],
@@ -682,8 +688,15 @@ def test_what_has_no_graph_and_what_is_no_loss_is_told_why_and_what_to_return(
     ],
 )
 def test_debug_refuses_what_it_does_not_know(
-    arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str], snapshot: Snapshots
+    arguments: list[str],
+    facts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    snapshot: Snapshots,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
     sentence = assert_refused(["debug", *arguments], capsys)
     says(sentence, *facts)
     snapshot("debug", sentence)
