@@ -83,7 +83,7 @@ def add_debug(commands: Commands) -> None:
 def _debug(options: argparse.Namespace, console: Console) -> int:
     from ..engine.planning.policies import find_policy
     from ..engine.schedule.device_queues import QUEUES
-    from ..engine.session.batching.run_batches import check_batch
+    from ..engine.session.batching.batch_argument import check_batch
     from ..widgets.terminal.script_debugger import EveryBackward, ended_well
     from ..widgets.terminal.user_traceback import users_traceback
     from .run_script import run_script, script_path

@@ -21,7 +21,7 @@ from ...engine.recording.run import Engine
 from ...engine.recording.statistics import Level
 from ...engine.schedule.device_queues import Queues
 from ...engine.schedule.policy import AnyPolicy
-from ...engine.session.batching.run_batches import AnyBatch
+from ...engine.session.batching.batch_argument import AnyBatch
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.native_engine import Plan, run_native
 from ...inspector.capture.capture import capture
