@@ -60,12 +60,26 @@ class Parser(argparse.ArgumentParser):
             kwargs["schema"] = f"{self.prog.removeprefix('tapescope ')}/1"
         super().set_defaults(**kwargs)
 
+    def _commands(self) -> Iterator[argparse.ArgumentParser]:
+        """Yield the parsers of the commands that this parser has, and of theirs: `tapescope bench orders` first."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from each._commands()
+                    yield each
+
     def error(self, message: str) -> NoReturn:
         # Add the most similar choice to a message about an invalid one.
         found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
         near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
         if found and near:
             message = message.replace(found[1], f"{found[1]} (did you mean {near[0]!r}?)", 1)
+        elif found and message.startswith("argument -") and ".py" in found[1]:  # an option with an optional value
+            message += f"; put {found[1]} before the option"
+        if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
+            command = next((each for each in self._commands() if each.prog != self.prog), self)
+            close = get_close_matches(unknown[1], command._option_string_actions, 1, 0.7)
+            message += f"; did you mean {close[0]}?" if close else f"; {command.prog} --help lists the options"
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -99,6 +113,8 @@ def _file_message(error: OSError) -> str:
         return error.strerror or str(error)
     if isinstance(error, FileNotFoundError):
         return f"file {error.filename} does not exist"
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is a file, not a folder"
     if isinstance(error, IsADirectoryError):
         return f"{error.filename} is a folder, not a file"
     if isinstance(error, PermissionError):
@@ -184,6 +200,16 @@ def check_arguments(options: argparse.Namespace) -> None:
             find_policy(policy)
 
 
+def print_misplaced(own: Sequence[str], arguments: Sequence[str], command: str, script: str) -> None:
+    """Print the first of a script's arguments that is one of a command's `own` options, if there is one."""
+    if passed := [each for each in arguments if each.partition("=")[0] in own]:
+        print(
+            f"tapescope: {passed[0]} stands after the script, so the script gets it; options of tapescope {command} "
+            f"stand before {script}",
+            file=sys.stderr,
+        )
+
+
 def place_for(option: str, path: Path | None) -> None:
     """Create the folder of an output file. Do it before measuring, so that an error is reported at once."""
     if path is not None:
@@ -209,7 +235,7 @@ def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[
     from .user_script import make_loss_of
 
     if ":" in target or target.endswith(".py"):
-        with make_loss_of(target, needs_graph=True) as make_loss:
+        with make_loss_of(target) as make_loss:
             yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
     else:
         found = workload(target)

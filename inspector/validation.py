@@ -71,7 +71,9 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
     except TypeError as error:
         title = getattr(value, "__qualname__", type(value).__name__)
         count = ("no arguments", "one argument")[arguments] if arguments < 2 else f"{arguments} arguments"
-        raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
+        raise TypeError(
+            f"{name} is {title}, which cannot be called with {count} ({error}); expected {wanted}"
+        ) from None
 
 
 def expect_model(model: object) -> None:
