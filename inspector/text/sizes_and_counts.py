@@ -135,3 +135,16 @@ def percent_text(share: float) -> str:
     if not math.isfinite(share):
         return "–"
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def number_text(value: object) -> str:
+    """Return a value with six digits."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else f"{value:.6g}"
+    return str(value)
+
+
+def index_text(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]"

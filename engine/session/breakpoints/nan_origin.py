@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.graph.phrases import joined
-from ....inspector.text.sizes_and_counts import dtype_name, nth
+from ....inspector.text.sizes_and_counts import dtype_name, index_text, nth, number_text
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.saved_variables import SavedSlot, saved_numbers, saved_slots
 from ....inspector.torch_private.tensors import (
@@ -167,6 +167,16 @@ def _advice(
     discarded = discarding_task(graph, output.task) if at["gradient"] == 0 and is_nan else ""
     name = output.task.short_name.lower()
     return advice_on(BadElement(name, at, tensors, bad.dtype, is_nan, False, discarded))
+
+
+def _advice_on_forward(task: Task, node: Node, result: Tensor, inputs: Mapping[str, Tensor]) -> NanCause | None:
+    """Return the cause and the remedy of a bad result of the forward, whose inputs are finite."""
+    index, at = first_bad(result), Numbers(saved_numbers(node))
+    for name, each in inputs.items():
+        if isinstance(value := value_at(each, index, result.shape), int | float):
+            at[name] = value
+    is_nan = not bool(computable(result)[index].isinf())
+    return advice_on(BadElement(task.short_name.lower(), at, inputs, result.dtype, is_nan, True))
 
 
 def _on_a_tape(graph: Graph, inputs: Sequence[Tensor | None], task: Task, earlier: Earlier) -> Origin:
@@ -427,6 +437,8 @@ class _ForwardWalk:
             at = value_at(each, index, value.shape)
             where = "" if at is None else f": {f'at {index_text(index)} ' if index else ''}it is {number_text(at)}"
             yield f"its input `{name}` is finite{where}"
+        if clean and (cause := _advice_on_forward(task, first, value, dict(clean))) is not None:
+            yield f"{cause.cause}: {cause.remedy}"
 
     def _from_outside(self, slot: SavedSlot) -> str:
         if slot.modified:
@@ -532,18 +544,3 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
         text = f"all inputs are finite ({joined(sizes, len(sizes))})"
         limit = torch.finfo(output.dtype).max
         yield f"{text}; the largest {dtype_name(output.dtype)} is {number_text(limit)}" if reach > limit else text
-
-
-def number_text(value: object) -> str:
-    """Return a value with six digits."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "NaN"
-        return f"{value:.6g}"
-    return str(value)
-
-
-def index_text(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]"
