@@ -516,8 +516,9 @@ def test_compare_tells_what_a_users_function_does_wrong(
     says(assert_refused(["compare", str(script)], capsys), "SCRIPT.py:FUNCTION")
     script.write_text(SCRIPT.replace("Net()(torch.ones(2, 4)).sum()", "Net()(torch.ones(2, 4))"))
     sentence = assert_refused_late(["compare", f"{script}:loss"], capsys)
-    says(sentence, "make_loss()", "2×1", ".sum()")
+    says(sentence, "loss()", "2×1", ".sum()")
     snapshot("compare", sentence)
+    says(assert_refused(["debug", f"{script}:loss"], capsys), "loss()", "2×1", ".sum()")
     assert main(["compare", f"{script}:raises_halfway", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.count('File "') == 1 and "# here" in error
@@ -748,8 +749,7 @@ def test_debug_tells_what_a_users_function_does_wrong(script: Path, capsys: pyte
     assert main(["debug", f"{script}:raises_at_once"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'no data'"
     says(assert_refused(["debug", f"{script}:number"], capsys), "number()", "int")
-    assert main(["debug", f"{script}:without_grad"]) == 1
-    says(capsys.readouterr().err, "RuntimeError", "grad_fn")
+    says(assert_refused(["debug", f"{script}:without_grad"], capsys), "without_grad()", "without a graph", "no_grad")
 
 
 @pytest.mark.parametrize("command", [["view", "--no-open"], ["diff"]])
@@ -781,3 +781,19 @@ def test_the_examples_of_each_command_are_read_by_it() -> None:
     for example in examples:
         _, _, arguments = example.partition("tapescope ")
         command_line().parse_args(shlex.split(arguments))
+
+
+def test_unknown_options_and_misplaced_ones_are_answered_with_what_to_do(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for typed, *facts in (
+        (["compare", "linear50", "--polcy", "bfs"], "--polcy", "did you mean --policy?"),
+        (["advise", "linear50", "--policy", "bfs"], "--policy", "tapescope advise --help"),
+        (["graph", "--groups", f"{script}:loss"], "--groups", "before the option"),
+        (["fits", f"{script}:loss", "--memory", "1GB"], "--limit"),
+    ):
+        try:
+            assert main(typed) == 2
+        except SystemExit as end:
+            assert end.code == 2
+        says(capsys.readouterr().err, *facts)

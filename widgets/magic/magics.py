@@ -143,7 +143,7 @@ class DeckMagics(Magics):
 
     def _run_line(self, line: str) -> Any:
         verb, _, rest = line.strip().partition(" ")
-        if line.strip() in ("--help", "-h"):
+        if line.split()[:1] in (["--help"], ["-h"]):
             print(summary())
             return None
         if verb in MAGICS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):

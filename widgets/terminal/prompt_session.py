@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from torch import Tensor
+
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.direct_session import Stepper
 from ...inspector.graph.graph import Task
@@ -133,7 +135,8 @@ class Debuggee:
         expression, *rest = split_task(arg)
         value = self.value(expression)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ArgumentError(f"expected a number, got {a_kind(value)}")
+            found = a_kind(value) if isinstance(value, Tensor) else repr(value)
+            raise ArgumentError(f"expected a number, got {found}")
         return value, self.task_or_current(rest[0] if rest else "")
 
     def value(self, expression: str) -> Any:
