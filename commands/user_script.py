@@ -82,13 +82,14 @@ def _draw_forward(model: nn.Module, inputs: object, function_name: str) -> Drawn
 
 
 @contextmanager
-def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
+def make_loss_of(target: str, needs_graph: bool = True) -> Iterator[Callable[[], Tensor]]:
     """Yield a function that returns the loss of `SCRIPT.py:FUNCTION`. See `draw_function`.
 
     The script's folder is on sys.path in the `with` block.
 
     Args:
         target: the script and its function.
+        needs_graph: whether to raise ValueError for a loss without a graph.
 
     Raises:
         ValueError: as in `draw_function`; or the loss has no graph, or several elements.
@@ -114,7 +115,7 @@ def make_loss_of(target: str) -> Iterator[Callable[[], Tensor]]:
                     raise ValueError(
                         f"{function_name}() returned a tensor {shape}; expected one element, such as its .sum()"
                     )
-                if not loss.requires_grad:
+                if needs_graph and not loss.requires_grad:
                     raise ValueError(f"{function_name}() returned a loss without a graph: {why_no_graph(loss)}")
                 if has_run_backward(loss, since):
                     raise ValueError(
