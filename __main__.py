@@ -18,9 +18,9 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-from .commands.command_arguments import Parser, refuse
+from .commands.command_arguments import Parser, check_arguments, refuse
 from .commands.json_output import answered, answering, as_json, asks_for_json, exit_code_of
-from .commands.run_script import script_and_function
+from .inspector.text.option_form import options_named
 
 COMMANDS = {
     "run": "run",
@@ -86,13 +86,11 @@ def _run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         return refuse("the command line needs rich to print tables; pip install rich")
     try:
-        # Check before the command imports torch, to answer a typo at once. `debug` also takes a script alone.
-        for name in () if "arguments" in options else ("target", "make_model", "loss_of"):
-            if ":" in (target := getattr(options, name, "")):
-                script_and_function(target)
-    except ValueError as error:
+        check_arguments(options)
+    except (ValueError, OSError) as error:
         return refuse(error)
-    return int(options.command(options, Console(highlight=False)))
+    with options_named(vars(options)):
+        return int(options.command(options, Console(highlight=False)))
 
 
 def command_line(only: str | None = None) -> Parser:

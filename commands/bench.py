@@ -407,9 +407,7 @@ def _programs(
     if options_set and all(map(_is_script, names)):
         raise ValueError(f"{options_set[0]} applies only to built-in workloads; set it in {names[0]} instead")
     return [
-        own_program(scripts.enter_context(make_loss_of(name, needs_graph=True)), Path(name).name)
-        if _is_script(name)
-        else workload(name)
+        own_program(scripts.enter_context(make_loss_of(name)), Path(name).name) if _is_script(name) else workload(name)
         for name in names
     ]
 

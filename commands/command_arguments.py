@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,9 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from ..inspector.text.option_form import as_options
 from .json_output import add_json, tell_error
+from .run_script import script_and_function, script_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,12 +60,26 @@ class Parser(argparse.ArgumentParser):
             kwargs["schema"] = f"{self.prog.removeprefix('tapescope ')}/1"
         super().set_defaults(**kwargs)
 
+    def _commands(self) -> Iterator[argparse.ArgumentParser]:
+        """Yield the parsers of the commands that this parser has, and of theirs: `tapescope bench orders` first."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for each in action.choices.values():
+                    yield from each._commands()
+                    yield each
+
     def error(self, message: str) -> NoReturn:
         # Add the most similar choice to a message about an invalid one.
         found = re.search(r"invalid choice: ('[^']*') \(choose from (.*)\)", message)
         near = found and get_close_matches(found[1].strip("'"), [each.strip("'") for each in found[2].split(", ")], 1)
         if found and near:
             message = message.replace(found[1], f"{found[1]} (did you mean {near[0]!r}?)", 1)
+        elif found and message.startswith("argument -") and ".py" in found[1]:  # an option with an optional value
+            message += f"; put {found[1]} before the option"
+        if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
+            command = next((each for each in self._commands() if each.prog != self.prog), self)
+            close = get_close_matches(unknown[1], command._option_string_actions, 1, 0.7)
+            message += f"; did you mean {close[0]}?" if close else f"; {command.prog} --help lists the options"
         tell_error(message)
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -73,7 +90,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 def refuse(why: object) -> int:
     """Print why the command cannot run, in one sentence. Return the exit code."""
-    sentence = _file_message(why) if isinstance(why, OSError) else why
+    sentence = as_options(_file_message(why) if isinstance(why, OSError) else why)
     tell_error(sentence)
     print(f"tapescope: {sentence}", file=sys.stderr)
     return 2
@@ -96,6 +113,8 @@ def _file_message(error: OSError) -> str:
         return error.strerror or str(error)
     if isinstance(error, FileNotFoundError):
         return f"file {error.filename} does not exist"
+    if isinstance(error, FileExistsError):
+        return f"{error.filename} is a file, not a folder"
     if isinstance(error, IsADirectoryError):
         return f"{error.filename} is a folder, not a file"
     if isinstance(error, PermissionError):
@@ -142,6 +161,55 @@ class ProgressLine:
         self.clear()
 
 
+def check_arguments(options: argparse.Namespace) -> None:
+    """Check the arguments that can be checked without importing torch, to answer a mistake at once.
+
+    Raises:
+        ValueError: a script, policy or size is invalid.
+        OSError: a file does not exist.
+    """
+    from ..engine.studies.workload_table import check_workload
+
+    given = vars(options)
+    # `debug` also takes a script alone, and the studies a workload.
+    of_script, of_workload = "breaks" in given, "size" in given
+    for target in (given[name] for name in ("target", "make_model", "loss_of") if name in given):
+        if of_script and (":" not in target or Path(target).is_file()):
+            script_path(target)
+        elif ":" in target or target.endswith(".py") or not of_workload:
+            script_and_function(target)
+        else:
+            check_workload(target)
+    for name in (*given.get("workloads", ()), *filter(None, [given.get("workload")])):
+        if ":" in name:
+            script_and_function(name)
+        else:
+            check_workload(name)
+    for name in ("first", "second", "trace"):
+        if name in given and not given[name].exists():
+            raise FileNotFoundError(errno.ENOENT, "", str(given[name]))
+    for name in ("memory", "limit", "reserve"):
+        if isinstance(given.get(name), str):
+            from ..inspector.text.sizes_and_counts import bytes_of
+
+            bytes_of(given[name], f"--{name}")
+    if policies := given.get("policy") or given.get("policies"):
+        from ..engine.planning.policies import find_policy
+
+        for policy in [policies] if isinstance(policies, str) else policies:
+            find_policy(policy)
+
+
+def print_misplaced(own: Sequence[str], arguments: Sequence[str], command: str, script: str) -> None:
+    """Print the first of a script's arguments that is one of a command's `own` options, if there is one."""
+    if passed := [each for each in arguments if each.partition("=")[0] in own]:
+        print(
+            f"tapescope: {passed[0]} stands after the script, so the script gets it; options of tapescope {command} "
+            f"stand before {script}",
+            file=sys.stderr,
+        )
+
+
 def place_for(option: str, path: Path | None) -> None:
     """Create the folder of an output file. Do it before measuring, so that an error is reported at once."""
     if path is not None:
@@ -167,7 +235,7 @@ def program(target: str, size: Size) -> Iterator[tuple[str, str, str, Callable[[
     from .user_script import make_loss_of
 
     if ":" in target or target.endswith(".py"):
-        with make_loss_of(target, needs_graph=True) as make_loss:
+        with make_loss_of(target) as make_loss:
             yield Path(target).name.replace(".py:", "-"), Path(target).name, "", make_loss
     else:
         found = workload(target)

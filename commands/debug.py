@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ..engine.execution.accumulation_rule import Accumulate, Accumulation, Release
-from .command_arguments import Commands, refuse
+from .command_arguments import Commands, print_misplaced, refuse
 from .json_output import printed, tell_error
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def add_debug(commands: Commands) -> None:
 def _debug(options: argparse.Namespace, console: Console) -> int:
     from ..engine.planning.policies import find_policy
     from ..engine.schedule.device_queues import QUEUES
-    from ..engine.session.batching.run_batches import check_batch
+    from ..engine.session.batching.batch_argument import check_batch
     from ..widgets.terminal.script_debugger import EveryBackward, ended_well
     from ..widgets.terminal.user_traceback import users_traceback
     from .run_script import run_script, script_path
@@ -116,13 +116,8 @@ def _debug(options: argparse.Namespace, console: Console) -> int:
                 backward_of(target)
             return 2 if debugger.matched_nothing else 0
         path = script_path(target)
-        own = {"--break", "--watch", "--policy", "--engine", "--batch", "--skip", "--keep-inputs"}
-        if passed := [each for each in options.arguments if each.partition("=")[0] in own]:
-            print(
-                f"tapescope: {passed[0]} stands after the script, so the script gets it; options of tapescope debug "
-                f"stand before {target}",
-                file=sys.stderr,
-            )
+        own = ("--break", "--watch", "--policy", "--engine", "--batch", "--skip", "--keep-inputs")
+        print_misplaced(own, options.arguments, "debug", target)
     except UserError as error:
         traceback = users_traceback(error.error)
         tell_error(f"{target} raised {type(error.error).__name__}", traceback)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+from ..inspector.text.option_form import as_options
 from .command_arguments import Commands, refuse, script_raised
 from .json_output import tell
 
@@ -92,12 +93,12 @@ def _fits(options: argparse.Namespace, console: Console) -> int:
                     device=options.device,
                     reserve=options.reserve,
                 )
-                sentences = fit.sentences
+                sentences = [as_options(each) for each in fit.sentences]
     except UserError as error:
         return script_raised(error.error, f"{options.target} raised {type(error.error).__name__}")
     except _OURS as error:
         return refuse(error)
-    tell(lambda: fit_content(fit))
+    tell(lambda: fit_content(fit) | {"sentences": sentences})
     console.print(fit.table)
     for sentence in sentences:
         console.print(f"\n{sentence}", markup=False)

@@ -149,22 +149,22 @@ def _demo(options: argparse.Namespace, console: Console) -> int:
 def _workloads(options: argparse.Namespace, console: Console) -> int:
     from rich.table import Table
 
-    from ..engine.studies.workloads import WORKLOADS
+    from ..engine.studies.workload_table import WORKLOAD_TABLE
 
     tell(
         lambda: {
             "workloads": [
-                {"name": each.name, "title": each.title, "source": each.source, "small": each.small, "full": each.full}
-                for each in WORKLOADS.values()
+                {"name": name, "title": each.title, "source": each.source, "small": each.small, "full": each.full}
+                for name, each in WORKLOAD_TABLE.items()
             ]
         }
     )
     table = Table.grid(padding=(0, 2, 0, 0))
-    for found in WORKLOADS.values():
+    for name, found in WORKLOAD_TABLE.items():
         small, full = (
             " ".join(f"{knob}={value}" for knob, value in knobs.items()) for knobs in (found.small, found.full)
         )
-        table.add_row(f"[bold]{found.name}[/bold]", found.title)
+        table.add_row(f"[bold]{name}[/bold]", found.title)
         table.add_row("", f"[dim]{found.source}[/dim]")
         table.add_row("", f"small: {small}")
         table.add_row("", f"full: {full}\n")

@@ -194,7 +194,7 @@ def _page_findings(page: str) -> Answered:
 def _find_nan(target: str) -> Answered:
     from ..engine.diagnose.find_nan import find_nan
 
-    with make_loss_of(target) as make_loss:
+    with make_loss_of(target, needs_graph=False) as make_loss:  # a NaN of a forward without a graph is found too
         report = find_nan(make_loss)
     return {
         "found": _known(report.where is not None, len(report.unread)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .command_arguments import Commands, ProgressLine, place_for, refuse
+from .command_arguments import Commands, ProgressLine, place_for, print_misplaced, refuse
 from .json_output import of_this_rank, tell
 from .run_script import run_module, run_script, script_path
 
@@ -132,6 +132,8 @@ def _run(options: argparse.Namespace, console: Console) -> int:
             run_script(path, name, arguments)
     except BaseException as error:
         has_failed = watched.finish(error)
+        if isinstance(error, SystemExit) and error.code == 2:  # of argparse, in the script
+            print_misplaced([f"--{each.replace('_', '-')}" for each in vars(options)], arguments, "run", name)
         if isinstance(error, SystemExit) and error.code in (None, 0) and has_failed:
             return FOUND
         raise

@@ -24,7 +24,8 @@ def script_path(script: str) -> Path:
     if path.is_dir():
         raise ValueError(f"script {script} is a folder; run a package with -m")
     if not path.is_file():
-        raise ValueError(f"script {script} does not exist")
+        near = f"; did you mean {script}.py?" if path.with_name(f"{path.name}.py").is_file() else ""
+        raise ValueError(f"script {script} does not exist{near}")
     return path
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from ..engine.api.make_loss import has_run_backward, to_return_instead
 from ..inspector.capture.build_graph import read_graph, why_no_graph
 from ..inspector.capture.capture import capture
 from ..inspector.graph.graph import Graph
+from ..inspector.text.sizes_and_counts import shape_text
 from ..inspector.torch_private.sequence_numbers import sequence_nr
 from ..inspector.validation import expect_callable
 from .run_script import script_and_function
@@ -80,7 +82,7 @@ def _draw_forward(model: nn.Module, inputs: object, function_name: str) -> Drawn
 
 
 @contextmanager
-def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[], Tensor]]:
+def make_loss_of(target: str, needs_graph: bool = True) -> Iterator[Callable[[], Tensor]]:
     """Yield a function that returns the loss of `SCRIPT.py:FUNCTION`. See `draw_function`.
 
     The script's folder is on sys.path in the `with` block.
@@ -90,7 +92,7 @@ def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[]
         needs_graph: whether to raise ValueError for a loss without a graph.
 
     Raises:
-        ValueError: as in `draw_function`.
+        ValueError: as in `draw_function`; or the loss has no graph, or several elements.
         UserError: the script raised. The yielded function also raises it, if the user's function raises.
     """
     _, function_name = script_and_function(target)
@@ -105,9 +107,14 @@ def make_loss_of(target: str, needs_graph: bool = False) -> Iterator[Callable[[]
                 result = function()
             except (Exception, SystemExit) as error:
                 raise UserError(error) from error
-            loss = _loss_and_model(result, function_name)[0]
+            loss = _loss_and_model(result, function_name, of_loss=True)[0]
             if not checked:  # only in the first call, because later calls are timed
                 checked = True
+                if loss.is_nested or loss.numel() != 1:
+                    shape = "nested" if loss.is_nested else f"of shape {shape_text(loss.shape)}"
+                    raise ValueError(
+                        f"{function_name}() returned a tensor {shape}; expected one element, such as its .sum()"
+                    )
                 if needs_graph and not loss.requires_grad:
                     raise ValueError(f"{function_name}() returned a loss without a graph: {why_no_graph(loss)}")
                 if has_run_backward(loss, since):
@@ -211,17 +218,14 @@ def _function(module: ModuleType, name: str) -> Callable[[], Any]:
     function: Callable[[], Any] | None = getattr(module, name, None)
     if function is not None and callable(function):
         return function
-    own = [
-        key
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__ and not isinstance(value, type)
-    ]
+    own = [key for key, value in vars(module).items() if isfunction(value) and value.__module__ == module.__name__]
     raise ValueError(
         f"{Path(str(module.__file__)).name} has no function {name!r}; its functions: {', '.join(own) or 'none'}"
     )
 
 
-def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Module | None]:
+def _loss_and_model(result: object, function_name: str, of_loss: bool = False) -> tuple[Tensor, nn.Module | None]:
+    """Return the loss, and the model if there is one. `of_loss`: the function must return a loss, not a forward."""
     match result:
         case Tensor():
             return result, None
@@ -231,6 +235,6 @@ def _loss_and_model(result: object, function_name: str) -> tuple[Tensor, nn.Modu
     if isinstance(result, tuple):
         found = f"a tuple of ({', '.join(type(part).__name__ for part in result)})"
     wanted = f"expected a loss tensor or a pair (loss, model){to_return_instead(result)}"
-    if isinstance(result, nn.Module):
+    if isinstance(result, nn.Module) and not of_loss:
         wanted = "to draw its forward, return a pair of the model and its inputs, such as (model, x)"
     raise ValueError(f"{function_name}() returned {found}; {wanted}")

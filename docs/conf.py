@@ -25,7 +25,7 @@ from tapescope.__main__ import command_line
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # Sphinx does not
 
-from live_decks import shows_deck  # noqa: E402
+from live_decks import STILL, shows_deck  # noqa: E402
 
 NOTEBOOKS = HERE.parent / "notebooks"
 DECKS = HERE / "_pages" / "decks"
@@ -151,10 +151,12 @@ def _copy_tours() -> None:
             _save_decks(path, tour["metadata"]["tapescope"]["code"])
         for number, cell in enumerate(tour["cells"]):
             decks = [output for output in cell.get("outputs", ()) if shows_deck(output)]
-            for place, output in enumerate(decks):
-                page = f"decks/{path.stem}_{number}_{place}.html"
-                if (DECKS.parent / page).exists():
+            pages = [f"decks/{path.stem}_{number}_{place}.html" for place in range(len(decks))]
+            if decks and all((DECKS.parent / page).exists() for page in pages):
+                for page, output in zip(pages, decks, strict=True):
                     output["data"] = {"text/html": _FRAME.format(page=f"../{page}", title=f"A deck of {path.stem}")}
+                # A deck's still, for viewers that run no scripts, is an output of its own.
+                cell["outputs"] = [each for each in cell["outputs"] if not shows_deck(each, STILL)]
             for output in cell.get("outputs", ()):
                 for live in LIVE & output.get("data", {}).keys():
                     del output["data"][live]

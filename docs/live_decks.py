@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 VIEW = "application/vnd.jupyter.widget-view+json"
+STILL = "image/svg+xml"
 
 
-def shows_deck(output: dict[str, Any]) -> bool:
-    """Return whether an output is a deck, and not a figure or another widget."""
+def shows_deck(output: dict[str, Any], as_type: str = VIEW) -> bool:
+    """Return whether an output is a deck, and not a figure or another widget; `STILL` asks for a deck's still."""
     text = "".join(output.get("data", {}).get("text/plain", ""))
-    return VIEW in output.get("data", {}) and text.startswith(("<Deck", "<Recording", "<StepRecording"))
+    return as_type in output.get("data", {}) and text.startswith(("<Deck", "<Recording", "<StepRecording"))
 
 
 def save_decks(tour: Path, folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""Checks of users' arguments. Each error names the argument, its type, and the expected value."""
+"""Checks of users' arguments. Each error names the argument, its type, and the expected value.
+
+torch is imported where it is needed: the command line answers mistakes without it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from difflib import get_close_matches
 from inspect import signature
 from types import UnionType
 from typing import Any
-
-from torch import Tensor, nn
 
 
 def expect(value: object, kind: type | UnionType, name: str, wanted: str) -> None:
@@ -52,6 +53,8 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
 
     torch's own modules are rejected, because they only accept tensors, whatever their signature says.
     """
+    from torch import nn
+
     called: object = value
     if isinstance(value, nn.Module):
         if type(value).__module__.startswith("torch."):
@@ -68,7 +71,9 @@ def expect_callable(value: object, arguments: int, name: str, wanted: str) -> No
     except TypeError as error:
         title = getattr(value, "__qualname__", type(value).__name__)
         count = ("no arguments", "one argument")[arguments] if arguments < 2 else f"{arguments} arguments"
-        raise TypeError(f"{name} is {title}, which can't be called with {count} ({error}); expected {wanted}") from None
+        raise TypeError(
+            f"{name} is {title}, which cannot be called with {count} ({error}); expected {wanted}"
+        ) from None
 
 
 def expect_model(model: object) -> None:
@@ -77,6 +82,8 @@ def expect_model(model: object) -> None:
     Raises:
         TypeError: `model` is neither None nor a module.
     """
+    from torch import nn
+
     wanted = (
         'the module that names the parameters, such as nn.ModuleDict({"G": generator, "D": critic}) for several, or '
         "None, which names them after the called modules"
@@ -90,6 +97,8 @@ def expect_outputs(value: object) -> None:
     Raises:
         TypeError: `value` is neither a tensor nor an iterable.
     """
+    from torch import Tensor, nn
+
     wanted = f"expected a tensor or a sequence of tensors, got {a_kind(value)}"
     if isinstance(value, nn.Module):
         raise TypeError(f"{wanted}, which is a model: pass the loss computed with it, such as model(x).sum()")

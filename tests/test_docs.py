@@ -223,3 +223,15 @@ def test_all_pages_install_from_one_place() -> None:
 
 def test_the_readme_is_read_in_a_minute() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_each_deck_of_a_tour_has_one_still_which_the_built_page_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    live = import_module("live_decks")
+    for tour in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(tour.read_text(encoding="utf-8"))["cells"]:
+            outputs = cell.get("outputs", [])
+            decks, stills = (
+                [each for each in outputs if live.shows_deck(each, kind)] for kind in (live.VIEW, live.STILL)
+            )
+            assert len(decks) == len(stills)

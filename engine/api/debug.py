@@ -16,7 +16,7 @@ from ..recording.run import Engine
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy
-from ..session.batching.run_batches import AnyBatch, check_batch
+from ..session.batching.batch_argument import AnyBatch, check_batch
 from ..session.direct_session import Stepper
 from ..session.error_notes.explain_error import explain_error
 from ..session.native_session import NO_HISTORY, NativeSession

@@ -21,7 +21,7 @@ from ..recording.run import Engine, Run
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy
-from ..session.batching.run_batches import AnyBatch, check_batch
+from ..session.batching.batch_argument import AnyBatch, check_batch
 from ..session.direct_session import run_measured
 from ..session.error_notes.explain_error import errors_explained
 from ..session.hips.levels import FollowedTapes

@@ -20,7 +20,7 @@ from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.renderers import text_of
 from ...inspector.text.progress import telling
 from ...inspector.text.report import findings_rich, findings_text
-from ...inspector.text.sizes_and_counts import counted
+from ...inspector.text.sizes_and_counts import counted, number_text
 from ...inspector.torch_private.compiled import keep_compiler_out, uncompiled
 from ...inspector.torch_private.hooks import leaf_hooks, node_hooks, post_accumulate_hooks
 from ...inspector.torch_private.nodes import leaf_of
@@ -37,7 +37,7 @@ from ..schedule.ddp_buckets import nothing_reduced
 from ..schedule.fsdp_stages import is_sharded
 from ..schedule.policy import Policy
 from ..session.breakpoints.breakpoints import Stop
-from ..session.breakpoints.nan_origin import bad_part, first_bad, number_text
+from ..session.breakpoints.nan_origin import bad_part, first_bad
 from ..session.breakpoints.watchpoints import unread_text
 from ..session.direct_session import Stepper
 from ..session.native_session import NativeSession
@@ -395,12 +395,13 @@ def _of_backward(finds: Sequence[ForwardFind], loss: float, found: _Backward, ho
         )
     task = graph.tasks[stop.task]
     maker, gave = found.maker, f"{stop.clause}{stop.cause or ''}"
+    remedy = None if maker is None or maker.advice is None else maker.advice.remedy
     if maker is not None and stop.cause is None:
-        gave += f", because in the forward {_said(maker)}{'' if maker.advice is None else f': {maker.advice.remedy}'}"
+        gave += f", because in the forward {_said(maker)}{'' if remedy is None else f': {remedy}'}"
         maker = None
     sentences = (
         f"The loss is {number_text(loss)}; in the backward, {gave}.",
-        *(f"{line[0].upper()}{line[1:]}." for line in stop.lines),
+        *(f"{line[0].upper()}{line[1:]}." for line in stop.lines if remedy is None or not line.endswith(remedy)),
         *([] if maker is None else [f"The cause is in the forward: {_said(maker)}."]),
         *(["It reached no leaf's gradient, because a later task discarded it."] if stop in found.harmless else []),
         *(f"Also {each.clause}, which reached no leaf's gradient." for each in found.harmless if each is not stop),

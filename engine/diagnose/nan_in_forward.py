@@ -14,15 +14,14 @@ from torch.autograd.graph import Node
 from ...inspector.capture.capture import capture
 from ...inspector.graph.graph import TensorMeta, module_name
 from ...inspector.graph.source_lines import Source
+from ...inspector.text.sizes_and_counts import index_text, number_text
 from ...inspector.torch_private.compiled import uncompiled
 from ...inspector.torch_private.tensors import computable, computes_itself
 from ...inspector.torch_private.thread_state import unobserved
 from ..session.breakpoints.nan_origin import (
     dense_parts,
     has_element,
-    index_text,
     is_bad,
-    number_text,
     value_at,
     what_is_bad,
 )

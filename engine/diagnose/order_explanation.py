@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...inspector.graph.graph import Graph, Task, unique_name
 from ...inspector.graph.phrases import joined
+from ...inspector.text.sizes_and_counts import index_text, number_text
 from ...inspector.torch_private.tensors import equal_elements
 from ...inspector.torch_private.thread_state import unobserved
 from ..execution.node_runner import APPLIED
-from ..session.breakpoints.nan_origin import index_text, number_text
 from .order_dependence import Cause, Departure, How
 from .run_in_order import Looked, OrderRun, SharedWrite
 

@@ -13,8 +13,6 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from ...inspector.garbage_collector import collector_paused
-from ...inspector.graph.paths_and_repeats import longest_ways
-from ..schedule.find_tasks import tasks_at
 
 if TYPE_CHECKING:
     from .scheduling_problem import Problem
@@ -253,6 +251,8 @@ def critical_path(problem: Problem, ran: Sequence[int] = ()) -> list[int]:
     schedule, so with m equal devices the time is within 2 - 1/m of the best (Graham, 1969). On one device all orders
     take equally long. O(n log n + edges).
     """
+    from ...inspector.graph.paths_and_repeats import longest_ways
+
     times = problem.durations
     rest = longest_ways(reversed(problem.heap_order), problem.nexts, times)
     places = _heap_places(problem)
@@ -292,6 +292,8 @@ def comm_first(problem: Problem, ran: Sequence[int] = (), *, patterns: Sequence[
 
 def _named(problem: Problem, patterns: Iterable[str | int]) -> list[list[int]]:
     """Return the tasks of each pattern that run."""
+    from ..schedule.find_tasks import tasks_at
+
     runs = set(problem.tasks)
     groups = []
     for pattern in patterns:

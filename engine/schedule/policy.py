@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...inspector.graph.graph import Graph, Task
-from ...inspector.graph.kinds import Kind
 from ...inspector.validation import a_kind, expect
+
+if TYPE_CHECKING:  # the command line checks a policy's name without importing torch
+    from ...inspector.graph.graph import Graph, Task
 
 Key: TypeAlias = tuple[int, ...]
 
@@ -88,14 +89,14 @@ class QueueState:
     order: Sequence[int]
 
 
-Choice: TypeAlias = Callable[[Sequence[Task], QueueState], Task]
+Choice: TypeAlias = Callable[["Sequence[Task]", QueueState], "Task"]
 """A user's policy: receives the ready tasks in order of arrival, and returns one of them."""
 
 AnyPolicy: TypeAlias = str | Policy | Choice
 
 
 def creation_label(task: Task, arrival: int) -> str:
-    return "leaf" if task.kind is Kind.ACCUMULATE_GRAD else f"#{task.id}"
+    return "leaf" if task.is_leaf else f"#{task.id}"
 
 
 class Places:

@@ -36,11 +36,14 @@ from ..schedule.device_queues import AnyQueue, DeviceQueues, MakeQueue
 from ..schedule.greedy_order import allowed, chosen_order
 from ..schedule.policy import Choice, Policy, is_dynamic
 from ..schedule.ready_queue import KeyedQueue, PolicyError, ready_queue
-from .batching.run_batches import AnyBatch, group_runner
+from .batching.batch_argument import AnyBatch
 from .branches import Past
 from .breakpoints.breakpoints import Stop
 from .breakpoints.stop_list import Stops, session_over
 from .error_notes.explain_error import explain_error
+
+if TYPE_CHECKING:
+    from .batching.run_batches import GroupRunner
 
 
 class DirectBackward:
@@ -89,7 +92,11 @@ class DirectBackward:
         self.recorder = None if trace is None else Recorder(self.graph, policy, trace)
         self.batches: list[Batch] = [] if self.recorder is None else self.recorder.batches
         self.fallbacks: list[Fallback] = [] if self.recorder is None else self.recorder.fallbacks
-        self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
+        self.groups: GroupRunner | None = None
+        if batch is not None:
+            from .batching.run_batches import group_runner  # few sessions need it
+
+            self.groups = group_runner(batch, runner, accumulation, self.batches, self.fallbacks)
         if runner.streams is not None and not (self.groups is None and accumulation == PYTORCHS):
             runner.streams.use_one_stream()
         self._make_queue = make_queue if self.groups is None else partial(holding_queue, together=self.groups.together)

@@ -30,7 +30,7 @@ from ..schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
 from ..schedule.device_queues import DeviceQueues, Queues, why_idle
 from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..schedule.ready_queue import AnyTask, ReadyTask
-from .batching.run_batches import AnyBatch, check_batch
+from .batching.batch_argument import AnyBatch, check_batch
 from .branches import Branch
 from .compare_branches import BranchComparison
 from .direct_engine import DirectBackward

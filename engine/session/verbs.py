@@ -28,11 +28,11 @@ from ..schedule.find_tasks import calls_of, tasks_of_call
 from ..schedule.policy import AnyPolicy, Choice, Policy, policy_name
 from ..schedule.ready_queue import AnyTask
 from .breakpoints.breakpoints import Breakpoint, Predicate, Stop, Where
-from .breakpoints.watch_conditions import GradientPredicate
-from .breakpoints.watchpoints import Watchpoint
 from .session import SessionBase, one_at_a_time
 
 if TYPE_CHECKING:
+    from .breakpoints.watch_conditions import GradientPredicate
+    from .breakpoints.watchpoints import Watchpoint
     from .check_task import Check
     from .float64_replay import SharedChecks
 

@@ -6,12 +6,14 @@ can have it, and runs forward and backward in a second on two cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...inspector.text.sizes_and_counts import dtype_name
-from ...inspector.validation import did_you_mean, expect
 from .ready_workload import Parts, Workload
 from .workload_models import (
     DLRM,
@@ -58,6 +60,7 @@ from .workload_models_translation import (
     Translated,
     TwoDevices,
 )
+from .workload_table import WORKLOAD_TABLE, check_workload
 
 
 def workload(name: str) -> Workload:
@@ -67,10 +70,7 @@ def workload(name: str) -> Workload:
         ValueError: if no workload has this name; the message lists the names.
         TypeError: if `name` is not a string.
     """
-    expect(name, str, "name", "the name of a workload, such as resnet50")
-    if name not in WORKLOADS:
-        known = ", ".join(WORKLOADS)
-        raise ValueError(f"unknown workload {name!r}{did_you_mean(name, WORKLOADS)} expected one of {known}")
+    check_workload(name)
     return WORKLOADS[name]
 
 
@@ -199,217 +199,66 @@ def _error_where_made(made: Tensor, target: Tensor) -> Tensor:
     return (made - target.to(made.device)).square().mean()
 
 
+def _row(name: str, make: Callable[..., Parts], **more: Any) -> Workload:
+    title, source, small, full = WORKLOAD_TABLE[name]
+    return Workload(name, title, source, make, small, full, **more)
+
+
 WORKLOADS: dict[str, Workload] = {
     found.name: found
     for found in (
-        Workload(
-            "resnet50",
-            "ResNet-50, ImageNet",
-            "He et al., Deep Residual Learning for Image Recognition, 2015",
-            lambda batch, pixels: _of_images(ResNet50(classes=1000), batch, pixels),
-            small={"batch": 4, "pixels": 64},
-            full={"batch": 32, "pixels": 224},
-            blocks=(Bottleneck,),
+        _row("resnet50", lambda batch, pixels: _of_images(ResNet50(classes=1000), batch, pixels), blocks=(Bottleneck,)),
+        _row(
+            "resnet152", lambda batch, pixels: _of_images(ResNet152(classes=1000), batch, pixels), blocks=(Bottleneck,)
         ),
-        Workload(
-            "resnet152",
-            "ResNet-152, ImageNet",
-            "He et al., Deep Residual Learning for Image Recognition, 2015",
-            lambda batch, pixels: _of_images(ResNet152(classes=1000), batch, pixels),
-            small={"batch": 2, "pixels": 64},
-            full={"batch": 32, "pixels": 224},
-            blocks=(Bottleneck,),
-        ),
-        Workload(
-            "gpt2",
-            "GPT-2 small, tied head",
-            "Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
-            _gpt2,
-            small={"vocabulary": 512, "context": 32, "width": 96, "batch": 2, "heads": 12, "layers": 12, "dropout": 0},
-            full={
-                "vocabulary": 50257,
-                "context": 1024,
-                "width": 768,
-                "batch": 2,
-                "heads": 12,
-                "layers": 12,
-                "dropout": 0,
-            },
-            blocks=(Block,),
-        ),
-        Workload(
-            "lstm_lm",
-            "Word language model, two LSTM layers",
-            "pytorch/examples, word_language_model, 2017",
-            _lstm_lm,
-            small={"vocabulary": 1000, "width": 64, "steps": 35, "batch": 4},
-            full={"vocabulary": 33278, "width": 200, "steps": 35, "batch": 20},
-            blocks=(nn.LSTM,),
-        ),
-        Workload(
-            "lstm_cell",
-            "One LSTMCell, unrolled step by step",
-            "Hochreiter and Schmidhuber, Long Short-Term Memory, 1997",
-            _lstm_cell,
-            small={"steps": 50, "batch": 4, "width": 32},
-            full={"steps": 1500, "batch": 16, "width": 256},
-            blocks=(nn.LSTMCell,),
-        ),
-        Workload(
-            "seq2seq",
-            "Sequence to sequence with attention and input feeding",
-            "Luong et al., Effective Approaches to Attention-based Neural Machine Translation, 2015; Klein et al., "
-            "OpenNMT, 2017",
-            _seq2seq,
-            small={"vocabulary": 500, "width": 64, "steps": 8, "batch": 4, "layers": 2},
-            full={"vocabulary": 50_004, "width": 500, "steps": 30, "batch": 64, "layers": 2},
-            blocks=(nn.LSTM, nn.LSTMCell, GlobalAttention),
-        ),
-        Workload(
-            "cyclegan",
-            "CycleGAN, the generators' step through all four networks",
-            "Zhu et al., Unpaired Image-to-Image Translation using Cycle-Consistent Adversarial Networks, 2017",
-            _cyclegan,
-            small={"batch": 1, "pixels": 32, "channels": 8, "blocks": 9},
-            full={"batch": 1, "pixels": 256, "channels": 64, "blocks": 9},
-            blocks=(ResidualBlock,),
-        ),
-        Workload(
+        _row("gpt2", _gpt2, blocks=(Block,)),
+        _row("lstm_lm", _lstm_lm, blocks=(nn.LSTM,)),
+        _row("lstm_cell", _lstm_cell, blocks=(nn.LSTMCell,)),
+        _row("seq2seq", _seq2seq, blocks=(nn.LSTM, nn.LSTMCell, GlobalAttention)),
+        _row("cyclegan", _cyclegan, blocks=(ResidualBlock,)),
+        _row(
             "mnist",
-            "Two convolutions and two Linear on MNIST",
-            "pytorch/examples, mnist, 2017",
             lambda batch: Parts(
                 DigitNetwork(), (torch.randn(batch, 1, 28, 28),), functional.nll_loss, (torch.randint(10, (batch,)),)
             ),
-            small={"batch": 8},
-            full={"batch": 64},
         ),
-        Workload(
-            "sequence_labeler",
-            "A tagger: bidirectional GRU, then word by word, each step with the label before",
-            "pytorch/benchmark, rnns/benchmarks/sequence_labeler.py, 2018, after a gist of hal3's",
-            _sequence_labeler,
-            small={"vocabulary": 500, "labels": 45, "sentences": 2, "words": 8},
-            full={"vocabulary": 5000, "labels": 45, "sentences": 5, "words": 25},
-        ),
-        Workload(
+        _row("sequence_labeler", _sequence_labeler),
+        _row(
             "mlstm",
-            "Multiplicative LSTM, unrolled",
-            "Krause et al., Multiplicative LSTM for sequence modelling, 2016; pytorch/benchmark, "
-            "rnns/benchmarks/mlstm.py, 2018",
             lambda steps, batch, inputs, width: Parts(
                 MultiplicativeLSTM(inputs, width), (torch.randn(steps, batch, inputs),), torch.sum
             ),
-            small={"steps": 20, "batch": 1, "inputs": 32, "width": 64},
-            full={"steps": 20, "batch": 1, "inputs": 205, "width": 1900},
             blocks=(MultiplicativeLSTMCell,),
         ),
-        Workload(
-            "unet",
-            "U-Net, unpadded",
-            "Ronneberger et al., U-Net: Convolutional Networks for Biomedical Image Segmentation, 2015",
-            _unet,
-            small={"batch": 1, "pixels": 188, "channels": 8},
-            full={"batch": 1, "pixels": 572, "channels": 64},
-            blocks=(DoubleConvolution, UpBlock),
-        ),
-        Workload(
-            "recommender",
-            "DLRM: 26 embedding tables, dot interaction",
-            "Naumov et al., Deep Learning Recommendation Model, 2019 (tables of equal size, dense gradients)",
-            _recommender,
-            small={"rows": 1000, "batch": 32, "tables": 26, "dense": 13, "width": 16},
-            full={"rows": 100_000, "batch": 2048, "tables": 26, "dense": 13, "width": 64},
-        ),
-        Workload(
-            "din",
-            "Deep Interest Network: tables for history and offer",
-            "Zhou et al., Deep Interest Network for Click-Through Rate Prediction, 2018 (tables as long as for "
-            "Amazon's books, dense gradients)",
-            _din,
-            small={"users": 6037, "goods": 3680, "categories": 16, "width": 32, "history": 10, "batch": 8},
-            full={"users": 603_668, "goods": 367_983, "categories": 1600, "width": 64, "history": 50, "batch": 32},
-        ),
-        Workload(
-            "ensemble",
-            "Small networks of one shape, called in a loop",
-            "pytorch issue #18157, 2019",
-            _ensemble,
-            small={"members": 16, "layers": 4, "batch": 32, "width": 64, "separate_inputs": 0},
-            full={"members": 64, "layers": 4, "batch": 256, "width": 256, "separate_inputs": 0},
-        ),
-        Workload(
-            "mixture_of_experts",
-            "A router and experts that get different numbers of tokens",
-            "Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer, 2017",
-            _mixture_of_experts,
-            small={"experts": 8, "per_token": 2, "tokens": 64, "width": 32, "hidden": 64, "grouped": 0},
-            full={"experts": 64, "per_token": 2, "tokens": 4096, "width": 512, "hidden": 2048, "grouped": 0},
-        ),
-        Workload(
+        _row("unet", _unet, blocks=(DoubleConvolution, UpBlock)),
+        _row("recommender", _recommender),
+        _row("din", _din),
+        _row("ensemble", _ensemble),
+        _row("mixture_of_experts", _mixture_of_experts),
+        _row(
             "linear50",
-            "One Linear used 50 times independently",
-            "pytorch PR #4746, 2018",
             lambda uses, width, batch: Parts(ReusedLinear(width, uses), (torch.randn(batch, width),), torch.sum),
-            small={"uses": 50, "width": 512, "batch": 8},
-            full={"uses": 50, "width": 2048, "batch": 8},
         ),
-        Workload(
-            "rnn",
-            "A vanilla RNN, unrolled",
-            "HIPS/autograd issue #219 and its benchmarks/bench_rnn.py, 2017",
-            _rnn,
-            small={"batch": 4, "width": 128, "steps": 50},
-            full={"batch": 16, "width": 1024, "steps": 50},
-            gradient=rnn_by_hand,
-            program=rnn_program,
-        ),
-        Workload(
+        _row("rnn", _rnn, gradient=rnn_by_hand, program=rnn_program),
+        _row(
             "fan_out",
-            "One matrix, used 100 times in a row",
-            "HIPS/autograd issue #219, 2017 (scaled, so that its powers do not overflow)",
             lambda width, uses: Parts(FanOut(width, uses), (torch.randn(width, width),), torch.sum),
-            small={"width": 64, "uses": 100},
-            full={"width": 1000, "uses": 100},
             gradient=fan_out_by_hand,
             program=fan_out_program,
         ),
-        Workload(
+        _row(
             "elementwise",
-            "One matrix, multiplied element by element 100 times in a row",
-            "HIPS/autograd issue #219, 2017: its second program",
             lambda width, uses: Parts(Elementwise(width, uses), (torch.randn(width, width),), torch.sum),
-            small={"width": 64, "uses": 100},
-            full={"width": 1000, "uses": 100},
             gradient=elementwise_by_hand,
             program=elementwise_program,
         ),
-        Workload(
+        _row(
             "needless",
-            "100 additions whose values no gradient needs",
-            "HIPS/autograd, benchmarks/bench_mem.py, 2017",
             lambda width, additions: Parts(NeedlessAdditions(width, additions), (), torch.sum),
-            small={"width": 64, "additions": 100},
-            full={"width": 1000, "additions": 100},
             gradient=needless_by_hand,
             program=needless_program,
         ),
-        Workload(
-            "two_devices",
-            "Two chains on two devices: the later one starves the other",
-            "after pytorch PR #4746, 2018: its example of a graph on which creation order loses",
-            _two_devices,
-            small={"width": 256, "batch": 128, "far_layers": 12, "near_layers": 12},
-            full={"width": 1024, "batch": 1024, "far_layers": 200, "near_layers": 6},
-            device_of={"far": "cuda:0"},
-        ),
-        Workload(
-            "mlp_norm",
-            "500 × (Linear, ReLU, LayerNorm): many short tasks",
-            "tapescope's own benchmark of the cost per task",
-            _mlp_norm,
-            small={"layers": 500, "width": 64, "batch": 16},
-            full={"layers": 500, "width": 256, "batch": 64},
-        ),
+        _row("two_devices", _two_devices, device_of={"far": "cuda:0"}),
+        _row("mlp_norm", _mlp_norm),
     )
 }

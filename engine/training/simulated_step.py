@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...inspector.capture.capture import capture
@@ -432,7 +433,8 @@ class _Trained:
         fakes = self._fakes
         batches = [self._recipe.batch() for _ in range(micro_batches)]
         if not any(isinstance(each, Tensor) for each in tree_leaves(batches)):
-            raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch")
+            one = ", such as next(iter(loader))" if isinstance(batches[0], DataLoader) else ""
+            raise TypeError(f"make_batch() returned {a_kind(batches[0])} without a tensor in it; expected a batch{one}")
         self._recipe.refuse_unsized(batches[0])
         with torch.autograd.set_detect_anomaly(False):  # anomaly mode asks fake gradients whether they are NaN
             for _ in range(2):  # the first step allocates the optimizer's state; the second one is steady

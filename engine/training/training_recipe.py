@@ -167,7 +167,8 @@ def recipe_of(made: object, function: str) -> dict[str, object]:
         raise ValueError(f"{function}() returned a dict with {', '.join(map(repr, made))}; expected {', '.join(names)}")
     if isinstance(made, tuple | list) and len(made) in (3, 4):
         return dict(zip(names, made, strict=False))
-    raise ValueError(f"{function}() returned {a_kind(made)}; expected ({', '.join(names)}) or a dict of these")
+    of_loss = "; a function that returns a loss needs --limit in place of --memory" if isinstance(made, Tensor) else ""
+    raise ValueError(f"{function}() returned {a_kind(made)}; expected ({', '.join(names)}) or a dict of these{of_loss}")
 
 
 def _size_of(make_batch: Callable[..., Any]) -> inspect.Parameter | None:
@@ -207,8 +208,8 @@ def loss_by_default(model: nn.Module, batch: Any) -> Tensor:
             f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{a_kind(made)} without a loss"
         )
         raise ValueError(
-            f"the model returned {what}, so pass loss_of, for example "
-            "loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
+            f"the model returned {what}, so loss_of is needed, for example "
+            "lambda model, batch: criterion(model(batch[0]), batch[1])"
         )
     return loss
 
@@ -225,7 +226,7 @@ def _expect_parts(model: nn.Module, batch: Sequence[Any]) -> None:
     except TypeError as error:
         raise ValueError(
             f"{type(model).__name__}.forward() cannot be called with the {len(batch)} parts of a batch ({error}), so "
-            "pass loss_of, for example loss_of=lambda model, batch: criterion(model(batch[0]), batch[1])"
+            "loss_of is needed, for example lambda model, batch: criterion(model(batch[0]), batch[1])"
         ) from None
 
 
@@ -364,7 +365,8 @@ def _alike(tensor: Tensor, name: str, wholes: dict[int, Tensor]) -> Tensor:
 
 def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str:
     """Return the sentence about a value that fake tensors lack, with its line; `place`: of a backward's operation."""
-    line = innermost_user_line(frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename))
+    frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    line = innermost_user_line(frames)
     where = "" if line is None or place else f"{line.short}: "
     operator = str(error).removeprefix("aten.").partition(".")[0]
     what = (
@@ -372,9 +374,14 @@ def numbers_sentence(error: Exception, place: str, verb: str = "ts.fits") -> str
         if "scalar_dense" in operator
         else f"the number of elements that {operator} finds"
     )
+    if any(Path(frame.filename).is_relative_to(_DATA) for frame in frames):
+        return (
+            f"{where}a DataLoader reads random numbers, and fake tensors have no values. For {verb}, make the batch "
+            "without one, such as torch.randn(32, 784) of the same shape and dtype"
+        )
     return (
-        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Pass {verb} a version "
-        "without it, or measure a step that fits with ts.profile"
+        f"{where}{place or 'the program'} needs {what}, and fake tensors have no values. Leave it out for "
+        f"{verb}, or measure a step that fits with ts.profile"
     )
 
 
@@ -386,12 +393,13 @@ def unfakeable_sentence(error: Exception, operation: str, verb: str = "ts.fits")
     where = "in the optimizer's step: " if steps else "" if line is None else f"{line.short}: "
     return (
         f"{where}{verb} trains on fake tensors, on which {operation} does not run; few operations on sparse, nested, "
-        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Pass {verb} a version without it "
-        "(for nn.Embedding, one with sparse=False), or measure a step with ts.profile_step"
+        f"quantized and MKL-DNN tensors do, and torch.cond and similar ones do not. Replace the operation for {verb} "
+        "(for nn.Embedding, pass sparse=False), or measure a step with ts.profile_step"
     )
 
 
 _OPTIMIZERS = Path(torch.optim.__file__).parent
+_DATA = Path(torch.utils.data.__file__).parent
 
 
 def _is_ours(filename: str) -> bool:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from numbers import Real
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..validation import expect_number
+
+if TYPE_CHECKING:
+    import torch
 
 _SIZE_PATTERN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)", re.IGNORECASE)
 
@@ -44,13 +46,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def bytes_of(text: str, name: str, wanted: str) -> int:
+def bytes_of(text: str, name: str, wanted: str = "") -> int:
     """Parse a size: "8GB", "1.5 GiB", "512 MiB", "100 B". GB uses powers of 1,000, GiB powers of 1,024.
 
     Args:
         text: the size.
         name: name of the argument, for the message.
-        wanted: description of the expected value, for the message.
+        wanted: description of the expected value if it need not be a size, for the message.
 
     Raises:
         ValueError: `text` is not a size.
@@ -59,7 +61,7 @@ def bytes_of(text: str, name: str, wanted: str) -> int:
     unit = None if found is None else _BYTES_OF_UNIT.get(found[2].lower())
     if found is None or unit is None:
         doubt = "" if found is None or found[2].lower() not in "kmgtp" else f": {found[2]}B and {found[2]}iB differ"
-        raise ValueError(f"{name} is {text!r}{doubt}; expected {wanted}, or a size {SIZES}")
+        raise ValueError(f"{name} is {text!r}{doubt}; expected {wanted and f'{wanted}, or '}a size {SIZES}")
     return int(Decimal(found[1]) * unit)
 
 
@@ -133,3 +135,16 @@ def percent_text(share: float) -> str:
     if not math.isfinite(share):
         return "–"
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def number_text(value: object) -> str:
+    """Return a value with six digits."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        return "NaN" if math.isnan(value) else f"{value:.6g}"
+    return str(value)
+
+
+def index_text(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]"

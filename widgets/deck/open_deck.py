@@ -20,7 +20,7 @@ from ...engine.recording.run import Engine
 from ...engine.recording.statistics import Level
 from ...engine.schedule.device_queues import Queues
 from ...engine.schedule.policy import AnyPolicy
-from ...engine.session.batching.run_batches import AnyBatch
+from ...engine.session.batching.batch_argument import AnyBatch
 from ...engine.session.direct_session import Stepper
 from ...engine.session.native_session import NativeSession
 from ...inspector.garbage_collector import collector_paused

@@ -18,6 +18,7 @@ from ...engine.planning.policies import TABS, find_policy, policy_names
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.schedule.policy import AnyPolicy, Choice, Policy
 from ...inspector.graph.graph import Task
+from ...inspector.text.option_form import as_options
 from ...inspector.validation import did_you_mean
 from ..deck.auto_display import latest_deck
 from ..deck.deck import Deck
@@ -108,7 +109,7 @@ def _usage() -> Iterator[None]:
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         if getattr(error, "__notes__", None):
             raise
-        raise UsageError(str(error)) from None
+        raise UsageError(as_options(error)) from None
 
 
 def _why_stopped(deck: Deck) -> None:

@@ -29,6 +29,7 @@ from ...engine.schedule.device_queues import QUEUES
 from ...inspector.capture.capture import capture
 from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import OWN_CODE
+from ...inspector.text.option_form import as_options, options_named
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
 from ..deck.open_deck import debug, in_notebook
@@ -137,10 +138,12 @@ class DeckMagics(Magics):
         %%tapescope --policy bfs loss
         loss = model(x).sum()
         """
-        if cell is not None:
-            return self._open(line, cell)
+        with options_named(OPTIONS):
+            return self._open(line, cell) if cell is not None else self._run_line(line)
+
+    def _run_line(self, line: str) -> Any:
         verb, _, rest = line.strip().partition(" ")
-        if line.strip() in ("--help", "-h"):
+        if line.split()[:1] in (["--help"], ["-h"]):
             print(summary())
             return None
         if verb in MAGICS and not (_is_expression(line) and _is_loss(self.shell.user_ns.get(verb))):
@@ -203,7 +206,7 @@ class DeckMagics(Magics):
             if options.engine == "native":
                 rule.check_native()
         except (ValueError, NotImplementedError) as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(as_options(error)) from None
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs needs a cell that computes the loss: %%tapescope --keep-inputs loss")
         if cell is not None:
@@ -238,7 +241,7 @@ class DeckMagics(Magics):
             )
         except (TypeError, ValueError, RuntimeError) as error:  # no task has run, so the error is about the arguments
             notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
-            raise UsageError("; ".join([str(error), *notes])) from None
+            raise UsageError(as_options("; ".join([str(error), *notes]))) from None
 
     def _value(self, expression: str, what: str, if_unknown: str) -> Any:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rich.console import RenderableType
 
-from ...engine.planning.policies import policy_names
+from ...engine.planning.policies import find_policy, policy_names
 from ...engine.recording.perfetto import ENDINGS
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.verbs import expect_count
@@ -164,7 +164,10 @@ def do_saved(at: Debuggee, arg: str) -> None:
 
 def do_slowest(at: Debuggee, arg: str) -> None:
     if at.session.trace is None:
-        raise ValueError('this session records no times; open it with trace="cheap"')
+        raise ValueError(
+            'this session records no times; ts.debug(..., trace="cheap") records them, and so does tapescope debug '
+            "unless all stops are watchpoints"
+        )
     found = at.session.trace.slowest(one_number(arg) if arg else 5)
     show(found.table)
     say(*found.sentences)
@@ -216,7 +219,10 @@ def do_continue(at: Debuggee, arg: str) -> bool:
 
 def do_policy(at: Debuggee, arg: str) -> None:
     if arg:
-        at.session.policy = arg if arg.partition("(")[0] in policy_names() else at.value(arg)
+        named = arg.partition("(")[0] in policy_names()
+        if not named and arg.isidentifier() and arg not in at.known():
+            find_policy(arg)  # raises, and lists the names
+        at.session.policy = arg if named else at.value(arg)
     say(f"policy: {at.session.policy}; available: {', '.join(policy_names())}")
 
 

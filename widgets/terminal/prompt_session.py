@@ -6,9 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+from torch import Tensor
+
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.direct_session import Stepper
 from ...inspector.graph.graph import Task
+from ...inspector.text.option_form import as_options
+from ...inspector.validation import a_kind
 from ..deck.task_and_stop_syntax import run_of, typed_task
 from . import tables as tables
 from .console import ArgumentError, Interrupt, first_interrupt, say, show, split_task
@@ -131,7 +135,8 @@ class Debuggee:
         expression, *rest = split_task(arg)
         value = self.value(expression)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ArgumentError(f"expected a number, got {value!r}")
+            found = a_kind(value) if isinstance(value, Tensor) else repr(value)
+            raise ArgumentError(f"expected a number, got {found}")
         return value, self.task_or_current(rest[0] if rest else "")
 
     def value(self, expression: str) -> Any:
@@ -164,7 +169,9 @@ def goes_back(session: Session) -> TypeGuard[Stepper]:
 
 def message_of(error: Exception) -> str:
     """Return an error's message, or its type if the message is empty."""
-    return str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:  # without its number
+        return f"{error.filename}: {error.strerror}"
+    return as_options(error) or type(error).__name__
 
 
 def error_text(error: Exception) -> str:

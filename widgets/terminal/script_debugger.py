@@ -21,7 +21,7 @@ from ...engine.recording.run import Engine
 from ...engine.recording.statistics import Level
 from ...engine.schedule.device_queues import Queues
 from ...engine.schedule.policy import AnyPolicy
-from ...engine.session.batching.run_batches import AnyBatch
+from ...engine.session.batching.batch_argument import AnyBatch
 from ...engine.session.breakpoints.breakpoints import Stop
 from ...engine.session.native_engine import Plan, run_native
 from ...inspector.capture.capture import capture
@@ -33,7 +33,7 @@ from .commands import do_close, do_continue
 from .console import say
 from .expressions import Names, users_frame
 from .prompt import Prompt
-from .prompt_session import Debuggee
+from .prompt_session import Debuggee, message_of
 from .stops import Session, read_break, read_watch
 
 
@@ -283,7 +283,7 @@ class EveryBackward:
         try:
             session, why_not = self._session(call), ""
         except (RuntimeError, NotImplementedError) as error:
-            session, why_not = None, str(error)
+            session, why_not = None, message_of(error)
         if session is None:
             call.run()  # raises PyTorch's own error if the call is invalid
             say(f"backward {self._count} ran without a prompt: {why_not}", style="yellow")
@@ -298,7 +298,7 @@ class EveryBackward:
             except NotImplementedError as error:
                 if self._engine == "direct" or self._accumulation != PYTORCHS:
                     raise
-                say(f"backward {self._count}: {error}; this backward uses it (--engine native)", style="yellow")
+                say(f"backward {self._count}: {message_of(error)}; this backward does so", style="yellow")
         return self._session_of(call, "native")
 
     def _session_of(self, call: BackwardCall, engine: Engine) -> Session:

@@ -222,7 +222,10 @@ def read_break(text: str, test_of: Callable[[str], Test]) -> Callable[[Breaks], 
     if where:
         place = where
     if place is None:
-        raise ValueError("missing place; usage: break WHERE [, CONDITION]; help break explains WHERE")
+        raise ValueError(
+            "missing place; usage: break WHERE [, CONDITION], where WHERE is a module, a parameter, a node's name, a "
+            "task such as 53rd, or FILE:LINE"
+        )
     condition_there = when if where else None
 
     def make(session: Breaks) -> Breakpoint:

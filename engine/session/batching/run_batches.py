@@ -29,16 +29,12 @@ from ...execution.run_hooks import hook_name, run_tensor_hooks
 from ...execution.torch_nodes import TaskRunner
 from ...recording.batch_report import Batch, Fallback
 from ...recording.recorder import Recorder
-from ...recording.run import Engine
 from ...schedule.batch_queues import HoldingChoiceQueue, HoldingQueue
 from ...schedule.device_queues import AnyQueue
 from ..breakpoints.stop_list import Stops
 from .batched_products import FUNCTIONS, Operands, Outputs, Tally, addend_shape, alone, launches_of, stacked, summed
 from .find_batches import find_batches
 from .product_groups import Group, GroupRules
-
-AnyBatch = Literal["auto"] | GroupRules | None
-"""The batches to run: those of `find_batches` with its default rules or with these; None for no batches."""
 
 
 class GroupLoop(Protocol):
@@ -457,40 +453,19 @@ class GroupRunner:
 
 
 def group_runner(
-    batch: AnyBatch,
+    batch: Literal["auto"] | GroupRules,
     runner: Runner,
     accumulation: Accumulation,
     batches: list[Batch],
     fallbacks: list[Fallback],
-) -> GroupRunner | None:
-    """Return the runner of this backward's groups; None if there are none.
+) -> GroupRunner:
+    """Return the runner of this backward's groups.
 
     Raises:
-        ValueError: `batch` is unknown.
         NotImplementedError: the nodes are not torch's.
     """
-    check_batch(batch)
-    if batch is None:
-        return None
     if not isinstance(runner, TaskRunner):
         raise NotImplementedError(
             "batch= joins the products of torch's nodes and does not support a tape; leave it out"
         )
     return GroupRunner(runner, None if batch == "auto" else batch, accumulation, batches, fallbacks)
-
-
-def check_batch(batch: AnyBatch, engine: Engine = "direct") -> None:
-    """Raise unless `batch` is valid for the engine.
-
-    Raises:
-        ValueError: `batch` is unknown.
-        NotImplementedError: PyTorch's own engine cannot batch tasks.
-    """
-    if batch is not None and engine == "native":
-        raise NotImplementedError(
-            'PyTorch\'s own engine runs one node at a time; to run products as one (batch=), use engine="direct"'
-        )
-    if batch not in (None, "auto") and not isinstance(batch, GroupRules):
-        raise ValueError(
-            f'unknown batch={batch!r}; expected "auto", a ts.types.GroupRules, or None to run each task alone'
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -12,7 +12,9 @@ from ....inspector.graph.graph import Graph, Task
 from ....inspector.graph.source_lines import Source
 from ....inspector.text.sizes_and_counts import counted
 from ...schedule.find_tasks import Where as Place
-from .nan_remedies import NanCause
+
+if TYPE_CHECKING:
+    from .nan_remedies import NanCause
 
 Why = Literal["breakpoint", "watchpoint", "asked"]
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from ....inspector.graph.graph import Graph, Task, unique_name
 from ....inspector.graph.phrases import joined
-from ....inspector.text.sizes_and_counts import dtype_name, nth
+from ....inspector.text.sizes_and_counts import dtype_name, index_text, nth, number_text
 from ....inspector.torch_private.nodes import leaf_of
 from ....inspector.torch_private.saved_variables import SavedSlot, saved_numbers, saved_slots
 from ....inspector.torch_private.tensors import (
@@ -65,8 +65,19 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 """Functions used in the formulas. Evaluating a formula's text ensures that the text shown is the one computed."""
 
-Known = Callable[[int], bool | None]
-"""Tells whether a task returned a non-finite gradient; None if its gradients were not read."""
+
+class Earlier(NamedTuple):
+    """The readings of earlier tasks.
+
+    Attributes:
+        is_bad: tells whether a task returned a non-finite gradient; None if its gradients were not read.
+        as_received: the tasks for which that is known after the engine's sums and casts.
+        causes: by task, the known cause of a non-finite gradient that begins there.
+    """
+
+    is_bad: Callable[[int], bool | None]
+    as_received: Collection[int]
+    causes: Mapping[int, NanCause]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +89,7 @@ class Origin:
     advice: NanCause | None = None
 
 
-def origin_of(
-    graph: Graph, inputs: Sequence[Tensor | None], output: Output, known: Known, as_received: Collection[int]
-) -> Origin:
+def origin_of(graph: Graph, inputs: Sequence[Tensor | None], output: Output, earlier: Earlier) -> Origin:
     """Trace a gradient with NaN or infinite elements, just returned by a task, back to its origin.
 
     Saved tensors are read before they are freed. Tensors packed by `saved_tensors_hooks` (checkpoints) are not
@@ -90,15 +99,14 @@ def origin_of(
         graph: the graph.
         inputs: the task's input buffer.
         output: the gradient; for a leaf's task, the gradient it receives.
-        known: tells whether an earlier task returned a non-finite gradient.
-        as_received: the tasks for which that is known after the engine's sums and casts.
+        earlier: the readings of earlier tasks.
     """
     task = output.task
     if task.is_leaf:
-        came_from = _where_it_came_from(graph, task, known, as_received)
+        came_from = _where_it_came_from(graph, task, earlier)
         return Origin((*about(graph, task), *came_from), {"input 0": output.gradient})
     if graph.is_tape:
-        return _on_a_tape(graph, inputs, task, known, as_received)
+        return _on_a_tape(graph, inputs, task, earlier)
     node = graph.nodes[task.id]
     slots = list(saved_slots(node))
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
@@ -110,7 +118,7 @@ def origin_of(
     came = next((each for each in inputs if each is not None and is_bad(each)), None)
     if came is not None:
         lines.append(f"the incoming gradient already had {what_is_bad(came)}")
-        lines += _where_it_came_from(graph, task, known, as_received)
+        lines += _where_it_came_from(graph, task, earlier)
     bad_slots = [slot for slot in slots if is_bad(slot.tensor)]
     walk = _ForwardWalk(graph)
     for slot in bad_slots:
@@ -161,9 +169,17 @@ def _advice(
     return advice_on(BadElement(name, at, tensors, bad.dtype, is_nan, False, discarded))
 
 
-def _on_a_tape(
-    graph: Graph, inputs: Sequence[Tensor | None], task: Task, known: Known, as_received: Collection[int]
-) -> Origin:
+def _advice_on_forward(task: Task, node: Node, result: Tensor, inputs: Mapping[str, Tensor]) -> NanCause | None:
+    """Return the cause and the remedy of a bad result of the forward, whose inputs are finite."""
+    index, at = first_bad(result), Numbers(saved_numbers(node))
+    for name, each in inputs.items():
+        if isinstance(value := value_at(each, index, result.shape), int | float):
+            at[name] = value
+    is_nan = not bool(computable(result)[index].isinf())
+    return advice_on(BadElement(task.short_name.lower(), at, inputs, result.dtype, is_nan, True))
+
+
+def _on_a_tape(graph: Graph, inputs: Sequence[Tensor | None], task: Task, earlier: Earlier) -> Origin:
     """Return the origin for a tape's node, whose saved values are unknown."""
     tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
     lines = list(about(graph, task))
@@ -174,7 +190,7 @@ def _on_a_tape(
         )
     else:
         lines.append(f"the incoming gradient already had {what_is_bad(came)}")
-        lines += _where_it_came_from(graph, task, known, as_received)
+        lines += _where_it_came_from(graph, task, earlier)
     return Origin(tuple(lines), tensors)
 
 
@@ -348,8 +364,9 @@ def value_at(tensor: Tensor, index: tuple[int, ...], shape: tuple[int, ...]) -> 
     return tensor[tuple(place)].item()
 
 
-def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Collection[int]) -> Iterator[str]:
+def _where_it_came_from(graph: Graph, task: Task, earlier: Earlier) -> Iterator[str]:
     """Follow the gradients back to the earliest task known to have returned a bad one."""
+    known = earlier.is_bad
     current, seen = task.id, {task.id}
     while True:
         givers = [edge.task for edge in graph.in_edges[current]]
@@ -361,7 +378,7 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
     about = graph.describe(current)
     givers = [edge.task for edge in graph.in_edges[current]]
     if current != task.id:
-        yield f"the first task known to have returned one is {about}"
+        yield f"the first task known to have returned one is {about}{earlier.causes.get(current, '')}"
     if any(root.task == current for root in graph.roots) and all(known(giver) is False for giver in givers):
         if current == task.id:
             yield "it is the root gradient passed to the backward (grad_tensors)"
@@ -370,7 +387,7 @@ def _where_it_came_from(graph: Graph, task: Task, known: Known, as_received: Col
         made = "a hook changed one"
         if len(givers) > 1:
             made = f"their sum overflowed, or {made}"
-        if not all(giver in as_received for giver in givers):
+        if not all(giver in earlier.as_received for giver in givers):
             made = f"PyTorch's sum over broadcast dimensions, or its cast, overflowed, or {made}"
         names = joined([unique_name(graph, giver) for giver in givers], len(givers))
         yield f"the gradients returned by {names} were finite: {made}"
@@ -420,6 +437,8 @@ class _ForwardWalk:
             at = value_at(each, index, value.shape)
             where = "" if at is None else f": {f'at {index_text(index)} ' if index else ''}it is {number_text(at)}"
             yield f"its input `{name}` is finite{where}"
+        if clean and (cause := _advice_on_forward(task, first, value, dict(clean))) is not None:
+            yield f"{cause.cause}: {cause.remedy}"
 
     def _from_outside(self, slot: SavedSlot) -> str:
         if slot.modified:
@@ -525,18 +544,3 @@ def _overflow(inputs: Sequence[Tensor | None], slots: Sequence[SavedSlot], outpu
         text = f"all inputs are finite ({joined(sizes, len(sizes))})"
         limit = torch.finfo(output.dtype).max
         yield f"{text}; the largest {dtype_name(output.dtype)} is {number_text(limit)}" if reach > limit else text
-
-
-def number_text(value: object) -> str:
-    """Return a value with six digits."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, float):
-        if math.isnan(value):
-            return "NaN"
-        return f"{value:.6g}"
-    return str(value)
-
-
-def index_text(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]"

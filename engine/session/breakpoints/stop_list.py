@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
@@ -13,11 +13,13 @@ from ....inspector.validation import a_kind
 from ...recording.task_records import Trace
 from ...schedule.find_tasks import tasks_and_calls_at
 from .breakpoints import Breakpoint, Gradients, Predicate, Stop, Where, name_of
-from .watch_conditions import GradientPredicate
-from .watch_gradients import Watching
-from .watchpoints import Watchpoint, make_watchpoint
 
-Entry: TypeAlias = Breakpoint | Watchpoint
+if TYPE_CHECKING:  # sessions without watchpoints do not import them
+    from .watch_conditions import GradientPredicate
+    from .watch_gradients import Watching
+    from .watchpoints import Watchpoint
+
+Entry: TypeAlias = "Breakpoint | Watchpoint"
 
 
 class Stops:
@@ -47,11 +49,13 @@ class Stops:
     ) -> None:
         self._graph = graph
         self._needed = needed
+        self._trace = trace
+        self._order: Sequence[int] = ()
         self.stopped: Stop | None = None
         self.stop_asked = False
         self._entries: dict[int, Entry] = {}
         self._made = 0
-        self._watching = Watching(graph, trace)
+        self._watching: Watching | None = None  # created with the first watchpoint
         self._arrange()
 
     def __repr__(self) -> str:
@@ -91,14 +95,22 @@ class Stops:
         self, *conditions: str | GradientPredicate, at: str | int | None = None, synchronize: bool | None = None
     ) -> Watchpoint:
         """Create a watchpoint; see `Verbs.watch`."""
+        from .watch_gradients import Watching
+        from .watchpoints import make_watchpoint
+
         made = make_watchpoint(self._graph, self._needed, self._made + 1, conditions, at, synchronize)
+        if self._watching is None:
+            watching = Watching(self._graph, self._trace)
+            watching.use_order(self._order)
+            self._watching = watching
         self._add(made)
         return made
 
     def use_order(self, order: Sequence[int]) -> None:
         """Use this order for task positions in messages; it may grow."""
-        self._graph = self._graph.in_order(order)
-        self._watching.use_order(order)
+        self._graph, self._order = self._graph.in_order(order), order
+        if self._watching is not None:
+            self._watching.use_order(order)
 
     def number_from(self, number: int) -> None:
         """Continue the numbering of an earlier session: the next entry gets at least this number."""
@@ -154,7 +166,8 @@ class Stops:
             outputs: its outputs, one per entry of its node's `next_functions`, as the next tasks receive them.
             raw: its outputs before the engine summed and cast them; None if the engine does not show them.
         """
-        self._watching.produced(task_id, inputs, outputs, raw)
+        if self._watching is not None:
+            self._watching.produced(task_id, inputs, outputs, raw)
 
     def found(self, wait: bool = False) -> Stop | None:
         """Return what the watchpoints found at the last task, or at earlier tasks on accelerators since the last
@@ -163,7 +176,7 @@ class Stops:
         Args:
             wait: whether to wait for values still being copied from an accelerator.
         """
-        return self._watching.found(wait)
+        return None if self._watching is None else self._watching.found(wait)
 
     def at_end(self, order: Sequence[int]) -> Stop | None:
         """Return the stop after the last task: a watchpoint's result, leaves without a gradient, or unreadable
@@ -172,7 +185,8 @@ class Stops:
         Args:
             order: ids of the tasks that have run.
         """
-        return self.found(wait=True) or self._watching.missing(order) or self._watching.unread(order)
+        watching = self._watching
+        return None if watching is None else watching.found(True) or watching.missing(order) or watching.unread(order)
 
     def take_request(self) -> Stop | None:
         """Return a stop if `stop_asked` is set, and reset it; None otherwise."""
@@ -185,12 +199,14 @@ class Stops:
 
     def reaching_leaves(self) -> frozenset[int]:
         """Return the ids of tasks whose non-finite gradients reach a leaf in the end."""
-        return self._watching.bad.reaching_leaves(self._graph, self.unread())
+        watching = self._watching
+        return frozenset() if watching is None else watching.bad.reaching_leaves(self._graph, self.unread())
 
     def forget_undone(self, task_ids: Collection[int]) -> None:
         """Forget tasks that were undone."""
         back = frozenset(task_ids)
-        self._watching.forget_undone(back)
+        if self._watching is not None:
+            self._watching.forget_undone(back)
         for each in self:
             if isinstance(each, Breakpoint):
                 each.forget_undone()
@@ -200,7 +216,9 @@ class Stops:
     def close(self) -> None:
         """Release the graph's nodes when the session is over."""
         self._graph = replace(self._graph, nodes=())
-        self._watching.close()
+        self._trace = None
+        if self._watching is not None:
+            self._watching.close()
 
     def _add(self, entry: Entry) -> None:
         self._made = entry.number
@@ -210,8 +228,9 @@ class Stops:
     def _arrange(self) -> None:
         """Update the tuples of enabled entries."""
         self.breakpoints = tuple(each for each in self if isinstance(each, Breakpoint) and each.enabled)
-        self.watchpoints = tuple(each for each in self if isinstance(each, Watchpoint) and each.enabled)
-        self._watching.enable(self.watchpoints)
+        self.watchpoints = tuple(each for each in self if not isinstance(each, Breakpoint) and each.enabled)
+        if self._watching is not None:
+            self._watching.enable(self.watchpoints)
 
 
 def session_over(why: str) -> RuntimeError:

@@ -19,7 +19,8 @@ from ...recording.task_records import Trace
 from ...schedule.find_tasks import knows_forward
 from .breakpoints import Stop, error_text
 from .gradient_readings import FINITE, LateReadings, Need, Reading, read_now, why_unread
-from .nan_origin import Known, Origin, about, origin_of, shown
+from .nan_origin import Earlier, Origin, about, origin_of, shown
+from .nan_remedies import NanCause
 from .watch_conditions import Condition, Output
 from .watchpoints import Watchpoint, say, say_late, say_ratio, stop_at, unread_text
 
@@ -29,17 +30,14 @@ class BadGradients:
 
     Attributes:
         trace: returns the records so far; None if nothing is recorded.
+        causes: by task, the cause of its infinite gradient, if the gradient is infinite first there and did not stop.
     """
 
     def __init__(self, trace: Callable[[], Trace] | None) -> None:
         self.trace = trace
         self._of_task: dict[int, bool] = {}  # whether a task returned a non-finite gradient
         self._outputs: set[tuple[int, int]] = set()  # non-finite outputs read before the next task
-
-    @property
-    def as_received(self) -> Collection[int]:
-        """The tasks whose gradients watchpoints have read as the next tasks receive them."""
-        return self._of_task.keys()
+        self.causes: dict[int, NanCause] = {}
 
     def note(self, task_id: int, read: Reading, number: int | None = None) -> None:
         """Record a reading.
@@ -57,15 +55,13 @@ class BadGradients:
     def forget(self, task_id: int) -> None:
         """Forget a task that runs again or was undone."""
         self._of_task.pop(task_id, None)
+        self.causes.pop(task_id, None)
 
-    def known(self) -> Known:
-        """Return a function that tells whether a task returned a non-finite gradient.
-
-        It returns None for tasks whose gradients were not read.
-        """
+    def earlier(self) -> Earlier:
+        """Return the readings of watchpoints, and those of the trace for tasks that watchpoints have not read."""
         trace: list[Trace] = []  # created at most once, on demand, because it copies all records
 
-        def known(task_id: int) -> bool | None:
+        def is_bad(task_id: int) -> bool | None:
             if task_id in self._of_task or self.trace is None:
                 return self._of_task.get(task_id)
             if not trace:
@@ -78,7 +74,11 @@ class BadGradients:
                 return True
             return False if any(each is not None and each.nan_count is not None for each in found) else None
 
-        return known
+        return Earlier(is_bad, self._of_task.keys(), self.causes)
+
+    def reaches(self, graph: Graph, task_id: int) -> bool:
+        """Return whether a task that feeds this one returned a non-finite gradient, as far as watchpoints saw it."""
+        return any(self._of_task.get(edge.task) for edge in graph.in_edges[task_id])
 
     def reaching_leaves(self, graph: Graph, unread: Collection[int]) -> frozenset[int]:
         """Return ids of the tasks whose non-finite gradients eventually reach a leaf.
@@ -322,6 +322,7 @@ class Watching:
                 read = elements
                 if needs != _NORM:
                     self.bad.note(task_id, read, output.number)
+        reported = False
         for watchpoint in watching:
             for condition in watchpoint.conditions.of_gradients:
                 if unread and any(term.needs for term in condition):
@@ -330,7 +331,12 @@ class Watching:
                     continue
                 if self._looks(watchpoint, condition, output):
                     self._report(watchpoint, condition, output, inputs, read)
+                    reported = True
                     break
+        if (read.nan or read.inf) and not reported and not self.bad.reaches(self._graph, task_id):
+            # A later stop may name this task as the origin, when its saved tensors are freed.
+            cause = origin_of(self._graph, inputs, output, self.bad.earlier()).advice
+            self.bad.causes.update({} if cause is None else {task_id: cause})
         return unread
 
     def _looks(self, watchpoint: Watchpoint, condition: Condition, output: Output) -> bool:
@@ -370,7 +376,7 @@ class Watching:
             self._found.add(watchpoint, stop_at(watchpoint, task.id, clause))
             return
         if _spreads(condition):
-            origin = origin_of(graph, inputs, output, self.bad.known(), self.bad.as_received)
+            origin = origin_of(graph, inputs, output, self.bad.earlier())
         else:
             tensors = {f"input {number}": each for number, each in enumerate(inputs) if each is not None}
             origin = Origin((*about(graph, task), *_norms_of(inputs, condition)), tensors)

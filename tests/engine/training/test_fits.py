@@ -384,7 +384,7 @@ def test_batches_and_outputs_of_all_kinds() -> None:
     as_tuple = ts.fits(WithLoss, lambda n: (torch.randn(n, 4), torch.randn(n)), sgd, "1MB")
     assert as_dict.batch_size == as_tuple.batch_size == 1
     assert as_dict.peak_bytes == as_tuple.peak_bytes
-    with raises(ValueError, "(3,)", "loss_of=lambda model, batch"):
+    with raises(ValueError, "(3,)", "lambda model, batch"):
         ts.fits(WithLoss, lambda: torch.randn(3, 4), sgd, "1MB")
 
 

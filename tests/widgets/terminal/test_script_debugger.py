@@ -459,8 +459,8 @@ def test_what_the_direct_engine_refuses_the_native_one_debugs_and_it_says_so(
     )
     found = debug(script, typed="s\nback\nc\n")
     raised, _, opened = found.stdout.split(PROMPT)[0].partition("\nbackward 1")
-    for said in (raised, opened):
-        says(said, "DistributedDataParallel", "torch.distributed", 'engine="native"')
+    for said, advice in ((raised, 'engine="native"'), (opened, "--engine native")):
+        says(said, "DistributedDataParallel", "torch.distributed", advice)
     says(raised, "ts.debug: ")
     says(opened, "--engine native")
     says(found.stdout.split(PROMPT)[2], "*** ", "back", "--engine direct")

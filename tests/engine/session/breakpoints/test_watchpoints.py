@@ -1101,3 +1101,26 @@ def test_a_parameter_outside_of_the_graph_is_missing_under_a_capture_of_the_mode
         session.run()
         assert session.stopped is not None and "unused.weight" in str(session.stopped)
         assert "used.bias" not in str(session.stopped).replace("unused", "")
+
+
+@both
+def test_a_nan_from_an_infinite_gradient_names_the_remedy_of_its_origin(engine: Engine) -> None:
+    scores = torch.tensor([0.0, 200.0], requires_grad=True)
+    stop = stopped(engine, lambda: torch.softmax(scores * 1, -1).log().sum(), "nan")
+    assert stop is not None and stop.cause is None, "SoftmaxBackward0 only multiplies"
+    says(stop.text, "SoftmaxBackward0", "NaN")
+    origin = next(each for each in stop.lines if "LogBackward0" in each)
+    says(origin, "infinite at 0", "x.clamp(min=eps).log()")
+
+
+@both
+def test_a_saved_infinity_names_the_remedy_of_the_forwards_operation_that_made_it(engine: Engine) -> None:
+    weights = torch.tensor([0.0, 1.0], requires_grad=True)
+
+    def guarded_too_late() -> Tensor:
+        p = weights * 1
+        return torch.where(p > 0, p * p.log(), 0.0).sum()
+
+    stop = stopped(engine, guarded_too_late, "nan")
+    assert stop is not None
+    says(" ".join(stop.lines), "`other`", "-inf", "LogBackward0", "x.clamp(min=eps).log()")
