@@ -36,13 +36,19 @@ MARIMO = """with ts.capture(model):
     loss = model(x).square().mean()
 deck = ts.debug(loss)
 deck"""
+SCROLL = """deck => {
+    deck.scrollIntoView({block: 'end'});
+    let around = deck;  // marimo's output scrolls by itself; the top of the deck stays in view
+    while (around && !around.scrollTop) around = around.parentElement ?? around.getRootNode().host;
+    if (around) around.scrollTop = 0;
+}"""
 PORT = 28_718
 
 
 def save(page: Page, name: str) -> None:
     """Save what the window shows with a palette, which makes a third of the file. It keeps the legends' few pixels."""
     shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    shown = shown.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    shown = shown.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
     shown.save(STATIC / f"{name}.png", optimize=True)
 
 
@@ -94,9 +100,11 @@ def marimo(browser: Browser) -> None:
                     page.set_default_timeout(120_000)  # the kernel imports torch
                     page.wait_for_timeout(8000)
                     page.goto(f"http://127.0.0.1:{PORT}")
+                    page.wait_for_timeout(8000)
+                    page.keyboard.press("Control+Shift+KeyR")  # run all cells
                     deck = ShownDeck(page)
                     stand(deck)
-                    deck.root.evaluate("deck => deck.scrollIntoView({block: 'end'})")
+                    deck.root.evaluate(SCROLL)
                     page.wait_for_timeout(1000)
                     save(page, f"marimo_{theme}")
                     page.close()
