@@ -10,9 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 
 from PIL import Image
 from playwright.sync_api import Browser, Page
@@ -79,18 +79,16 @@ def jupyter(browser: Browser, application: str, at: str, name: str) -> None:
         page.close()
 
 
-def marimo_cells() -> Iterator[str]:
-    yield "def _():\n    " + MODEL.format(imports="import tapescope as ts\n").replace("\n", "\n    ") + "\n    return\n"
-    yield "def _():\n    " + MARIMO.replace("\n", "\n    ") + "\n    return\n"
-
-
 def marimo(browser: Browser) -> None:
     """Open a deck in marimo's editor, and save it in either theme."""
     for theme in ("light", "dark"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "encoder.py"
             head = f'# /// script\n# [tool.marimo.display]\n# theme = "{theme}"\n# ///\nimport marimo\n\n'
-            cells = "".join(f"\n\n@app.cell\n{cell}" for cell in marimo_cells())
+            cells = "".join(
+                f"\n\n@app.cell\ndef _():\n{indent(cell, '    ')}\n    return\n"
+                for cell in (MODEL.format(imports="import tapescope as ts\n"), MARIMO)
+            )
             path.write_text(f'{head}app = marimo.App(width="full")\n{cells}', encoding="utf-8")
             command = [sys.executable, "-m", "marimo", "edit", path, "--headless", "--no-token", "--port", str(PORT)]
             paths = os.pathsep.join(filter(None, (str(Path(ts.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
