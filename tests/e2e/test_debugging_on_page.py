@@ -232,6 +232,21 @@ def test_a_shutdown_of_the_kernel_is_shown_without_a_click(deck: PosedDeck) -> N
     expect(deck.tabs.first).not_to_contain_text("live")
 
 
+def test_the_hint_of_the_keys_covers_neither_the_graph_nor_a_tab(deck: PosedDeck) -> None:
+    hint, bar, tabs = (deck.root.locator(each) for each in (".entry", ".bar", ".tabs[role=tablist]"))
+    for width in (620, 970, 1420):
+        deck.page.set_viewport_size({"width": width, "height": 900})
+        deck.rests()
+        shown, around = hint.bounding_box(), bar.bounding_box()
+        assert shown and around
+        assert around["y"] < shown["y"] and shown["y"] + shown["height"] < around["y"] + around["height"]
+        assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth")
+    before = [tabs.bounding_box(), bar.bounding_box()]
+    deck.root.focus()
+    expect(hint).to_have_count(0)
+    assert [tabs.bounding_box(), bar.bounding_box()] == before, "nothing moves below the pointer when the hint ends"
+
+
 def test_a_key_leads_from_the_notebook_to_the_deck_and_escape_back(deck: PosedDeck) -> None:
     hint = deck.root.locator(".entry")
     expect(hint).to_be_visible()

@@ -165,7 +165,7 @@ def test_the_map_is_red_where_a_norm_is_not_finite_and_nowhere_else(
     expect_chosen(shown, "step 0 ·")
     canvas = shown.locator("canvas").first
     width = canvas.bounding_box()["width"]  # type: ignore[index]
-    left, right = (176, 80) if width > 900 else (152, 64)
+    left, right = 176, (80 if width > 900 else 64)
     bad = shown.evaluate("getComputedStyle(document.querySelector('.ts-loop')).getPropertyValue('--bad').trim()")
     red = ",".join(str(int(bad[at : at + 2], 16)) for at in (1, 3, 5))
     for step in (BAD - 1, BAD, BAD + 1):
@@ -182,7 +182,7 @@ def test_a_click_chooses_a_cell_and_the_wheel_zooms_about_it(page: tuple[Page, l
     shown, _ = page
     box = shown.locator(".picture").bounding_box()
     assert box is not None
-    left, right = (176, 80) if box["width"] > 900 else (152, 64)
+    left, right = 176, (80 if box["width"] > 900 else 64)
     x = box["x"] + left + (20 + 0.5) * (box["width"] - left - right) / STEPS
     shown.mouse.click(x, box["y"] + 164 + 5)
     expect_chosen(shown, f"step 20 · {trained.norms.modules[0]}")

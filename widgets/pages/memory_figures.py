@@ -8,18 +8,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from ...engine.memory.categories import Category
 from ...engine.memory.storage_sentences import StorageWords
 from ...engine.memory.timeline import Storage, Timeline
 from ...engine.recording.peak_report import PeakGroup, PeakReport
-from ...inspector.drawing.svg_text import text_width
 from ...inspector.graph.phrases import module_title
 from ...inspector.renderers import GraphTheme
 from ...inspector.text.sizes_and_counts import share_text, size_text, unit_name, unit_of
-from .figure_svg import plain
 from .notebook_figure import figure_of
 from .plotly_data import LINE, Drawing, cut, escaped, wrapped
 from .theme import CATEGORY_COLOURS, Colours, axis_style, colours_of, figure_style, hover_label
@@ -38,7 +35,7 @@ _HEIGHT = 340
 _TOP, _BOTTOM = 44, 46  # margins of the memory figures, pixels
 _ROW = 21  # pixels per bar
 _LABEL = 30  # characters of a bar's name
-_GUTTER = 34  # characters of the names beside a peak
+_NAME = 34  # characters of a policy's name in the legend
 _HOVER = "%{customdata[0]}  %{customdata[1]}%{customdata[2]}"
 
 
@@ -80,7 +77,7 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": escaped(policy),
+                "name": f"{escaped(cut(policy, _NAME))}  <b>{size_text(timeline.peak_bytes)}</b>",
                 "x": [*(first for first, _, _ in bins), len(timeline.order)],
                 "y": [*(timeline.task_peaks[at] / 1024**scale for _, at, _ in bins), timeline.end_bytes / 1024**scale],
                 "customdata": _hover_texts(timeline, bins),
@@ -98,16 +95,13 @@ def memory_drawing(timelines: Mapping[str, Timeline], colours: Colours, points: 
     for policy, timeline in timelines.items():
         traces.append(_ring(timeline, scale, colours, policy))
     layout = _layout(colours, _HEIGHT)
-    gutter = _gutter(timelines, top * 1024**scale, colours)
-    widest = max(text_width(plain(note["text"]), note["font"]["size"]) for note in gutter)
-    layout["margin"] = {"l": 64, "r": max(178, ceil(widest) + 28), "t": _TOP, "b": _BOTTOM}
+    layout["margin"] = {"l": 64, "r": 12, "t": 16, "b": _BOTTOM}
     layout["xaxis"] |= {
         "range": [0, count],
         "title": _axis_title(_with_bin_size("task, in the order in which they run", count, points)),
     }
     layout["yaxis"] |= {"range": [0, top], "ticksuffix": f" {unit_name(scale)}"}
-    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": colours["ink2"]}}
-    layout["annotations"] = gutter
+    layout["legend"] = {"font": {"color": colours["ink"]}, "tracegroupgap": 0}
     return {"data": traces, "layout": layout}
 
 
@@ -434,40 +428,6 @@ def _ring(timeline: Timeline, scale: int, colours: Colours, name: str) -> dict[s
         "y": [timeline.peak_bytes / 1024**scale],
         "marker": {"size": 9, "color": colours["panel"], "line": {"width": 2, "color": colours["ink"]}},
     }
-
-
-def _gutter(timelines: Mapping[str, Timeline], top: float, colours: Colours) -> list[dict[str, Any]]:
-    """Return the peak labels at the right. Equal peaks share a label; labels that would overlap are moved up."""
-    by_peak: dict[int, list[str]] = {}
-    for policy, timeline in timelines.items():
-        by_peak.setdefault(timeline.peak_bytes, []).append(policy)
-    found = []
-    # From the lowest peak upwards, each label is moved up until it does not cover the previous one.
-    lowest = 0.0  # pixels from the bottom of the plot
-    for peak in sorted(by_peak):
-        at = peak / top * (_HEIGHT - _TOP - _BOTTOM)
-        lifted = max(at, lowest)
-        lowest = lifted + 16
-        first, *others = by_peak[peak]
-        names = ", ".join([first, *others])
-        if len(names) > _GUTTER:
-            names = cut(first, _GUTTER - 12) + (f" and {len(others)} more" if others else "")
-        found.append(
-            {
-                "xref": "paper",
-                "x": 1,
-                "xanchor": "left",
-                "xshift": 8,
-                "yref": "paper",
-                "yanchor": "middle",
-                "y": at / (_HEIGHT - _TOP - _BOTTOM),
-                "yshift": lifted - at,
-                "text": f"{escaped(names)}  <b>{size_text(peak)}</b>",
-                "showarrow": False,
-                "font": {"size": 11, "color": colours["ink"]},
-            }
-        )
-    return found
 
 
 def _span(storage: Storage, end: float, clock: bool) -> tuple[float, float]:

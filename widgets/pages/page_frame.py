@@ -63,9 +63,11 @@ _FIGURE = """
 .tree{position:relative;overflow:hidden;cursor:default}
 .tree i{position:absolute;font-style:normal;overflow:hidden;white-space:nowrap;text-overflow:ellipsis;
   line-height:15px;padding:1px 4px 0;box-shadow:inset 0 0 0 .5px var(--panel)}
-.tree i{container-type:inline-size}
+.tree i{container-type:size}
 .tree s{text-decoration:none}
-@container (max-width:26px){.tree s{display:none}}
+@container (max-width:26px) or (max-height:14px){.tree s{display:none}}
+/* The title bar of a low box is lower than its name, which what is in the box would cover. */
+@container (max-height:63px){.tree .in s{display:none}}
 .tree .in{cursor:zoom-in}
 .tree .at{box-shadow:inset 0 0 0 2px var(--ink)}
 .tip{position:fixed;z-index:9;max-width:min(640px,calc(100vw - 16px));padding:6px 8px;background:var(--ink);

@@ -6,6 +6,7 @@ In a trusted notebook the style sheet overrides JupyterLab's equal column widths
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Protocol
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PEAKS = ("peak", "predicted peak")
 _BOLD = (*_PEAKS, "policy", "gradient", "number", "branch")
 _MOST_GROUPS = 5  # per category
+_CODE = re.compile(r"`([^`]+)`")
 # `tr:nth-child(n)` matches every row; it only makes the rule more specific than JupyterLab's.
 STYLE = """
 .ts-report{font-variant-numeric:tabular-nums;max-width:100%;overflow-x:auto}
@@ -76,11 +78,9 @@ def peak_html(report: PeakReport) -> str:
         f"<th{_cell(False)}>tensor, made at</th><th{_cell(False)}>made by, kept, freed</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
-    parts += [
-        f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {escape(hint.fact)}. '
-        f"{escape(hint.advice[:1].upper() + hint.advice[1:])}.</p>"
-        for hint in report.hints
-    ]
+    for hint in report.hints:
+        advice = _CODE.sub(r"<code>\1</code>", escape(hint.advice[:1].upper() + hint.advice[1:]))
+        parts.append(f'<p class="hint"><b>Hint: {size_text(hint.nbytes)}</b> {escape(hint.fact)}. {advice}.</p>')
     return f'<div class="ts-report"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....inspector.graph.phrases import joined
+from ....inspector.text.sizes_and_counts import number_text
 from ....inspector.torch_private.call_watchers import watching_batches
 from ....inspector.torch_private.distributed import world
 from ....inspector.torch_private.optimizer_steps import watching_scales
 from ....inspector.torch_private.tensors import computable, elements_of, version_of
 from ....inspector.torch_private.thread_state import unobserved
 from ....inspector.validation import a_kind
-from ...session.breakpoints.nan_origin import number_text
 from ..findings import Finding, FindingKind
 from ..follow_loop import BackwardGiven
 from ..loop_observers import LoopPart

@@ -17,7 +17,7 @@ from ....inspector.graph.source_lines import warn
 from ....inspector.renderers import drawn
 from ....inspector.text.progress import telling
 from ....inspector.text.report import ShownAsFindings
-from ....inspector.text.sizes_and_counts import counted
+from ....inspector.text.sizes_and_counts import counted, number_text
 from ....inspector.torch_private.call_watchers import watching_modules
 from ....inspector.torch_private.compiled import keep_compiler_out
 from ....inspector.torch_private.thread_state import unobserved
@@ -29,7 +29,6 @@ from ...api.make_loss import same_random_numbers
 from ...diagnose.find_nan import NanReport, find_nan
 from ...execution.unsupported import refuse_transforms
 from ...recording.run import Run
-from ...session.breakpoints.nan_origin import number_text
 from .batch import batch_of, why_not_kept
 from .models import named
 from .read_step import RecordedStep, read_step, shown

@@ -95,3 +95,13 @@ def test_a_run_shows_its_memory_and_the_report_on_its_peak() -> None:
     unmeasured = Parts(ts.backward(model(x).sum())._repr_html_())
     assert "svg" not in {tag for tag, _ in unmeasured.tags}
     says(" ".join(unmeasured.words["p"]), "Run of")
+
+
+def test_code_in_a_hint_is_marked_and_names_stay_text() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    report = ts.profile(lambda: torch.stack([linear(x) for _ in range(50)]).sum(), policy="bfs").peak()
+    (hint,) = (each for each in report.hints if "`ts.compare`" in each.advice)
+    report = replace(report, hints=(replace(hint, fact=f"{NASTY} waits"),))
+    parts = Parts(report._repr_html_())
+    assert parts.words["code"] == ["ts.compare"]
+    assert "img" not in {tag for tag, _ in parts.tags}

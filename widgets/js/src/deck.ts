@@ -103,7 +103,7 @@ export function mountDeck(host: HTMLElement, store: Store): () => void {
     stage.colours = readColours(root);
     redrawAll();
   };
-  const unbind = [store.subscribe(update), bindKeys(stage), bindEntry(root, main.querySelector(".view")!), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
+  const unbind = [store.subscribe(update), bindKeys(stage), bindEntry(root), keepFocus(root), keepInPrint(root), followTheme(stage, repaint)];
   update(new Set(Object.keys(store.state) as (keyof typeof store.state)[]));
 
   // JupyterLab attaches the deck to its page after this call. Only then it has a size and its style sheet's colours.

@@ -305,7 +305,9 @@ test("the wire under the pointer is drawn in front of the others, until it belon
   store.update({ hoveredWire: wire });
   const after = finder.at(scene);
   assert.equal(after.hoveredWire, wire);
-  assert.ok(covers(damageBetween(before, after, 1), wire.bounds));
+  assert.deepEqual([after.hovered, before.hovered], [[wire.from, wire.to], []], "its ends are outlined, too");
+  const damage = damageBetween(before, after, 1);
+  for (const rect of [wire.bounds, SUM]) assert.ok(covers(damage, rect));
   const { scene: other } = smallScene(true);
   assert.equal(finder.at(other).hoveredWire, null);
 });

@@ -5,6 +5,7 @@ import { layOut, LayoutCache } from "../src/layout/layout.ts";
 import type { Layout } from "../src/layout/layout_types.ts";
 import { shorten, shortenMiddle, shortenPath, textWidth } from "../src/layout/text_width.ts";
 import { firstView, READABLE } from "../src/layout/fit_to_size.ts";
+import { fitView, roomIn } from "../src/graph/camera.ts";
 import { makeTree, opened, type Tree } from "../src/layout/box_tree.ts";
 import { NONE } from "../src/model/document.ts";
 import { DeckGraph } from "../src/model/graph.ts";
@@ -368,6 +369,24 @@ test("small graphs open fully, of large ones as much as lets all of it be read",
     const { width, height } = layOut(large, open, new LayoutCache(), tall);
     assert(Math.max(width / ROOM.width, height / ROOM.height) <= 1 / READABLE, `${calls}: ${width} × ${height}`);
   }
+});
+
+test("in high panels, too, no wire leads up further than can be followed", () => {
+  const graphs = [chain(40), irregular(4, 10), irregular(20, 10), ...[1, 2, 3].map((seed) => randomSketch(seed, 120))];
+  let columns = 0;
+  for (const sketch of graphs) {
+    const tree = makeTree(graphOf(sketch));
+    for (const size of [{ width: 790, height: 730 }, { width: 1000, height: 1000 }, { width: 2600, height: 1700 }]) {
+      const { open, tall } = firstView(tree, roomIn(size));
+      const layout = layOut(tree, open, new LayoutCache(), tall);
+      const { k } = fitView(layout, size);
+      const ways = layout.wires.flatMap(({ points }) => points.map((y, at) => (at > 1 && at % 2 ? (points[at - 2] - y) * k : 0)));
+      const longest = Math.max(0, ...ways);
+      if (longest > 300) columns++;
+      assert(longest <= 500.5, `${size.width} × ${size.height}: ${longest}`);
+    }
+  }
+  assert(columns > 6, "most of them are cut into columns");
 });
 
 test("views that follow each other are one quiet row, those that something else needs are not", () => {

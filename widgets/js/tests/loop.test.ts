@@ -193,6 +193,7 @@ test("a curve keeps the least and the highest of what one place holds, and what 
   const spans = Array.from({ length: 16 }, (_, at) => at >> 1);
   const found = bins(spans, values, 1, 0, [0, 8], 4);
   assert.deepEqual(found.map(({ low, high, bad }) => [low, high, bad]), [[1, 5, false], [2, 2, true], [3, 3, false]]);
+  assert.deepEqual(found.map(({ steps }) => steps), [2, 2, 2], "the legend says how many steps a point has");
   assert.deepEqual(running([1, 1, 9, 1, 1]), [1, 1, 1, 1, 1]);
 });
 

@@ -39,11 +39,12 @@ function layout(box: Box, closed: boolean): Layout {
   if (closed) {
     const wire = { kind: "gradient" as const, edges: [2], from: 2, to: ~box.id, points: [70, 20, 70, 50] };
     const boxes = [{ ...placed, rect: CARD, closed }];
-    return { width: 200, height: 110, boxes, tasks: [sum], pills: [], stubs: [], rows: [], wires: [wire] };
+    return { width: 200, height: 110, rise: 0, boxes, tasks: [sum], pills: [], stubs: [], rows: [], wires: [wire] };
   }
   return {
     width: 200,
     height: 160,
+    rise: 0,
     boxes: [{ ...placed, rect: OPEN_BOX, closed }],
     tasks: [sum, task(1, MM, "Mm"), task(0, RELU, "Relu")],
     pills: [{ tasks: [3], user: 1, rect: WEIGHT, label: "weight", dot: false }],

@@ -1,5 +1,6 @@
 /** Positions of the camera. A view maps a point of the picture to the screen: the point times `k`, plus (x, y). */
 
+import { MOST_RISE, READABLE } from "../layout/fit_to_size.ts";
 import type { PlacedBox, Rect, Size } from "../layout/layout_types.ts";
 import type { Scene } from "./scene.ts";
 
@@ -14,10 +15,8 @@ const MARGIN = { x: 12, y: 10 };
 const LARGEST_FIT = 1.1;
 export const LARGEST_SCALE = 3;
 /**
- * Scale at which a picture that fits is shown completely instead of following tasks; rows of chips are readable at
- * smaller scales.
+ * Scale at which a picture of rows of chips is shown completely instead of following tasks; labels need a larger one.
  */
-const READABLE = 0.78;
 const READABLE_CHIPS = 0.5;
 const FOLLOW_SCALES = { least: 0.92, most: 1 };
 /**
@@ -41,12 +40,13 @@ export function areaOf(view: CameraView, size: Size): Rect {
   return { x: -view.x / view.k, y: -view.y / view.k, width: size.width / view.k, height: size.height / view.k };
 }
 
-/** Return the view of the whole picture. */
-export function fitView(picture: Size, size: Size): CameraView {
+/** Return the view of the whole picture, in which no wire leads up further than `MOST_RISE`. */
+export function fitView(picture: Size & { rise?: number }, size: Size): CameraView {
   const k = Math.min(
     (size.width - 2 * MARGIN.x) / picture.width,
     (size.height - 2 * MARGIN.y) / picture.height,
     LARGEST_FIT,
+    MOST_RISE / (picture.rise ?? 0),
   );
   const scale = Math.max(k, 1e-4);
   return {

@@ -26,9 +26,7 @@ export function damageBetween(before: Facts, after: Facts, scale: number): Rect 
     for (const task of run) for (const next of nextOf(after, task)) changed.add(next);
   }
   if (before.ringed !== after.ringed) for (const { ringed } of [before, after]) if (ringed >= 0) changed.add(ringed);
-  if (before.hovered !== after.hovered) {
-    for (const { hovered } of [before, after]) if (hovered !== null) wired.add(hovered);
-  }
+  if (before.hovered.join() !== after.hovered.join()) for (const task of [...before.hovered, ...after.hovered]) wired.add(task);
   const hovered = before.hoveredWire === after.hoveredWire ? [] : [before.hoveredWire, after.hoveredWire];
   const lines = hovered.flatMap((wire) => wire?.bounds ?? []);
   const rects = [...lines, ...rectsOf(after, changed), ...rectsOf(after, wired), ...wiresOf(after, wired)];

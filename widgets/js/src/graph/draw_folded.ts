@@ -39,7 +39,7 @@ export function drawFolded(pen: Pen, colours: Colours, facts: Facts, index: numb
   if (!isQuiet || look === "running" || isFar || step >= 0) {
     pen.rounded(rect, RADIUS, shaded(colours, step, isFar ? farPaint(colours, look, scale) : paintOf(colours, look), isFar ? 1 : undefined));
   }
-  if (facts.hovered !== null && facts.scene.cardAround(facts.hovered) === placed) {
+  if (facts.hovered.some((task) => facts.scene.cardAround(task) === placed)) {
     pen.rounded(rect, RADIUS, { stroke: colours.ink, width: 1.2 });
   }
   if (!isFar) {

@@ -55,7 +55,7 @@ function drawTask(pen: Pen, colours: Colours, facts: Facts, spot: Spot, rect: Re
   const step = creationStep(facts, createdAt(facts.scene.graph, spot.task));
   const { dash, ...paint } = shaded(colours, step, paintOf(colours, look));
   pen.rounded(rect, radius, spot.small ? paint : { ...paint, dash }); // dashes around a chip would be unreadable
-  if (spot.tasks.includes(facts.hovered ?? -1)) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
+  if (facts.hovered.some((task) => spot.tasks.includes(task))) pen.rounded(rect, radius, { stroke: colours.ink, width: 1.2 });
   const middle = rect.y + rect.height / 2;
   const share = state === "waiting" ? shareOf(facts, spot.task) : 0;
   const place = facts.queuePlaces.get(spot.task) ?? 0;
@@ -200,9 +200,8 @@ function drawFarMarks(
     const { spot, rect } = ringed;
     drawRing(pen, colours, stateOf(facts, spot), rect, radiusOf(spot, rect), Math.max(1, 0.9 / scale));
   }
-  const hovered = far(facts.hovered ?? -1);
-  if (hovered) {
-    pen.rounded(hovered.rect, radiusOf(hovered.spot, hovered.rect), { stroke: colours.ink, width: 1.4 / scale });
+  for (const hovered of facts.hovered.map(far)) {
+    if (hovered) pen.rounded(hovered.rect, radiusOf(hovered.spot, hovered.rect), { stroke: colours.ink, width: 1.4 / scale });
   }
   for (const index of facts.breakpoints.size ? drawn : []) {
     const breakpoint = breakpointOf(facts, spots[index]);

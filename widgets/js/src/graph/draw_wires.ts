@@ -157,7 +157,7 @@ function drawReached(pen: Pen, colours: Colours, facts: Facts, view: WireView, q
   }
 }
 
-/** Draw the wire under the pointer, on an edge that sets it off from its neighbours, or the wires of the task there. */
+/** Draw the wire under the pointer, on a rim that sets it off from its neighbours, or the wires of the task there. */
 function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): void {
   const { hoveredWire: wire } = facts;
   pen.alpha = view.shown;
@@ -166,6 +166,7 @@ function drawHovered(pen: Pen, colours: Colours, facts: Facts, view: WireView): 
     pen.outline(wire.outline, { stroke: colours.panel, width: 4 * paint.width });
     pen.outline(wire.outline, paint);
   }
-  if (facts.hovered === null) return;
-  for (const index of facts.scene.wiresAt(facts.hovered)) pen.outline(facts.scene.wires[index].outline, paint);
+  for (const task of wire ? [] : facts.hovered) {
+    for (const index of facts.scene.wiresAt(task)) pen.outline(facts.scene.wires[index].outline, paint);
+  }
 }

@@ -37,7 +37,8 @@ export interface Facts {
   queuePlaces: ReadonlyMap<number, number>;
   /** The selected task, or else the running one, which has the ring. -1 for none. */
   ringed: number;
-  hovered: number | null;
+  /** The task under the pointer, or both ends of the wire there. */
+  hovered: readonly number[];
   hoveredWire: Wire | null;
   /** Tasks and closed boxes with a breakpoint; the value is true if it is enabled. */
   breakpoints: Marks;
@@ -85,10 +86,13 @@ export class FactFinder {
 
   at(scene: Scene): Facts {
     const { replay, state, ran, unreal } = this.store;
-    const { t, selected, hoveredTask, hoveredWire, marks: breakpoints, matches } = state;
+    const { t, selected, hoveredTask, marks: breakpoints, matches } = state;
     this.choose(scene);
     this.refresh(scene);
     const ringed = selected ?? replay.running(t);
+    const hoveredWire = scene.wires.find((wire) => wire === state.hoveredWire) ?? null; // it may be of an earlier layout
+    const { task, next } = scene.graph.document.edges;
+    const [edge] = hoveredWire?.edges ?? [];
     const queuePlaces = new Map(replay.queue(t, LAST_NUMBERED).map((task, place) => [task, place + 1]));
     return {
       scene, version: scene.version, replay, t, ran, unreal, queuePlaces, breakpoints, matches,
@@ -99,8 +103,8 @@ export class FactFinder {
       cardMarks: this.cardMarks,
       counts: this.counts as BoxCounts,
       ringed: ringed >= 0 && scene.shows(ringed) ? ringed : -1,
-      hovered: hoveredTask,
-      hoveredWire: hoveredWire && scene.wires.includes(hoveredWire) ? hoveredWire : null, // it may be of an earlier layout
+      hovered: hoveredWire ? [task[edge], next[edge]] : hoveredTask === null ? [] : [hoveredTask],
+      hoveredWire,
       cardMatches: this.cardMatches,
       reach: this.reach,
       wireReach: this.wireReach,

@@ -11,8 +11,8 @@ import { tipOfBox, tipOfLayer, tipOfSpot, tipOfWire } from "./tooltips.ts";
 
 /** Duration of the hint about zooming, milliseconds. */
 const HINT = 1600;
-/** Distance at which the pointer is on a wire, pixels; of many wires the shortest are checked. */
-const WIRE_WIDTH = 8;
+/** Widths at which the pointer is on a wire, pixels; the nearest wire is tried first, and of many the shortest. */
+const WIRE_WIDTHS = [2, 4, 8];
 const MOST_WIRES = 40;
 
 export interface PointerOn {
@@ -94,7 +94,8 @@ function wireAt({ facts, painter, pilot }: PointerOn, event: MouseEvent): Wire |
   const { x, y, k } = pilot.view;
   const at = { x: (event.offsetX - x) / k, y: (event.offsetY - y) / k };
   const near = wiresNear(facts().scene, at.x, at.y, k).slice(0, MOST_WIRES);
-  return near.find(({ outline }) => painter.isOn(outline, at.x, at.y, WIRE_WIDTH / k)) ?? null;
+  const found = WIRE_WIDTHS.map((width) => near.find(({ outline }) => painter.isOn(outline, at.x, at.y, width / k)));
+  return found.find(Boolean) ?? null;
 }
 
 /**

@@ -4,7 +4,7 @@ import type { Arrangement, Extent } from "./arrangement.ts";
 import type { Layout } from "./layout_types.ts";
 
 /** Everything placed so far. Wires between cells come in pieces, the outermost first. */
-export interface Canvas extends Omit<Layout, "width" | "height"> {
+export interface Canvas extends Omit<Layout, "width" | "height" | "rise"> {
   exits: Map<number, number[][]>;
   links: Map<number, number[]>;
   entries: Map<number, number[][]>;

@@ -15,6 +15,10 @@ export const READABLE = 0.78;
 const SCALES = [1, 0.88, READABLE];
 /** Heights of columns to try, relative to the panel; lower columns help if the height is not the limit. */
 const TALL = [1, 0.6];
+/** Longest way up of a wire, from the foot of one column to the top of the next, pixels of the screen. */
+export const MOST_RISE = 500;
+/** Maximum height of columns in a high panel: between higher ones wires lead up too far to be followed. */
+export const LOW = 480;
 
 export interface Room {
   width: number;
@@ -48,7 +52,7 @@ export function firstView(tree: Tree, room: Room): FirstView {
  */
 function opened(tree: Tree, boxes: readonly Box[], room: Room): FirstView {
   let best = fitted(tree, new Set(), room);
-  if (!best) return { open: new Set(), tall: room.height / READABLE };
+  if (!best) return { open: new Set(), tall: Math.min(room.height, LOW) / READABLE };
   let tried = 0;
   const refused = new Set<string>();
   for (const box of boxes.toSorted((a, b) => a.depth - b.depth || b.size - a.size)) {
@@ -76,7 +80,7 @@ function fitted(tree: Tree, open: Set<number>, room: Room): FirstView | null {
   if (things * LEAST_AREA > (room.width * room.height) / READABLE ** 2) return null;
   for (const scale of SCALES) {
     for (const share of TALL) {
-      const tall = (share * room.height) / scale;
+      const tall = (share < 1 && room.height > LOW ? LOW : share * room.height) / scale;
       if (fits(layOut(tree, open, cache, tall), room, scale)) return { open, tall };
     }
   }
@@ -88,6 +92,6 @@ function isSeen(box: Box, open: ReadonlySet<number>): boolean {
   return true;
 }
 
-function fits({ width, height }: Layout, room: Room, scale: number): boolean {
-  return width * scale <= room.width && height * scale <= room.height;
+function fits({ width, height, rise }: Layout, room: Room, scale: number): boolean {
+  return width * scale <= room.width && height * scale <= room.height && rise * scale <= MOST_RISE;
 }

@@ -56,7 +56,9 @@ export function layOut(tree: Tree, open: ReadonlySet<number>, cache = new Layout
   const { tasks, pills, stubs, rows } = canvas;
   const boxes = canvas.boxes.sort((a, b) => a.depth - b.depth);
   const wires = [...canvas.wires, ...joined(wiring, canvas)];
-  return { width, height, boxes, tasks, pills, stubs, rows, wires };
+  let rise = 0;
+  for (const { points } of wires) for (let at = 3; at < points.length; at += 2) rise = Math.max(rise, points[at - 2] - points[at]);
+  return { width, height, rise, boxes, tasks, pills, stubs, rows, wires };
 }
 
 /** Return the wires between cells, joined from their pieces: out of boxes, across, into boxes. */

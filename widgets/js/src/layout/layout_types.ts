@@ -85,6 +85,8 @@ export interface PlacedWire {
 export interface Layout {
   width: number;
   height: number;
+  /** Longest way up of a wire. */
+  rise: number;
   /** Boxes, outermost first. */
   boxes: PlacedBox[];
   tasks: PlacedTask[];

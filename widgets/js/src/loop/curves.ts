@@ -4,8 +4,9 @@ import { NO_SCALAR, rowAt } from "./loop_data.ts";
 
 /** Summary of the steps that share one pixel or a few. */
 export interface Bin {
-  /** Middle of its steps. */
+  /** Middle of its steps, and their number. */
   step: number;
+  steps: number;
   low: number;
   high: number;
   middle: number;
@@ -39,8 +40,8 @@ export function bins(
     }
     if (!numbers.length && !bad) continue;
     numbers.sort((one, other) => one - other);
-    const step = (spans[2 * start] + spans[2 * end - 1]) / 2;
-    found.push({ step, low: numbers[0], high: numbers.at(-1)!, middle: numbers[numbers.length >> 1], bad });
+    const [begin, stop] = [spans[2 * start], spans[2 * end - 1]];
+    found.push({ step: (begin + stop) / 2, steps: stop - begin + 1, low: numbers[0], high: numbers.at(-1)!, middle: numbers[numbers.length >> 1], bad });
   }
   return found;
 }

@@ -23,7 +23,7 @@ const MOST_NAMED = 3; // maximum number of names beside the losses
 
 /** Divide the space. `looks`: steps with sampled memory; `varies`: whether it differs between them. */
 export function frameOf(width: number, height: number, looks = 0, lines = Infinity, varies = true): Frame {
-  const [left, right] = width > 900 ? [176, 80] : [152, 64];
+  const [left, right] = [176, width > 900 ? 80 : 64];
   const rulerTop = height - RULER;
   const spare = rulerTop - GAP - (LOSS + RATE + HEAD) - Math.max(1, lines) * MOST_ROW;
   const memory = memoryHeight(height, looks, spare, varies);
@@ -55,8 +55,8 @@ interface Band {
   wish: "log" | "linear";
 }
 
-/** Draw a curve for each optimizer with values. Return the scale, or null if there are none. */
-function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Band): Scale | null {
+/** Draw a curve for each optimizer with values. Return the scale and the steps per point, or null without values. */
+function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Band): (Scale & { steps: number }) | null {
   const { pen, c, state, frame, x } = drawing;
   const { optimizers, rows } = state.loop;
   const wide = frame.width - frame.left - frame.right;
@@ -109,7 +109,7 @@ function curve(drawing: Drawing, values: Float32Array, { top, height, wish }: Ba
     for (const bin of found) if (bin.bad) badCell(pen, x(bin.step + 0.5) - 5, top - 1, 10, 10, c);
   });
   pen.restore();
-  return scale;
+  return { ...scale, steps: Math.max(...curves.flat().map(({ steps }) => steps)) };
 }
 
 function dot(pen: Pen, x: number, y: number): void {
@@ -127,14 +127,16 @@ function drawLoss(drawing: Drawing): void {
   const { pen, c, state, frame } = drawing;
   const scale = curve(drawing, state.loop.losses, { top: frame.lossTop + 12, height: frame.rateTop - 26, wish: "log" });
   const { optimizers } = state.loop;
-  const median = optimizers.length > 1 ? "7-step median" : "";
-  heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", median].filter(Boolean).join(", ") : "");
+  const steps = grouped(scale?.steps ?? 1);
+  const [median, all] = steps === "1" ? ["median of 7 steps", "each step"] : [`median, 7 × ${steps} steps`, `range of ${steps} steps`];
+  const thick = optimizers.length > 1 ? `thick: ${median}` : "";
+  heading(drawing, frame.lossTop + 14, "Loss", scale ? [scale.log ? "log" : "", thick].filter(Boolean).join(", ") : "");
   if (!scale) return void write(pen, "no loss was recorded", frame.left + 4, frame.lossTop + 40, c.ink3);
   const more = optimizers.length - MOST_NAMED;
   const keys: [name: string, colour: string, thick: number][] =
     optimizers.length > 1
       ? optimizers.slice(0, MOST_NAMED).map((name, each) => [name, c[LINES[each % LINES.length]], 2])
-      : [["median of 7 steps", c[LINES[0]], 2], ["each step", c.line2, 1], ["3 × the median", c.ink2, 0]];
+      : [[median, c[LINES[0]], 2], [all, c.line2, 1], ["over 3 × the median", c.ink2, 0]];
   keys.forEach(([name, colour, thick], each) => {
     const y = frame.lossTop + 46 + 14 * each;
     pen.fillStyle = colour;

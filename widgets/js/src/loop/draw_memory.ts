@@ -113,9 +113,8 @@ function legend({ pen, c, state, frame }: Drawing): void {
   const row = Math.max(0, rowAt(loop.looks, state.step));
   const bytes = bytesOf(loop, row);
   const y = frame.memoryTop + 13;
-  const isWide = frame.left > 160;
-  const right = frame.left - (isWide ? 10 : 4);
-  write(pen, isWide ? "Memory held" : "Memory", 12, y, c.ink, { weight: 600, size: 12 });
+  const right = frame.left - 10;
+  write(pen, "Memory held", 12, y, c.ink, { weight: 600, size: 12 });
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
   const dashed = loop.baselines.length ? "; dashed: before the step" : "";
@@ -131,7 +130,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
       pen.globalAlpha = 1;
       hatch(pen, [12, middle - 4, 8, 8], c.bad, 4);
     } else pen.fillRect(12, middle - 4, 8, 8);
-    write(pen, name, 24, middle, c.ink2);
-    write(pen, size(bytes[HELD.length - 1 - at]), right, middle, c.ink2, { align: "right" });
+    const wide = write(pen, size(bytes[HELD.length - 1 - at]), right, middle, c.ink2, { align: "right" });
+    write(pen, name, 24, middle, c.ink2, { most: right - wide - 28 });
   });
 }

@@ -11,7 +11,7 @@ export const NO_SCALAR = -3.4028234663852886e38;
 /** Categories of memory in stacking order, with their colours and names. */
 export const HELD = [
   ["param", "parameters"],
-  ["state", "optimizer"],
+  ["state", "optimizer state"],
   ["pgrad", "gradients"],
   ["other", "batch"],
   ["saved", "activations"],

@@ -3,7 +3,7 @@
 import { TALL } from "../../../../inspector/drawing/layout_constants.json";
 import { el } from "../dom.ts";
 import { areEqual } from "../equal_sets.ts";
-import { firstView } from "../layout/fit_to_size.ts";
+import { firstView, LOW, MOST_RISE, READABLE } from "../layout/fit_to_size.ts";
 import { layOut, LayoutCache } from "../layout/layout.ts";
 import type { PlacedBox, Size } from "../layout/layout_types.ts";
 import { makeTree, type Tree } from "../layout/box_tree.ts";
@@ -181,7 +181,11 @@ class GraphView implements View {
   }
 
   private layOut(): Scene {
-    return new Scene(this.store.graph, this.tree, layOut(this.tree, this.store.state.open, this.cache, this.tall));
+    const { tree, cache, tall, store } = this;
+    let layout = layOut(tree, store.state.open, cache, tall);
+    // a single column may have the panel's height, columns beside each other may not
+    if (tall > LOW && layout.rise > MOST_RISE / READABLE) layout = layOut(tree, store.state.open, cache, LOW);
+    return new Scene(store.graph, tree, layout);
   }
 
   /** Compute the layout again; the clicked item keeps its position on the screen. */

@@ -10,19 +10,19 @@ import { isOwnPage } from "../page_theme.ts";
 const isEntry = ({ code, altKey, shiftKey, ctrlKey, metaKey }: KeyboardEvent) =>
   code === "KeyD" && altKey && shiftKey && !ctrlKey && !metaKey;
 
-/** Show the hint in `view` and listen for the key. Return a function that ends both. */
-export function bindEntry(root: HTMLElement, view: HTMLElement): () => void {
+/** Show the hint in the bar and listen for the key. Return a function that ends both. */
+export function bindEntry(root: HTMLElement): () => void {
   if (isOwnPage()) return () => {}; // a saved page focuses its deck on load
   const isFramed = window.top !== window; // keys pressed in the notebook do not arrive in a frame
   const key = /Mac/.test(navigator.platform) ? "⌥⇧D" : "Alt+Shift+D";
-  const hint = el("div", { class: "hint on entry" }, `Click the deck${isFramed ? "" : ` or press ${key}`} to use its keys`);
+  const hint = el("span", { class: "entry" }, `${isFramed ? "click" : key} for keys`);
   const press = (event: KeyboardEvent) => {
     if (!isEntry(event)) return;
     event.preventDefault();
     event.stopImmediatePropagation(); // every deck of the page listens, and the first one acts for all
     enter();
   };
-  view.append(hint);
+  root.querySelector(".aside")!.before(hint);
   document.addEventListener("keydown", press, true);
   root.addEventListener("focusin", () => hint.remove(), { once: true });
   return () => document.removeEventListener("keydown", press, true);
