@@ -102,7 +102,7 @@ def _unlike_github(app: Sphinx, page: str, source: list[str]) -> None:
     among the pages, a deck plays, and in narrow columns a number keeps its unit."""
     if app.env.doc2path(page).suffix != ".md":
         return
-    text = re.sub(r"<!-- until .*? -->.*<!-- that was it -->", lambda found: _DECK, source[0], flags=re.DOTALL)
+    text = re.sub(r"<!-- begin: .*? -->.*<!-- end -->", lambda found: _DECK, source[0], flags=re.DOTALL)
     text = re.sub(
         r"^\|.*", lambda row: re.sub(r"(?<=\d) (?=[×%]|[KMG]iB|ms\b)", "\u00a0", row[0]), text, flags=re.MULTILINE
     )
