@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.hips.tape import HipsTape, not_native, refuse_parts
 from ...inspector.torch_private.compiled import compiled_autograd_is_on
-from ...inspector.torch_private.engine import first_gradients, torch_backward
+from ...inspector.torch_private.engine import EngineRun, first_gradients, run_completed, torch_backward
 from ...inspector.torch_private.thread_state import without_torch_function
 from ...inspector.validation import expect, expect_outputs, expect_truth
 from .unsupported import refuse_transforms
@@ -136,6 +136,7 @@ class BackwardCall:
         create_graph: whether the backward builds a graph, for the second derivative.
         inputs: the tensors whose gradients are computed; tasks that do not lead to them do not run. None for all
             leaves.
+        engine_run: the function that runs the engine, if torch has checked and completed the arguments; see `Redirect`.
 
     Raises:
         TypeError: If a flag is not a bool, or a sequence cannot be iterated. PyTorch checks the rest.
@@ -146,8 +147,11 @@ class BackwardCall:
     retain_graph: bool | None = None
     create_graph: bool = False
     inputs: Inputs | None = None
+    engine_run: EngineRun | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
+        if self.engine_run is not None:
+            return
         expect_flags(self.retain_graph, self.create_graph)
         if isinstance(self.tensors, HipsTape):
             return
@@ -234,4 +238,18 @@ class BackwardCall:
 
     def run(self) -> None:
         """Run PyTorch's own backward, and raise its errors."""
-        torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)
+        if self.engine_run is None:
+            torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)
+        else:
+            given = self.outputs, self.grad_tensors, self.keep_graph, self.create_graph, self.limits or ()
+            run_completed(self.engine_run, *given)
+
+    def run_with(self, root: GradientEdge, gradient: Tensor) -> None:
+        """Do the same with one more root, for a call without `inputs=`."""
+        outputs = *self.outputs, root
+        if self.engine_run is None:
+            gradients = *root_gradients(self.outputs, self.grad_tensors), gradient
+            torch_backward(outputs, gradients, self.retain_graph, self.create_graph)
+        else:
+            gradients = *self.grad_tensors, gradient
+            run_completed(self.engine_run, outputs, gradients, self.keep_graph, self.create_graph)

@@ -36,7 +36,7 @@ from ...inspector.torch_private.sequence_numbers import (
     youngest_first,
 )
 from ...inspector.torch_private.thread_state import functorch_is_active
-from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
+from ..execution.backward_arguments import BackwardCall, check_root_gradients
 from ..execution.saved_tensor_errors import backward_begins, backward_continues
 from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts, youngest_key
 from ..planning.policies import POLICIES
@@ -54,9 +54,9 @@ _MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usual
 _Edges = list[tuple[Node, int]]
 
 
-def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
-    """Run a backward without reading its graph, if possible; otherwise return None. `Run.graph` reads the graph on
-    first access.
+def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Callable[[], Run] | None:
+    """Run a backward without reading its graph, if possible, and return a function that returns the run; otherwise
+    return None. `Run.graph` reads the graph on first access.
 
     The graph must be read if `inputs=` excludes tasks, if a capture has information about it, if devices have queues of
     their own (their order is not known in advance), and for a user's own policy, which may look at anything.
@@ -87,8 +87,9 @@ def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queue
     return _in_cached_order(call, policy, roots, key)
 
 
-def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: str = "") -> Run:
-    check_root_gradients(call.outputs, call.grad_tensors)
+def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: str = "") -> Callable[[], Run]:
+    if call.engine_run is None:
+        check_root_gradients(call.outputs, call.grad_tensors)
     freed = _spent_or_freed(node for _, node in youngest_first(node for node, _ in roots))
     since = backward_begins()
     try:
@@ -99,15 +100,14 @@ def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: s
     except Exception as error:
         explain(error, graph_of(call.outputs), freed, since)
         raise
-    return _late(call, roots, lambda graph: schedule(graph, "heap"), name, elapsed_ns, note)
+    return partial(_late, call, roots, lambda graph: schedule(graph, "heap"), name, elapsed_ns, note)
 
 
-def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Hashable) -> Run | None:
+def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Hashable) -> Callable[[], Run]:
     """Run in the order cached for such a graph; plan and cache it the first time.
 
     `key` is the `youngest_key` of the graph; None if it has none.
     """
-    gradients = root_gradients(call.outputs, call.grad_tensors)
     reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
@@ -117,7 +117,7 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
                 started_ns = time.perf_counter_ns()
                 # Only inside a graph task does the engine tell its own order (_current_graph_task_execution_order). The
                 # start finds the cached order by it, before the first node runs.
-                backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
+                backward_with_start(start.begin, call.run_with)
                 elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
         except _NotCached:
             empty_queue()
@@ -135,13 +135,14 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
         warn(DISTURBED)
     cached, nodes = start.cached, start.ordered
     if cached is None:
-        return _planned(call, policy, start)
+        run = _planned(call, policy, start)
+        return lambda: run
     if key is not None:
         last = CACHED_ORDERS.get(key)
         if last is not None and (last.places is None) != (cached.places is None):
             last.is_ambiguous = cached.is_ambiguous = True
         CACHED_ORDERS.put(key, cached)
-    return _late(call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
+    return partial(_late, call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
