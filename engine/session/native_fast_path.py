@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -133,7 +133,7 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
             start.pin.close()
     if start.pin is not None and start.pin.disturbed:
         warn(DISTURBED)
-    cached, nodes = start.cached, start.ordered
+    cached = start.cached
     if cached is None:
         run = _planned(call, policy, start)
         return lambda: run
@@ -142,21 +142,22 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
         if last is not None and (last.places is None) != (cached.places is None):
             last.is_ambiguous = cached.is_ambiguous = True
         CACHED_ORDERS.put(key, cached)
-    return partial(_late, call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
+    ordered = partial(_numbered, start)
+    return partial(_late, call, roots, ordered, cached.name, elapsed_ns, cached.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     """Read the graph, plan an order, run it, and cache it."""
     plan = Plan.of(call, policy)
-    nodes = start.ordered
-    facts = node_facts(nodes)
+    nodes = start.nodes
+    facts = node_facts(policy, nodes)
     backward_continues()
     run = run_native(call, plan)
     graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        CACHED_ORDERS.put(start.key, EngineOrder.of(nodes, facts, order, run.policy, run.note))
+        CACHED_ORDERS.put(start.key, EngineOrder.of(policy, nodes, facts, order, run.policy, run.note))
     return run
 
 
@@ -175,7 +176,7 @@ class _Start:
 
     Attributes:
         key: the cache key of the graph; None if other backwards have pinned nodes, which hides the engine's order.
-        ordered: the nodes in the order in which they run; in the engine's own order if none is cached.
+        nodes: the nodes in the engine's own order.
         cached: the cached order.
         pin: pins the nodes in that order; None for the engine's own order.
         freed: the first freed node, which may be the first to raise.
@@ -188,7 +189,7 @@ class _Start:
         self._root = root
         self._done = done
         self.key: Hashable | None = None
-        self.ordered: Sequence[Node] = ()
+        self.nodes: Sequence[Node] = ()
         self.cached: EngineOrder | None = None
         self.pin: Pin | None = None
         self.freed: Node | None = None
@@ -196,7 +197,7 @@ class _Start:
 
     def begin(self, nodes: list[Node]) -> None:
         """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
-        self.ordered = nodes
+        self.nodes = nodes
         try:
             # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
             # graph.
@@ -214,13 +215,18 @@ class _Start:
                 if self.cached is None:
                     raise _NotCached
                 if self.cached.places is not None:
-                    self.ordered = ordered = list(map(nodes.__getitem__, self.cached.places))
-                    self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.cached.places)))
+                    # In the engine's own order, which is mostly that of the nodes in memory.
+                    self.pin = Pin(nodes, nodes.__len__, numbers, self.cached.numbers)
                     self.pin.open()
-            self.freed = _spent_or_freed(self.ordered)
+            self.freed = _spent_or_freed(self.ordered())
             self.took_ns = time.perf_counter_ns() - began_ns
         finally:
             self._done()
+
+    def ordered(self) -> Iterator[Node]:
+        """Return the nodes in the order in which they run."""
+        places = None if self.cached is None else self.cached.places
+        return iter(self.nodes) if places is None else map(self.nodes.__getitem__, places)
 
 
 def _late(
@@ -259,13 +265,13 @@ def _release(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> N
 keep_compiler_out(_release)  # runs when the loss is freed, possibly in compiled code
 
 
-def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+def _numbered(start: _Start, graph: Graph) -> list[int]:
     """Return the order in which the engine runs nodes with these sequence numbers.
 
     It differs from the numbering if the graph only resembles the planned one, and its edges do not allow that order.
     """
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
-    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
+    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in start.ordered()]), Pending(graph))
 
 
 def _spent_or_freed(nodes: Iterable[Node]) -> Node | None:
