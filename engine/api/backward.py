@@ -132,7 +132,9 @@ def run_backward(
     A loop that does not read its runs does not create them.
     """
     if engine == "direct":
-        with Stepper(call, policy=policy, trace=trace, accumulation=accumulation, batch=batch, queues=queues) as stepper:
+        with Stepper(
+            call, policy=policy, trace=trace, accumulation=accumulation, batch=batch, queues=queues
+        ) as stepper:
             run = stepper.run()
     elif trace is None and (late := run_without_graph(call, policy, queues)) is not None:
         return late

@@ -148,17 +148,34 @@ def engine_key(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers:
         leaves = [node for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED]
         facts.append(have_grad(leaves[:: max(len(leaves) // _LOOKED_AT, 1)]))
     if policy.choose is not None:  # hooks decide as well
-        facts.append(hooks_registered())
+        facts.append(_previous.known_hooks)
     return LongKey(*facts)
 
 
 class _Previous(threading.local):
-    """The sequence number of the root of the thread's previous backward."""
+    """The state at the start of the thread's previous backward.
+
+    Attributes:
+        number: the sequence number of its root.
+        hooks: the number of hooks registered; None before the first backward.
+        known_hooks: the same, or None if a hook had been registered since the backward before. A program that registers
+            one in each step would otherwise have a key of its own, and a plan, in each step.
+    """
 
     number = 0
+    hooks: int | None = None
+    known_hooks: int | None = None
 
 
 _previous = _Previous()
+
+
+def may_have_new_hooks(policy: Policy) -> bool:
+    """Return whether the policy's choice depends on hooks, and one was registered since the previous backward.
+
+    An order other than the engine's is then not cached, since a later hook of the same loop may speak against it.
+    """
+    return policy.choose is not None and _previous.known_hooks is None
 
 
 def youngest_key(policy: Policy, keep_graph: bool, root: Node) -> Hashable | None:
@@ -175,6 +192,8 @@ def youngest_key(policy: Policy, keep_graph: bool, root: Node) -> Hashable | Non
     """
     number = current_number(root)
     created, _previous.number = number - _previous.number, number
+    hooks, before = hooks_registered(), _previous.hooks
+    _previous.hooks, _previous.known_hooks = hooks, hooks if before in (None, hooks) else None
     if policy.name not in _as_engine:
         return None
     nodes, numbers = [root], [created]
@@ -195,7 +214,7 @@ def youngest_key(policy: Policy, keep_graph: bool, root: Node) -> Hashable | Non
     try:
         return LongKey(
             *(policy.name, keep_graph, types_of(nodes), *numbers),
-            *(output_metadata(nodes[-1]), has_grad, hooks_registered()),
+            *(output_metadata(nodes[-1]), has_grad, _previous.known_hooks),
         )
     except TypeError:  # torch.SymInt has no hash
         return None

@@ -38,7 +38,14 @@ from ...inspector.torch_private.sequence_numbers import (
 from ...inspector.torch_private.thread_state import functorch_is_active
 from ..execution.backward_arguments import BackwardCall, check_root_gradients
 from ..execution.saved_tensor_errors import backward_begins, backward_continues
-from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts, youngest_key
+from ..planning.order_cache import (
+    CACHED_ORDERS,
+    EngineOrder,
+    engine_key,
+    may_have_new_hooks,
+    node_facts,
+    youngest_key,
+)
 from ..planning.policies import POLICIES
 from ..planning.simulate import schedule
 from ..recording.run import Run
@@ -51,6 +58,7 @@ from .native_engine import DISTURBED, Plan, explain, is_engines_own, one_queue, 
 from .rank_agreement import in_group
 
 _MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usually the root
+_UNREAD = "not planned, because the last graphs that looked like this one kept PyTorch's own order"
 _Edges = list[tuple[Node, int]]
 
 
@@ -83,7 +91,7 @@ def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queue
     key = youngest_key(policy, call.keep_graph, roots[0][0])
     last: EngineOrder | None = None if key is None else CACHED_ORDERS.get(key)
     if last is not None and last.may_run_unread():
-        return _in_own_order(call, roots, last.name, last.note)
+        return _in_own_order(call, roots, f"{policy.name}: heap", last.note or _UNREAD)
     return _in_cached_order(call, policy, roots, key)
 
 
@@ -151,13 +159,16 @@ def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     plan = Plan.of(call, policy)
     nodes = start.nodes
     facts = node_facts(policy, nodes)
+    new_hooks = may_have_new_hooks(policy)  # before a backward in a hook changes the answer
     backward_continues()
     run = run_native(call, plan)
     graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        CACHED_ORDERS.put(start.key, EngineOrder.of(policy, nodes, facts, order, run.policy, run.note))
+        found = EngineOrder.of(policy, nodes, facts, order, run.policy, run.note)
+        if found.places is None or not new_hooks:
+            CACHED_ORDERS.put(start.key, found)
     return run
 
 

@@ -40,7 +40,6 @@ def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
     seen = set(roots)
     waiting = [(-number_of(node), place, node) for place, node in enumerate(seen)]
     heapify(waiting)
-    place = len(waiting)
     while waiting:
         negative, _, node = heappop(waiting)
         yield -negative, node
@@ -49,8 +48,7 @@ def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
                 seen.add(child)
                 number = number_of(child)
                 if number != UNNUMBERED:
-                    place += 1
-                    heappush(waiting, (-number, place, child))
+                    heappush(waiting, (-number, len(seen), child))
 
 
 def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:
