@@ -179,8 +179,9 @@ def may_have_new_hooks(policy: Policy) -> bool:
 
 
 def youngest_key(policy: Policy, keep_graph: bool, root: Node) -> Hashable | None:
-    """Return a cache key of graphs that probably are equal; None if it cannot be made, or is not needed since the policy
-    never kept the engine's own order.
+    """Return a cache key of graphs that probably are equal.
+
+    None if it cannot be made, or is not needed, because the policy's order never was the engine's.
 
     It consists of the number of nodes that the thread created since its previous backward, and facts about nodes below
     the root, each the youngest to which the last one leads: types, relative numbers, the last one's metadata, and
