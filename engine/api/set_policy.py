@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -122,7 +122,7 @@ def _run_installed(
     grad_tensors: Sequence[Tensor | None],
     retain_graph: bool,
     create_graph: bool,
-    inputs: Sequence[Tensor] | Sequence[GradientEdge],
+    inputs: Sequence[Any],
 ) -> None:
     with _lock:
         innermost = _installed[-1] if _installed else None

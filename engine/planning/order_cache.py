@@ -30,6 +30,7 @@ from .scheduling_problem import Problem
 
 _LOOKED_AT = 8  # nodes whose gradients are compared each time; others the next time
 _MOST_UNREAD = 15  # backwards between two that read the order of their graph
+_LEAVES_IN_KEY = 32  # in an `engine_key`, about so many
 _YOUNGEST = 5  # most nodes in a `youngest_key`
 _MOST_BYTES = 75_000_000  # of all cached orders
 _ENTRY_BYTES = 300_000  # counted for each order besides its nodes, which limits their number
@@ -146,7 +147,7 @@ def engine_key(policy: Policy, keep_graph: bool, nodes: Sequence[Node], numbers:
     facts.append(tuple([first - number if number < UNNUMBERED else -1 for number in numbers]))
     if policy.plan is not None:  # existing gradients decide as well, and mostly all leaves or none have one
         leaves = [node for node, number in zip(nodes, numbers, strict=True) if number == UNNUMBERED]
-        facts.append(have_grad(leaves[:: max(len(leaves) // _LOOKED_AT, 1)]))
+        facts.append(have_grad(leaves[:: max(len(leaves) // _LEAVES_IN_KEY, 1)]))
     if policy.choose is not None:  # hooks decide as well
         facts.append(_previous.known_hooks)
     return LongKey(*facts)

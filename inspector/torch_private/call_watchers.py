@@ -184,7 +184,7 @@ def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     thread = _tapescope_thread()  # type: ignore[name-defined]  # noqa: F821
     stacks = _tapescope_stacks.get(thread, ())  # type: ignore[name-defined]  # noqa: F821
     known = _tapescope_followers  # type: ignore[name-defined]  # noqa: F821
-    followers = known.get(thread) or known.get(0, ())
+    followers = known.get(thread) or known.get(0, ())  # _OTHERS
     for calls in stacks:
         calls.append([self])
     try:
