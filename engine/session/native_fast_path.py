@@ -91,7 +91,7 @@ def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queue
     key = youngest_key(policy, call.keep_graph, roots[0][0])
     last: EngineOrder | None = None if key is None else CACHED_ORDERS.get(key)
     if last is not None and last.may_run_unread():
-        return _in_own_order(call, roots, f"{policy.name}: heap", last.note or _UNREAD)
+        return _in_own_order(call, roots, last.name, last.note or _UNREAD)
     return _in_cached_order(call, policy, roots, key)
 
 

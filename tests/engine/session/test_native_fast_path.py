@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -508,12 +507,10 @@ def test_a_loop_whose_graphs_keep_the_engines_order_is_seldom_read(policy: str, 
             assert x.grad is not None and x.grad.equal(expected)
             assert list(runs[-1].order) == schedule(runs[-1].graph, "heap")
     assert 200 / 16 < len(starts) < 30
-    names = Counter(run.policy for run in runs)
-    if policy == "auto":
-        assert names == {"auto: heap": 200}
-    else:  # a run says whether its graph was read and the policy's order found to be the engine's
-        assert names["bfs"] == len(starts) and names["bfs: heap"] == 200 - len(starts)
-        says(repr(next(run for run in runs if run.policy == "bfs: heap")), "not planned", "PyTorch's own order")
+    assert len({run.policy for run in runs[1:]}) == 1
+    unread = [run for run in runs if run.note]  # a run says if it was not planned
+    assert len(unread) == 200 - len(starts)
+    says(repr(unread[0]), "not planned", "PyTorch's own order")
 
 
 @pytest.mark.parametrize("policy", ["auto", "bfs"])
