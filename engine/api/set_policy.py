@@ -129,8 +129,7 @@ def _run_installed(
     if innermost is None or not tensors:  # another thread has removed it, or there is nothing to order
         run_completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
         return
-    given = tuple(tensors), tuple(grad_tensors), retain_graph, create_graph, tuple(inputs) or None
-    call = BackwardCall(*given, engine_run=run)
+    call = BackwardCall.completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
     # The policy may run in less time than the checks of ts.backward take. Its arguments were checked when it was
     # installed, and torch has checked the others.
     try:

@@ -136,7 +136,9 @@ class BackwardCall:
         create_graph: whether the backward builds a graph, for the second derivative.
         inputs: the tensors whose gradients are computed; tasks that do not lead to them do not run. None for all
             leaves.
-        engine_run: the function that runs the engine, if torch has checked and completed the arguments; see `Redirect`.
+
+    Attributes:
+        engine_run: the function that runs the engine, if torch has completed the arguments; see `completed`.
 
     Raises:
         TypeError: If a flag is not a bool, or a sequence cannot be iterated. PyTorch checks the rest.
@@ -147,11 +149,9 @@ class BackwardCall:
     retain_graph: bool | None = None
     create_graph: bool = False
     inputs: Inputs | None = None
-    engine_run: EngineRun | None = field(default=None, kw_only=True, repr=False)
+    engine_run: EngineRun | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.engine_run is not None:
-            return
         expect_flags(self.retain_graph, self.create_graph)
         if isinstance(self.tensors, HipsTape):
             return
@@ -174,6 +174,22 @@ class BackwardCall:
             read["inputs"] = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
         for name, value in read.items():
             object.__setattr__(self, name, value)
+
+    @staticmethod
+    def completed(
+        engine_run: EngineRun,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+    ) -> BackwardCall:
+        """Return a call whose arguments torch has checked and completed, as a `Redirect` receives them."""
+        call = object.__new__(BackwardCall)
+        given = tuple(tensors), tuple(grad_tensors), retain_graph, create_graph, tuple(inputs) or None, engine_run
+        for name, value in zip(BackwardCall.__slots__, given, strict=True):
+            object.__setattr__(call, name, value)
+        return call
 
     @staticmethod
     def of(given: Outputs | HipsTape | BackwardCall) -> BackwardCall:

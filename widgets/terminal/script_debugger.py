@@ -241,8 +241,7 @@ class EveryBackward:
         create_graph: bool,
         inputs: Sequence[Any],
     ) -> None:
-        given = tuple(tensors), tuple(grad_tensors), retain_graph, create_graph, tuple(inputs) or None
-        call = BackwardCall(*given, engine_run=run)
+        call = BackwardCall.completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
         # Hooks and reentrant checkpoints call backward() inside of a backward; these run without a prompt.
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()
