@@ -149,7 +149,8 @@ class BackwardCall:
     retain_graph: bool | None = None
     create_graph: bool = False
     inputs: Inputs | None = None
-    engine_run: EngineRun | None = field(default=None, init=False, repr=False)
+    # A default instead of the factory would be lost in a subclass without slots.
+    engine_run: EngineRun | None = field(default_factory=lambda: None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         expect_flags(self.retain_graph, self.create_graph)
