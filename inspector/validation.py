@@ -97,6 +97,8 @@ def expect_outputs(value: object) -> None:
     Raises:
         TypeError: `value` is neither a tensor nor an iterable.
     """
+    if type(value) in (tuple, list):  # which most calls pass, some of them in each step
+        return
     from torch import Tensor, nn
 
     wanted = f"expected a tensor or a sequence of tensors, got {a_kind(value)}"

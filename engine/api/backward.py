@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -13,14 +13,14 @@ from ...inspector.graph.graph import Outputs
 from ...inspector.hips.tape import HipsTape, not_native
 from ...inspector.torch_private.compiled import keep_compiler_out
 from ...inspector.validation import expect_choice, expect_truth
-from ..execution.accumulation_rule import Accumulate, Accumulation, Release
+from ..execution.accumulation_rule import PYTORCHS, Accumulate, Accumulation, Release
 from ..execution.backward_arguments import BackwardCall, Inputs
 from ..execution.unsupported import refuse_transforms
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
-from ..schedule.policy import AnyPolicy
+from ..schedule.policy import AnyPolicy, Choice, Policy
 from ..session.batching.batch_argument import AnyBatch, check_batch
 from ..session.direct_session import Stepper, run_measured
 from ..session.error_notes.explain_error import errors_explained
@@ -85,8 +85,6 @@ def backward(
         RuntimeError: a tensor without a graph, and any error of `torch.autograd.backward`.
         PolicyError: a user's own policy chose a task that was not ready; the native engine has executed nothing then.
     """
-    from ..memory.measure_backward import Measurement
-
     if engine is None:
         engine = "direct" if isinstance(tensors, HipsTape) else "native"
     check_choices(engine, trace)
@@ -99,29 +97,53 @@ def backward(
     if not isinstance(tensors, HipsTape):
         with errors_explained():
             refuse_transforms()
-    if engine == "direct":
-        if not memory:
-            with Stepper(
-                call, policy=chosen, trace=trace, accumulation=accumulation, batch=batch, queues=queues
-            ) as stepper:
-                return stepper.run()
+    if engine == "native":
         if isinstance(tensors, HipsTape):
-            return run_tape(call, tensors, chosen, trace, accumulation, batch)
+            raise not_native()
+        accumulation.check_native()
+    if not memory:
+        return run_backward(call, chosen, engine, trace, queues, accumulation, batch)()
+    if isinstance(tensors, HipsTape):
+        return run_tape(call, tensors, chosen, trace, accumulation, batch)
+    from ..memory.measure_backward import Measurement
+
+    if engine == "direct":
         with Measurement() as measurement:
             return run_measured(call, chosen, trace, accumulation, measurement, batch, queues)
-    if isinstance(tensors, HipsTape):
-        raise not_native()
-    accumulation.check_native()
-    if trace is None and not memory and (run := run_without_graph(call, chosen, queues)) is not None:
-        return run
     plan = Plan.of(call, chosen)
-    if not memory:
-        return run_native(call, plan, trace, queues)
     with Measurement() as measurement:
         return run_native(call, plan, trace, queues, measurement)
 
 
 keep_compiler_out(backward)
+
+
+def run_backward(
+    call: BackwardCall,
+    policy: Policy | Choice,
+    engine: Engine,
+    trace: Level | None,
+    queues: Queues,
+    accumulation: Accumulation = PYTORCHS,
+    batch: AnyBatch = None,
+) -> Callable[[], Run]:
+    """Run a call whose arguments have been checked. Return a function that returns the run.
+
+    A loop that does not read its runs does not create them.
+    """
+    if engine == "direct":
+        with Stepper(
+            call, policy=policy, trace=trace, accumulation=accumulation, batch=batch, queues=queues
+        ) as stepper:
+            run = stepper.run()
+    elif trace is None and (late := run_without_graph(call, policy, queues)) is not None:
+        return late
+    else:
+        run = run_native(call, Plan.of(call, policy), trace, queues)
+    return lambda: run
+
+
+keep_compiler_out(run_backward)
 
 
 def run_tape(

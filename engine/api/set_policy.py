@@ -6,20 +6,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ...inspector.torch_private.engine import redirect_backward, torch_backward
+from ...inspector.torch_private.engine import EngineRun, redirect_backward, run_completed
 from ...inspector.validation import expect_callable, expect_choice
+from ..execution.backward_arguments import BackwardCall
 from ..planning.policies import find_policy
 from ..recording.run import Engine, Run
 from ..recording.statistics import Level
 from ..schedule.device_queues import Queues
 from ..schedule.policy import AnyPolicy, policy_name
-from ..session.error_notes.explain_error import errors_explained, explain_error
-from .backward import backward, check_choices
+from ..session.error_notes.explain_error import explain_error
+from .backward import check_choices, run_backward
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -116,33 +117,30 @@ class Installation:
 
 
 def _run_installed(
+    run: EngineRun,
     tensors: Sequence[Tensor | GradientEdge],
     grad_tensors: Sequence[Tensor | None],
     retain_graph: bool,
     create_graph: bool,
-    inputs: Sequence[Tensor] | Sequence[GradientEdge],
+    inputs: Sequence[Any],
 ) -> None:
     with _lock:
         innermost = _installed[-1] if _installed else None
     if innermost is None or not tensors:  # another thread has removed it, or there is nothing to order
-        torch_backward(tensors, grad_tensors, retain_graph, create_graph, inputs=inputs or None)
-    else:
-        with errors_explained():
-            run = backward(
-                tensors,
-                grad_tensors,
-                retain_graph,
-                create_graph,
-                inputs or None,
-                policy=innermost._policy,
-                engine=innermost.engine,
-                trace=innermost._trace,
-                queues=innermost._queues,
-            )
-            with _lock:
-                innermost.backwards += 1
-            if innermost._on_run is not None:
-                innermost._on_run(run)
+        run_completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
+        return
+    call = BackwardCall.completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
+    # The policy may run in less time than the checks of ts.backward take. Its arguments were checked when it was
+    # installed, and torch has checked the others.
+    try:
+        made = run_backward(call, innermost._policy, innermost.engine, innermost._trace, innermost._queues)
+        with _lock:
+            innermost.backwards += 1
+        if innermost._on_run is not None:
+            innermost._on_run(made())
+    except Exception as error:
+        explain_error(error)
+        raise
 
 
 def set_policy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from ...inspector.capture.build_graph import read_graph as graph_of
 from ...inspector.graph.graph import Graph, Outputs
 from ...inspector.hips.tape import HipsTape, not_native, refuse_parts
 from ...inspector.torch_private.compiled import compiled_autograd_is_on
-from ...inspector.torch_private.engine import first_gradients, torch_backward
+from ...inspector.torch_private.engine import EngineRun, first_gradients, run_completed, torch_backward
 from ...inspector.torch_private.thread_state import without_torch_function
 from ...inspector.validation import expect, expect_outputs, expect_truth
 from .unsupported import refuse_transforms
@@ -137,6 +137,9 @@ class BackwardCall:
         inputs: the tensors whose gradients are computed; tasks that do not lead to them do not run. None for all
             leaves.
 
+    Attributes:
+        engine_run: the function that runs the engine, if torch has completed the arguments; see `completed`.
+
     Raises:
         TypeError: If a flag is not a bool, or a sequence cannot be iterated. PyTorch checks the rest.
     """
@@ -146,6 +149,8 @@ class BackwardCall:
     retain_graph: bool | None = None
     create_graph: bool = False
     inputs: Inputs | None = None
+    # A default instead of the factory would be lost in a subclass without slots.
+    engine_run: EngineRun | None = field(default_factory=lambda: None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         expect_flags(self.retain_graph, self.create_graph)
@@ -170,6 +175,22 @@ class BackwardCall:
             read["inputs"] = tuple(inputs.values() if isinstance(inputs, Mapping) else inputs)
         for name, value in read.items():
             object.__setattr__(self, name, value)
+
+    @staticmethod
+    def completed(
+        engine_run: EngineRun,
+        tensors: Sequence[Tensor | GradientEdge],
+        grad_tensors: Sequence[Tensor | None],
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+    ) -> BackwardCall:
+        """Return a call whose arguments torch has checked and completed, as a `Redirect` receives them."""
+        call = object.__new__(BackwardCall)
+        given = tuple(tensors), tuple(grad_tensors), retain_graph, create_graph, tuple(inputs) or None, engine_run
+        for name, value in zip(BackwardCall.__slots__, given, strict=True):
+            object.__setattr__(call, name, value)
+        return call
 
     @staticmethod
     def of(given: Outputs | HipsTape | BackwardCall) -> BackwardCall:
@@ -234,4 +255,18 @@ class BackwardCall:
 
     def run(self) -> None:
         """Run PyTorch's own backward, and raise its errors."""
-        torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)
+        if self.engine_run is None:
+            torch_backward(self.outputs, self.grad_tensors, self.retain_graph, self.create_graph, inputs=self.limits)
+        else:
+            given = self.outputs, self.grad_tensors, self.keep_graph, self.create_graph, self.limits or ()
+            run_completed(self.engine_run, *given)
+
+    def run_with(self, root: GradientEdge, gradient: Tensor) -> None:
+        """Do the same with one more root, for a call without `inputs=`."""
+        outputs = *self.outputs, root
+        if self.engine_run is None:
+            gradients = *root_gradients(self.outputs, self.grad_tensors), gradient
+            torch_backward(outputs, gradients, self.retain_graph, self.create_graph)
+        else:
+            gradients = *self.grad_tensors, gradient
+            run_completed(self.engine_run, outputs, gradients, self.keep_graph, self.create_graph)

@@ -20,6 +20,7 @@ from ...inspector.garbage_collector import collector_paused
 from ...inspector.graph.freed_nodes import is_spent
 from ...inspector.graph.graph import Graph
 from ...inspector.graph.source_lines import warn
+from ...inspector.torch_private.allocators import profiler_is_on
 from ...inspector.torch_private.engine import real_graph_task_id
 from ...inspector.torch_private.engine_errors import called_by_engine, running_function
 from ...inspector.torch_private.hooks import leaf_hooks, own, post_accumulate_hooks, register_post_hook
@@ -435,13 +436,15 @@ class Watch:
                     self._note_before(task_id, self._tensor_hooks)
             if self.memory is not None:
                 self.memory.start(task_id, gradients)
-        self._ranges[get_ident()] = profiled = task_range(self.graph, task_id)
-        profiled.__enter__()
+        if profiler_is_on():
+            self._ranges[get_ident()] = profiled = task_range(self.graph, task_id)
+            profiled.__enter__()
 
     def _after(self, task_id: int, outputs: Gradients, gradients: Gradients) -> None:
         if real_graph_task_id() != self._graph_task:
             return
-        self._ranges.pop(get_ident()).__exit__(None, None, None)
+        if self._ranges and (profiled := self._ranges.pop(get_ident(), None)) is not None:
+            profiled.__exit__(None, None, None)
         if self.memory is not None:
             self.memory.end(task_id, outputs)
         if self.recorder is not None:

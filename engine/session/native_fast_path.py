@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
@@ -36,9 +36,16 @@ from ...inspector.torch_private.sequence_numbers import (
     youngest_first,
 )
 from ...inspector.torch_private.thread_state import functorch_is_active
-from ..execution.backward_arguments import BackwardCall, check_root_gradients, root_gradients
+from ..execution.backward_arguments import BackwardCall, check_root_gradients
 from ..execution.saved_tensor_errors import backward_begins, backward_continues
-from ..planning.order_cache import CACHED_ORDERS, EngineOrder, engine_key, node_facts, youngest_key
+from ..planning.order_cache import (
+    CACHED_ORDERS,
+    EngineOrder,
+    engine_key,
+    may_have_new_hooks,
+    node_facts,
+    youngest_key,
+)
 from ..planning.policies import POLICIES
 from ..planning.simulate import schedule
 from ..recording.run import Run
@@ -51,12 +58,13 @@ from .native_engine import DISTURBED, Plan, explain, is_engines_own, one_queue, 
 from .rank_agreement import in_group
 
 _MOST_CHECKED = 50  # nodes searched for the first one that has run; it is usually the root
+_UNREAD = "not planned, because the last graphs that looked like this one kept PyTorch's own order"
 _Edges = list[tuple[Node, int]]
 
 
-def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Run | None:
-    """Run a backward without reading its graph, if possible; otherwise return None. `Run.graph` reads the graph on
-    first access.
+def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queues) -> Callable[[], Run] | None:
+    """Run a backward without reading its graph, if possible, and return a function that returns the run; otherwise
+    return None. `Run.graph` reads the graph on first access.
 
     The graph must be read if `inputs=` excludes tasks, if a capture has information about it, if devices have queues of
     their own (their order is not known in advance), and for a user's own policy, which may look at anything.
@@ -83,12 +91,13 @@ def run_without_graph(call: BackwardCall, policy: Policy | Choice, queues: Queue
     key = youngest_key(policy, call.keep_graph, roots[0][0])
     last: EngineOrder | None = None if key is None else CACHED_ORDERS.get(key)
     if last is not None and last.may_run_unread():
-        return _in_own_order(call, roots, last.name, last.note)
+        return _in_own_order(call, roots, last.name, last.note or _UNREAD)
     return _in_cached_order(call, policy, roots, key)
 
 
-def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: str = "") -> Run:
-    check_root_gradients(call.outputs, call.grad_tensors)
+def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: str = "") -> Callable[[], Run]:
+    if call.engine_run is None:
+        check_root_gradients(call.outputs, call.grad_tensors)
     freed = _spent_or_freed(node for _, node in youngest_first(node for node, _ in roots))
     since = backward_begins()
     try:
@@ -99,15 +108,14 @@ def _in_own_order(call: BackwardCall, roots: _Edges, name: str = "heap", note: s
     except Exception as error:
         explain(error, graph_of(call.outputs), freed, since)
         raise
-    return _late(call, roots, lambda graph: schedule(graph, "heap"), name, elapsed_ns, note)
+    return partial(_late, call, roots, lambda graph: schedule(graph, "heap"), name, elapsed_ns, note)
 
 
-def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Hashable) -> Run | None:
+def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Hashable) -> Callable[[], Run]:
     """Run in the order cached for such a graph; plan and cache it the first time.
 
     `key` is the `youngest_key` of the graph; None if it has none.
     """
-    gradients = root_gradients(call.outputs, call.grad_tensors)
     reading, elapsed_ns, since = ExitStack(), 0, backward_begins()
     start = _Start(policy, call.keep_graph, roots[0][0], reading.close)
     try:
@@ -117,7 +125,7 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
                 started_ns = time.perf_counter_ns()
                 # Only inside a graph task does the engine tell its own order (_current_graph_task_execution_order). The
                 # start finds the cached order by it, before the first node runs.
-                backward_with_start(start.begin, call.outputs, gradients, call.retain_graph, call.create_graph)
+                backward_with_start(start.begin, call.run_with)
                 elapsed_ns = time.perf_counter_ns() - started_ns - start.took_ns
         except _NotCached:
             empty_queue()
@@ -133,29 +141,34 @@ def _in_cached_order(call: BackwardCall, policy: Policy, roots: _Edges, key: Has
             start.pin.close()
     if start.pin is not None and start.pin.disturbed:
         warn(DISTURBED)
-    cached, nodes = start.cached, start.ordered
+    cached = start.cached
     if cached is None:
-        return _planned(call, policy, start)
+        run = _planned(call, policy, start)
+        return lambda: run
     if key is not None:
         last = CACHED_ORDERS.get(key)
         if last is not None and (last.places is None) != (cached.places is None):
             last.is_ambiguous = cached.is_ambiguous = True
         CACHED_ORDERS.put(key, cached)
-    return _late(call, roots, lambda graph: _numbered(graph, nodes), cached.name, elapsed_ns, cached.note)
+    ordered = partial(_numbered, start)
+    return partial(_late, call, roots, ordered, cached.name, elapsed_ns, cached.note)
 
 
 def _planned(call: BackwardCall, policy: Policy, start: _Start) -> Run:
     """Read the graph, plan an order, run it, and cache it."""
     plan = Plan.of(call, policy)
-    nodes = start.ordered
-    facts = node_facts(nodes)
+    nodes = start.nodes
+    facts = node_facts(policy, nodes)
+    new_hooks = may_have_new_hooks(policy)  # before a backward in a hook changes the answer
     backward_continues()
     run = run_native(call, plan)
     graph = plan.graph
     if start.key is not None and len(nodes) == len(plan.order) and not has_stages(graph):
         places = {node: place for place, node in enumerate(nodes)}
         order = [places[graph.nodes[task_id]] for task_id in plan.order]
-        CACHED_ORDERS.put(start.key, EngineOrder.of(nodes, facts, order, run.policy, run.note))
+        found = EngineOrder.of(policy, nodes, facts, order, run.policy, run.note)
+        if found.places is None or not new_hooks:
+            CACHED_ORDERS.put(start.key, found)
     return run
 
 
@@ -174,7 +187,7 @@ class _Start:
 
     Attributes:
         key: the cache key of the graph; None if other backwards have pinned nodes, which hides the engine's order.
-        ordered: the nodes in the order in which they run; in the engine's own order if none is cached.
+        nodes: the nodes in the engine's own order.
         cached: the cached order.
         pin: pins the nodes in that order; None for the engine's own order.
         freed: the first freed node, which may be the first to raise.
@@ -187,7 +200,7 @@ class _Start:
         self._root = root
         self._done = done
         self.key: Hashable | None = None
-        self.ordered: Sequence[Node] = ()
+        self.nodes: Sequence[Node] = ()
         self.cached: EngineOrder | None = None
         self.pin: Pin | None = None
         self.freed: Node | None = None
@@ -195,7 +208,7 @@ class _Start:
 
     def begin(self, nodes: list[Node]) -> None:
         """Find and pin the order of `nodes`, which are all nodes in the engine's own order."""
-        self.ordered = nodes
+        self.nodes = nodes
         try:
             # THPCppFunction_dealloc frees nodes that Python has seen recursively, which overflows the stack in a deep
             # graph.
@@ -213,13 +226,18 @@ class _Start:
                 if self.cached is None:
                     raise _NotCached
                 if self.cached.places is not None:
-                    self.ordered = ordered = list(map(nodes.__getitem__, self.cached.places))
-                    self.pin = Pin(ordered, lambda: len(ordered), list(map(numbers.__getitem__, self.cached.places)))
+                    # In the engine's own order, which is mostly that of the nodes in memory.
+                    self.pin = Pin(nodes, nodes.__len__, numbers, self.cached.numbers)
                     self.pin.open()
-            self.freed = _spent_or_freed(self.ordered)
+            self.freed = _spent_or_freed(self.ordered())
             self.took_ns = time.perf_counter_ns() - began_ns
         finally:
             self._done()
+
+    def ordered(self) -> Iterator[Node]:
+        """Return the nodes in the order in which they run."""
+        places = None if self.cached is None else self.cached.places
+        return iter(self.nodes) if places is None else map(self.nodes.__getitem__, places)
 
 
 def _late(
@@ -258,13 +276,13 @@ def _release(run: ref[Run], roots: _Edges, is_retained: bool, loss: object) -> N
 keep_compiler_out(_release)  # runs when the loss is freed, possibly in compiled code
 
 
-def _numbered(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+def _numbered(start: _Start, graph: Graph) -> list[int]:
     """Return the order in which the engine runs nodes with these sequence numbers.
 
     It differs from the numbering if the graph only resembles the planned one, and its edges do not allow that order.
     """
     ids = {node: task_id for task_id, node in enumerate(graph.nodes)}
-    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in nodes]), Pending(graph))
+    return chosen_order(graph, following(POLICIES["heap"], [ids[node] for node in start.ordered()]), Pending(graph))
 
 
 def _spent_or_freed(nodes: Iterable[Node]) -> Node | None:

@@ -183,6 +183,10 @@ def root_edges(outputs: Outputs) -> list[tuple[Node, int]]:
                         f"element {position} of tensors does not require grad and does not have a grad_fn (shape "
                         f"{tuple(output.shape)}, {output.dtype}), so there is no graph below it: {why_no_graph(output)}"
                     )
+                node = output.grad_fn
+                if node is not None:
+                    roots.append((node, output.output_nr))
+                    continue
                 output = get_gradient_edge(output)
             elif not isinstance(output, GradientEdge):
                 raise TypeError(

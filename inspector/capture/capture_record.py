@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from traceback import walk_tb
 from types import CodeType
+from typing import Any
 from weakref import ref
 
 import torch
@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from ..graph.frame_variables import running_modules
 from ..graph.node_metadata import mark, tensors_of, unmarked_nodes
 from ..graph.operations_and_calls import CallRecord, Facts, Operation
-from ..graph.source_lines import is_library
-from ..torch_private.call_watchers import CallStack
+from ..graph.source_lines import Place, is_library, users_place
+from ..torch_private.call_watchers import CallStack, forward_has_run, has_late_hooks
 from ..torch_private.sequence_numbers import sequence_nr
 from ..torch_private.thread_state import without_torch_function
 
@@ -27,8 +27,8 @@ CALL, _ROOT, PLACE, FORWARD, IS_TORCHS = range(1, 6)
 """Positions in the list that describes a running call of a module. At 0 is the module itself, then:
 
 the call's record; its outermost module, with that module's number; the user's place from which it was called, None
-until it is known; the code of the module's forward; and whether torch itself defines that forward. Where hooks of
-modules see the calls, the last element is the sequence number at which the call began.
+until it is known; the code of the module's forward; and whether torch itself defines that forward. If the record is
+told of calls (`entered`), the last element is the sequence number at which the call began.
 """
 
 Observer = Callable[[Operation | CallRecord, object, Sequence[object]], None]
@@ -57,7 +57,6 @@ class CaptureRecord:
         self.facts = facts
         self._module = module
         self._observer = observer
-        self._thread = facts.thread
         self._began = sequence_nr()
         self._called_elsewhere = ""  # the class of the first module that another thread called
         accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -87,6 +86,16 @@ class CaptureRecord:
         call: CallRecord = entry[CALL]
         return call
 
+    def site(self) -> tuple[CallRecord | None, Place | None]:
+        """Return the module call and the user's place of the running call of torch."""
+        call = self.current
+        if call is None:
+            return None, users_place()
+        entry = self.calls[-1]
+        if has_late_hooks(entry[0]) and forward_has_run(sys._getframe()):
+            call = call.parent
+        return call, users_place(entry[FORWARD], entry[PLACE]) if entry[IS_TORCHS] else users_place()
+
     @property
     def only_elsewhere(self) -> str:
         """The class of the first module that another thread called, if this thread has recorded nothing; else ""."""
@@ -94,36 +103,39 @@ class CaptureRecord:
 
     def begin(self) -> None:
         """Complete the entries of calls in which nothing has been seen yet."""
-        calls, counts = self.calls, self._counts
+        calls = self.calls
         first = len(calls) - 1
         while first and len(calls[first - 1]) == 1:
             first -= 1
-        above = calls[first - 1] if first else None
-        for entry in calls[first:] if first else calls:
-            module = entry[0]
-            kind = type(module)
-            index = counts[module] = counts.get(module, -1) + 1
-            if (known := self._forwards.get(kind)) is None:
-                code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
-                known = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
-            forward, is_torchs = known
-            if "forward" in module.__dict__:
-                forward, is_torchs = None, False
-            if above is None:
-                root = next((known for known in self._roots if module in known[1]), None)
-                if root is None:
-                    root = self.facts.add_root(module)
-                    self._roots.append(root)
-                call, place = None, None
-            else:
-                call, root = above[CALL], above[_ROOT]
-                place = above[PLACE] if above[IS_TORCHS] else None  # torch's own forward calls its submodules
-            number, paths = root
-            path = paths.get(module)
-            if path is None:  # not registered below the outermost module
-                path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
-            entry += (CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs)
-            above = entry
+        for place in range(first, len(calls)):
+            entry = calls[place]
+            entry += self._described(entry[0], calls[place - 1] if place else None)
+
+    def _described(self, module: nn.Module, above: list[Any] | None) -> tuple[Any, ...]:
+        """Return the elements that describe a call of the module, after the module itself."""
+        counts, kind = self._counts, type(module)
+        index = counts[module] = counts.get(module, -1) + 1
+        known = self._forwards.get(kind)
+        if known is None:
+            code = getattr(getattr(kind, "forward", None), "__code__", None)  # a scripted module has none
+            known = self._forwards[kind] = code, code is not None and is_library(code.co_filename)
+        forward, is_torchs = known
+        if "forward" in module.__dict__:
+            forward, is_torchs = None, False
+        if above is None:
+            root = next((known for known in self._roots if module in known[1]), None)
+            if root is None:
+                root = self.facts.add_root(module)
+                self._roots.append(root)
+            call, place = None, None
+        else:
+            call, root = above[CALL], above[_ROOT]
+            place = above[PLACE] if above[IS_TORCHS] else None  # torch's own forward calls its submodules
+        number, paths = root
+        path = paths.get(module)
+        if path is None:  # not registered below the outermost module
+            path = ".".join(filter(None, (call.path if call else "", kind.__name__)))
+        return CallRecord(self.facts, number, path, kind, call, index), root, place, forward, is_torchs
 
     def renew(self) -> Facts:
         """Forget all modules and start a new record of facts."""
@@ -143,29 +155,31 @@ class CaptureRecord:
                 operation.stream = torch.accelerator.current_stream(tensor.device)
                 return
 
+    def called_elsewhere(self, module: nn.Module, args: object) -> None:
+        """Note that another thread calls a module."""
+        if not self._called_elsewhere and not is_dynamo_compiling() and torch.is_grad_enabled():
+            self._called_elsewhere = type(module).__name__
+
     def entered(self, module: nn.Module, args: object) -> None:
-        """Begin a module's call. A module hook."""
+        """Begin a module's call."""
         if is_dynamo_compiling():
             return
-        if get_ident() != self._thread:
-            if not self._called_elsewhere and torch.is_grad_enabled():
-                self._called_elsewhere = type(module).__name__
-            return
-        self.calls.append([module])
-        self.begin()
-        self.calls[-1].append(sequence_nr())
+        calls = self.calls
+        call, root, place, forward, is_torchs = self._described(module, calls[-1] if calls else None)
+        if is_torchs and place is None:
+            place = users_place()
+        calls.append([module, call, root, place, forward, is_torchs, sequence_nr()])
 
     def left(self, module: nn.Module, args: object, result: object) -> None:
-        """End a module's call, and nested calls ended by an exception. A module hook."""
-        if is_dynamo_compiling() or get_ident() != self._thread:
+        """End a module's call, and nested calls ended by an exception."""
+        if is_dynamo_compiling():
             return
         last = self.last_result
         while self.calls:
-            called, call, *_, start = self.calls.pop()
-            if called is module:
-                if (
-                    result is None and innermost_module(sys.exception()) is module
-                ):  # torch calls hooks, then raises again
+            entry = self.calls.pop()
+            if entry[0] is module:
+                call, start = entry[CALL], entry[-1]
+                if result is None and innermost_module(sys.exception()) is module:
                     self.raised_in = ref(module), call  # not the exception: its frames hold activations
                 marked = last is not None and last() is result
                 if not marked and sequence_nr() != start:

@@ -30,8 +30,7 @@ from ..graph.node_metadata import (
 )
 from ..graph.operation_inputs import KeptInputs, keep_inputs, marks_dirty
 from ..graph.operations_and_calls import Facts, Operation
-from ..graph.source_lines import users_place
-from ..torch_private.call_watchers import AroundApply, around_function_apply, is_generated, watching_modules
+from ..torch_private.call_watchers import AroundApply, around_function_apply, following_module_calls, is_generated
 from ..torch_private.compiled import watching_functions
 from ..torch_private.sequence_numbers import sequence_nr
 from ..torch_private.tensors import FollowedStorage, address_below, base_of, is_leaf, version_of
@@ -81,7 +80,7 @@ def _address(tensor: Tensor) -> int:
 def watch_calls(stack: ExitStack, record: CaptureRecord, observer: Observer | None, keep: bool) -> None:
     """Watch the calls of modules, functions and custom Functions until the stack closes."""
     record.facts.sees_every_call = True
-    stack.enter_context(watching_modules(record.entered, record.left))
+    stack.enter_context(following_module_calls(record.entered, record.left, record.called_elsewhere))
     stack.enter_context(watching_functions(_OperationWatcher(record, observer, keep)))
     stack.enter_context(around_function_apply(_around_apply(record, observer, keep)))
 
@@ -124,7 +123,7 @@ class _OperationWatcher(TorchFunctionMode):
         with without_torch_function():
             inputs = kept and kept.close()
             last = end if new is None else start  # every node has a mark, so none is searched for by number
-            operation = Operation(record.facts, function, start, last, record.current, users_place(), inputs, began_ns)
+            operation = Operation(record.facts, function, start, last, *record.site(), inputs, began_ns)
             if not isinstance(result, Tensor):  # (values, indices)
                 leaves = [each for each in tensors_of(result) if is_leaf(each)]
                 note_allocations(record.facts, leaves, args, kwargs or {})
@@ -150,7 +149,7 @@ class _OperationWatcher(TorchFunctionMode):
         self, function: Callable[..., Any], result: object, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
     ) -> None:
         name = getattr(function, "__name__", None)
-        facts, call = self._record.facts, self._record.current
+        facts = self._record.facts
         is_attribute = name == "__get__"  # such as .grad, which existed before, and .data
         if not is_attribute or isinstance(result, Tensor):
             with without_torch_function():
@@ -158,7 +157,7 @@ class _OperationWatcher(TorchFunctionMode):
         hooks = name in HOOKING and bool(args) and isinstance(args[0], Tensor)
         observed = self._observer is not None and (result is None or next(tensors_of(result), None) is not None)
         if hooks or observed:
-            operation = Operation(facts, function, now, now, call, users_place())
+            operation = Operation(facts, function, now, now, *self._record.site())
             if hooks:
                 with without_torch_function():
                     note_hook(args[0], args[1] if len(args) > 1 else kwargs.get("hook"), operation)
@@ -199,8 +198,8 @@ def _around_apply(record: CaptureRecord, observer: Observer | None, keep: bool) 
             with without_torch_function():
                 inputs = kept and kept.close()
                 by_node = record.new_nodes is not None
-                last, call = start if by_node else end, record.current
-                operation = Operation(record.facts, function, start, last, call, users_place(), inputs, began_ns)
+                last = start if by_node else end
+                operation = Operation(record.facts, function, start, last, *record.site(), inputs, began_ns)
                 if by_node:
                     mark_again(nodes_of(result), operation)
                 else:

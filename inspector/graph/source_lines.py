@@ -125,15 +125,21 @@ _MOST_FILES = 10_000  # each cell of a notebook is one more
 _in_library: dict[str, bool] = {}  # by file; without this cache the check would be a large part of a capture's cost
 
 
-def users_place() -> Place | None:
+def users_place(inner: CodeType | None = None, known: Place | None = None) -> Place | None:
     """Return the innermost place outside torch that the caller was called from; `source_at` finds its line.
 
     Frames that only pass arguments on are skipped: libraries that wrap torch's functions call them from one line.
+
+    Args:
+        inner: code of torch whose caller's place is known.
+        known: that place.
     """
     frame = sys._getframe(1)
     wrapper: Place | None = None
     while True:
         code = frame.f_code
+        if code is inner:
+            return known
         try:
             if not _in_library[code.co_filename]:
                 place = code, frame.f_lasti

@@ -125,6 +125,7 @@ CallStack = list[list[Any]]
 
 _stacks: dict[int, tuple[CallStack, ...]] = {}  # by thread
 _followers: dict[int, tuple[tuple[Before, After], ...]] = {}  # by thread
+_OTHERS = 0  # the key of the followers for all threads that have none of their own
 _wrapped_call = nn.Module._wrapped_call_impl
 _original: CodeType = _wrapped_call.__code__
 
@@ -137,29 +138,35 @@ def stacking_module_calls(calls: CallStack) -> Iterator[None]:
     `Module.__call__` has another code object. Setting the attribute instead would change the version of Module's type,
     and from Python 3.13 on a type whose version has changed a thousand times stays slow.
     """
-    with _installed(_stacks, calls):
+    with _installed(_stacks, calls, threading.get_ident()):
         yield
 
 
 @contextmanager
-def following_module_calls(enters: Before, leaves: After) -> Iterator[None]:
+def following_module_calls(enters: Before, leaves: After, elsewhere: Before | None = None) -> Iterator[None]:
     """Call `enters` before each call of a module in this thread, and `leaves` with its result, or None if it raised.
 
     Like `stacking_module_calls`, this spares global hooks and what torch does around them. Hooks of the module run
     between the two calls.
+
+    Args:
+        enters, leaves: called in this thread.
+        elsewhere: called before each call of a module in a thread whose calls nobody follows.
     """
-    with _installed(_followers, (enters, leaves)):
+    with ExitStack() as stack:
+        if elsewhere is not None:
+            stack.enter_context(_installed(_followers, (elsewhere, lambda *_: None), _OTHERS))
+        stack.enter_context(_installed(_followers, (enters, leaves), threading.get_ident()))
         yield
 
 
 @contextmanager
-def _installed(installed: dict[int, tuple[Any, ...]], one: object) -> Iterator[None]:
-    thread = threading.get_ident()
+def _installed(installed: dict[int, tuple[Any, ...]], one: object, thread: int) -> Iterator[None]:
     try:  # entered first, because an interrupt may come at any line
         with leaving_lock:
             installed[thread] = (*installed.get(thread, ()), one)
             _set_code()
-        with out_of_compiled_code(partial(_without_code, thread)):
+        with out_of_compiled_code(partial(_without_code, threading.get_ident())):
             yield
     finally:
         with leaving_lock:
@@ -176,7 +183,8 @@ def _watched_call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """
     thread = _tapescope_thread()  # type: ignore[name-defined]  # noqa: F821
     stacks = _tapescope_stacks.get(thread, ())  # type: ignore[name-defined]  # noqa: F821
-    followers = _tapescope_followers.get(thread, ())  # type: ignore[name-defined]  # noqa: F821
+    known = _tapescope_followers  # type: ignore[name-defined]  # noqa: F821
+    followers = known.get(thread) or known.get(0, ())  # _OTHERS
     for calls in stacks:
         calls.append([self])
     try:

@@ -21,8 +21,11 @@ from .saved_variables import refuse_spent
 from .thread_state import DispatchMode, unobserved, without_torch_function
 
 EngineRun = Callable[..., tuple[Tensor, ...]]
-Redirect = Callable[[Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None]
-"""Called with tensors, gradients, retain_graph, create_graph and inputs of a backward, as completed by torch."""
+Redirect = Callable[
+    [EngineRun, Sequence[Tensor | GradientEdge], Sequence[Tensor | None], bool, bool, Sequence[Any]], None
+]
+"""Called with the replaced function, and with tensors, gradients, retain_graph, create_graph and inputs of a backward,
+as completed by torch. `run_completed` passes these to that function."""
 
 Surround = Callable[..., tuple[Tensor, ...]]
 """Called with the function that runs the backward and the arguments of a `Redirect`. Returns the function's result."""
@@ -56,7 +59,7 @@ def redirect_backward(redirect: Redirect) -> Callable[[], None]:
         if _passage.granted or not kwargs["accumulate_grad"]:
             _passage.granted = False
             return layer.beneath(outputs, *args, **kwargs)
-        redirect(outputs, *args)
+        redirect(layer.beneath, outputs, *args)
         return ()
 
     def end() -> None:
@@ -166,6 +169,18 @@ def torch_backward(*args: Any, **kwargs: Any) -> None:
         torch.autograd.backward(*args, **kwargs)
     finally:
         _passage.granted = False
+
+
+def run_completed(
+    run: EngineRun,
+    tensors: Sequence[Tensor | GradientEdge],
+    gradients: Sequence[Tensor | None],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Any] = (),
+) -> None:
+    """Run a backward with arguments that torch has checked and completed, as a `Redirect` receives them."""
+    run(tensors, gradients, keep_graph, create_graph, inputs, allow_unreachable=True, accumulate_grad=True)
 
 
 T = TypeVar("T")
@@ -309,27 +324,20 @@ def _first_of_all(start: dict[str, Any]) -> Callable[[tuple[Tensor | None, ...]]
     return begin
 
 
-def backward_with_start(
-    begin: Callable[[list[Node]], object],
-    tensors: Sequence[Tensor | GradientEdge],
-    gradients: Sequence[Tensor | None],
-    keep_graph: bool | None,
-    create_graph: bool,
-) -> None:
-    """Run `torch_backward`, and call `begin` before anything else runs, including the hooks of the roots.
+def backward_with_start(begin: Callable[[list[Node]], object], run: Callable[[GradientEdge, Tensor], object]) -> None:
+    """Run a backward, and call `begin` before anything else in it runs, including the hooks of the roots.
 
     An error raised by `begin` ends the backward before it has any effect.
 
     Args:
         begin: called with all nodes that will run, in the engine's order (`_current_graph_task_execution_order`).
-        tensors: the roots. None may be a leaf, since the engine orders leaves arbitrarily.
-        gradients: one for each root; None means ones.
-        keep_graph, create_graph: as in `torch.autograd.backward`.
+        run: runs the backward, with an additional root and its gradient, which it is called with. No other root may be
+            a leaf, since the engine orders leaves arbitrarily.
     """
     start = _start
     before, start.begin = start.begin, begin
     try:
-        torch_backward([*tensors, start.edge], [*gradients, start.one], keep_graph, create_graph)
+        run(start.edge, start.one)
     finally:
         start.begin = before
 

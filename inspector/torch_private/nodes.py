@@ -32,6 +32,12 @@ def output_metadata(node: Node) -> tuple[InputMetadata, ...]:
     )
 
 
+def input_shapes(node: Node) -> list[tuple[int, ...] | None]:
+    """Return the shape of each input gradient of `node`; None for a nested tensor."""
+    metas: list[Any] = node._input_metadata
+    return [None if meta.is_nested_tensor else tuple(meta.shape) for meta in metas]
+
+
 def input_metadata(node: Node) -> tuple[InputMetadata, ...]:
     """Return the metadata of each input gradient of `node`. For several nodes, `input_metadata_of_each` is cheaper."""
     (found,) = input_metadata_of_each((node,))

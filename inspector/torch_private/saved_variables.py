@@ -398,19 +398,24 @@ def first_freed(nodes: Iterable[Node]) -> Node | None:
     skipped, since they raise from Python.
     """
     for node in islice(nodes, 50):
-        if hides_saved(node):
-            return None
         if isinstance(node, BackwardCFunction):
             continue
+        slots = _raw_slots(type(node))
+        if not slots and hides_saved(node):
+            return None
         try:
-            for slot in _raw_slots(type(node)):
+            for slot in slots:
                 raw = getattr(node, slot)
-                if type(raw) is tuple and not raw:
+                if type(raw) is tuple:
+                    if any(each is not None and each.unpack_hook is _freed for each in raw):
+                        return node
+                    if raw:
+                        return None
                     continue
-                raws = raw if type(raw) is tuple else (raw,)
-                if any(each is not None and each.unpack_hook is _freed for each in raws):
+                hook = raw.unpack_hook
+                if hook is _freed:
                     return node
-                if type(raw) is tuple or raw.unpack_hook is not None or raw.data is not None:
+                if hook is not None or raw.data is not None:
                     return None
                 getattr(node, f"_saved_{slot.removeprefix('_raw_saved_')}")  # None for a missing optional tensor
         except RuntimeError:

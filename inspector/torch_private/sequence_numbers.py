@@ -40,7 +40,6 @@ def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
     seen = set(roots)
     waiting = [(-number_of(node), place, node) for place, node in enumerate(seen)]
     heapify(waiting)
-    place = len(waiting)
     while waiting:
         negative, _, node = heappop(waiting)
         yield -negative, node
@@ -49,8 +48,7 @@ def youngest_first(roots: Iterable[Node]) -> Iterator[tuple[int, Node]]:
                 seen.add(child)
                 number = number_of(child)
                 if number != UNNUMBERED:
-                    place += 1
-                    heappush(waiting, (-number, place, child))
+                    heappush(waiting, (-number, len(seen), child))
 
 
 def numbers_of(nodes: Iterable[Node]) -> dict[Node, int]:
@@ -92,16 +90,24 @@ class Pin:
         nodes: the nodes in order.
         waiting: returns how many of them may wait in the engine's queue at once.
         own: their own numbers, if they were read while no pin was open and none could open (`no_pins`).
+        numbers: numbers that make them run in another order than that of `nodes`, for a pin that opens alone.
     """
 
-    __slots__ = ("_index", "_nodes", "_numbers", "_own", "disturbed", "thread", "waiting")
+    __slots__ = ("_alone", "_index", "_nodes", "_numbers", "_own", "disturbed", "thread", "waiting")
 
-    def __init__(self, nodes: Sequence[Node], waiting: Callable[[], int] = lambda: 0, own: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        waiting: Callable[[], int] = lambda: 0,
+        own: Sequence[int] = (),
+        numbers: Sequence[int] = (),
+    ) -> None:
         self.disturbed = False
         self.waiting = waiting
         self.thread = 0
         self._nodes = nodes
-        self._own: list[int] = list(own)
+        self._own: Sequence[int] = own
+        self._alone = numbers
         self._numbers: list[int] = []
         self._index: dict[Node, int] | None = None  # built when a second pin opens
 
@@ -125,7 +131,7 @@ class Pin:
                 self._numbers = self._chosen()
             else:
                 self._own = self._own or current_numbers(self._nodes)
-                self._numbers = list(range(len(self._nodes) * _ROOM, 0, -_ROOM))
+                self._numbers = list(self._alone) or spaced_numbers(len(self._nodes))
             _pins.append(self)
             set_numbers(self._nodes, self._numbers)
 
@@ -193,6 +199,11 @@ class Pin:
             numbers = falling_numbers(len(self._nodes), {})
         assert numbers is not None, "2**63 numbers are enough"
         return numbers
+
+
+def spaced_numbers(count: int) -> list[int]:
+    """Return `count` descending numbers for nodes that run in this order, with room between them for nested pins."""
+    return list(range(count * _ROOM, 0, -_ROOM))
 
 
 def falling_numbers(count: int, fixed: Mapping[int, int]) -> list[int] | None:

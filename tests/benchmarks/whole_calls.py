@@ -99,7 +99,7 @@ def _added(effort: Effort) -> Iterator[Row]:
         ("an MLP", mlp, lambda: mlp(x).square().mean()),
         ("MNIST", *workload("mnist").build()),
     ):
-        for policy, goal in (("heap", 250), ("auto", 300), ("bfs", 600)):
+        for policy, goal in (("heap", 150), ("auto", 200), ("bfs", 400)):
             pairs, what = _under_policy(effort, model, make_loss, policy)
             added = tuple(1e6 * (under_policy - plain) for under_policy, plain in pairs)
             share = median(under_policy / plain for under_policy, plain in pairs)

@@ -27,7 +27,7 @@ from ...engine.session.native_engine import Plan, run_native
 from ...inspector.capture.capture import capture
 from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.distributed import world
-from ...inspector.torch_private.engine import redirect_backward
+from ...inspector.torch_private.engine import EngineRun, redirect_backward
 from ...inspector.torch_private.sequence_numbers import pins_open
 from .commands import do_close, do_continue
 from .console import say
@@ -234,13 +234,14 @@ class EveryBackward:
 
     def _backward(
         self,
+        run: EngineRun,
         tensors: Sequence[Tensor | GradientEdge],
         grad_tensors: Sequence[Tensor | None],
         retain_graph: bool,
         create_graph: bool,
         inputs: Sequence[Any],
     ) -> None:
-        call = BackwardCall(tensors, grad_tensors, retain_graph, create_graph, inputs or None)
+        call = BackwardCall.completed(run, tensors, grad_tensors, retain_graph, create_graph, inputs)
         # Hooks and reentrant checkpoints call backward() inside of a backward; these run without a prompt.
         if (os.getpid(), threading.get_ident()) != self._here or self._inside or not tensors or pins_open():
             call.run()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from weakref import WeakSet, ref
 
 import pytest
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, save_on_cpu
 
 import tapescope as ts
+from tapescope.engine.planning import auto_policy
 from tapescope.engine.planning.order_cache import CACHED_ORDERS, forget_orders
 from tapescope.engine.planning.simulate import schedule
 from tapescope.engine.session import native_fast_path as unread
@@ -504,8 +506,43 @@ def test_a_loop_whose_graphs_keep_the_engines_order_is_seldom_read(policy: str, 
             loss.backward()
             assert x.grad is not None and x.grad.equal(expected)
             assert list(runs[-1].order) == schedule(runs[-1].graph, "heap")
-    assert len({run.policy for run in runs[1:]}) == 1
     assert 200 / 16 < len(starts) < 30
+    assert len({run.policy for run in runs[1:]}) == 1
+    unread = [run for run in runs if run.note]  # a run says if it was not planned
+    assert len(unread) == 200 - len(starts)
+    says(repr(unread[0]), "not planned", "PyTorch's own order")
+
+
+@pytest.mark.parametrize("policy", ["auto", "bfs"])
+def test_a_loop_that_registers_a_hook_in_each_step_plans_once(policy: str, reads: list[int]) -> None:
+    """A hook that is new decides on "auto"; the loop's orders do not fill the cache."""
+    model, make_loss = branches()
+    called: list[Tensor] = []
+    with ts.policy(policy):
+        for step in range(8):
+            model.zero_grad()
+            if step == 2:
+                reads.clear()
+            loss = make_loss()
+            next(model.parameters()).register_hook(called.append) if step == 0 else loss.register_hook(called.append)
+            loss.backward()
+    assert reads == [] and len(called) == 8 + 7
+    assert len(CACHED_ORDERS) < 8
+
+
+def test_an_order_planned_without_hooks_is_not_used_for_the_next_new_hook() -> None:
+    model, make_loss = ts.workload("mixture_of_experts").build()
+    names: list[str] = []
+    with ts.policy("auto", on_run=lambda run: names.append(run.policy)):
+        for has_hook in (None, False, True):
+            model.zero_grad()
+            loss = make_loss()
+            if has_hook is not None:
+                handle = torch.ones(1, requires_grad=True).register_hook(lambda gradient: None)
+                handle.remove()
+            with mock.patch.object(auto_policy, "no_hooks", return_value=not has_hook):
+                loss.backward()
+    assert names[0] == names[1] != "auto: heap" == names[2]
 
 
 def of_a_chain(x: Tensor) -> Tensor:

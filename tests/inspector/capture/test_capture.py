@@ -109,6 +109,28 @@ def test_each_task_knows_the_module_that_made_it() -> None:
     assert_nothing_left_behind()
 
 
+def test_hooks_before_a_forward_belong_to_its_module_and_those_after_it_to_the_caller() -> None:
+    def before(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        return (given[0].sin(),)  # the line of the pre-hook
+
+    def after(module: nn.Module, given: object, result: Tensor) -> Tensor:
+        return result.cos()  # the line of the hook
+
+    model = Model()
+    up = model.blocks[0].up
+    up.register_forward_pre_hook(before)
+    up.register_forward_hook(after)
+    with ts.capture():
+        loss = model(torch.ones(2, 4, requires_grad=True))
+    graph = ts.graph(loss)
+    assert by_path(graph)["blocks.0.up"] == ["SinBackward0", "TBackward0", "AddmmBackward0"]
+    assert by_path(graph)["blocks.0"] == ["CosBackward0", "ReluBackward0", "AddBackward0"]
+    lines = {task.name: task.source.line for task in graph.tasks if task.source is not None}
+    assert lines["SinBackward0"] == line_of("# the line of the pre-hook")
+    assert lines["CosBackward0"] == line_of("# the line of the hook")
+    assert_nothing_left_behind()
+
+
 def test_module_calls_are_nested_as_the_modules_were() -> None:
     with ts.capture():
         loss = Model()(torch.ones(2, 4))
@@ -480,6 +502,18 @@ def test_what_another_thread_made_and_a_captured_operation_was_given_stays_forei
     cos, addmm = tasks[given.grad_fn], tasks[loss.grad_fn]
     assert cos.sequence_nr == addmm.sequence_nr == 1
     assert cos.operation is None and addmm.operation is not None
+
+
+def test_a_capture_beside_the_forward_of_another_thread_warns() -> None:
+    def program() -> None:
+        with ts.capture():
+            thread = threading.Thread(target=Model(), args=(torch.ones(2, 4),))
+            thread.start()
+            thread.join()
+
+    with pytest.warns(UserWarning, match=r"Model.*another thread"):
+        program()
+    assert_nothing_left_behind()
 
 
 def test_modules_and_functions_of_another_thread_are_left_out() -> None:

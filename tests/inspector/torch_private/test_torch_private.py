@@ -434,7 +434,7 @@ def test_compiled_autograd_is_noticed() -> None:
 def test_a_redirect_gets_each_backward_until_it_ends_and_torch_backward_goes_past_it() -> None:
     x = torch.ones(2, requires_grad=True)
     seen: list[tuple[object, ...]] = []
-    end = redirect_backward(lambda *call: seen.append(call))
+    end = redirect_backward(lambda run, *call: seen.append(call))
     try:
         loss = x.sum()
         loss.backward(retain_graph=True, inputs=[x])
