@@ -66,7 +66,7 @@ class Run:
         batches: the tasks that ran as one, and those that did not, with the reasons; None without `batch=`.
         note: the reason for the order: why "auto" or the ranks of a process group kept PyTorch's own.
         elsewhere: the memory of the other devices on which the backward ran, each with its footprints.
-        stopped: the breakpoint, watchpoint or request at which a session stopped, as a sentence; "" if it ran to the end.
+        stopped: the breakpoint, watchpoint or request that stopped a session, as a sentence; "" if it ran to the end.
     """
 
     graph: Graph

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ipywidgets
 import traitlets
+from torch import nn
 
 from ...engine.schedule.policy import AnyPolicy
 from ...engine.session.breakpoints.breakpoints import Breakpoint
@@ -250,6 +251,10 @@ class DeckTraits(Played):
 
     def packed(self) -> bytes:
         return self._live.document.packed()
+
+    def note_missing(self, model: nn.Module) -> None:
+        """Note on the page how many parameters of a model are not in the graph, before the deck is displayed."""
+        self._live.document.note_missing(self.graph, model)
 
     def moment(self) -> Moment:
         order, timelines = self._live.plan.order, self._live.plan.timelines()

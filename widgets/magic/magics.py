@@ -31,6 +31,7 @@ from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
+from ..deck.deck import Deck
 from ..deck.open_deck import debug, in_notebook
 from ..deck.verbs import MAGICS, magic_help
 from .cell_functions import CELL_VERBS, run_cell_verb
@@ -206,6 +207,7 @@ class DeckMagics(Magics):
             raise UsageError(str(error)) from None
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs needs a cell that computes the loss: %%tapescope --keep-inputs loss")
+        module = None
         if cell is not None:
             looked_up = "; --model is evaluated before the cell runs, so create the model in an earlier cell"
             module = None if options.model is None else self._value(options.model, "--model", looked_up)
@@ -227,7 +229,7 @@ class DeckMagics(Magics):
                 "backward(), which the deck runs"
             )
         try:
-            return debug(
+            opened = debug(
                 loss,
                 policy=policy,
                 engine=options.engine,  # type: ignore[arg-type]
@@ -239,6 +241,9 @@ class DeckMagics(Magics):
         except (TypeError, ValueError, RuntimeError) as error:  # no task has run, so the error is about the arguments
             notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
             raise UsageError("; ".join([str(error), *notes])) from None
+        if module is not None and isinstance(opened, Deck):
+            opened.note_missing(module)
+        return opened
 
     def _value(self, expression: str, what: str, if_unknown: str) -> Any:
         try:
