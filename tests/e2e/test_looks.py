@@ -32,13 +32,16 @@ def page(tab: Tab) -> Page:
 
 
 def test_a_path_keeps_its_end(page: Page, gpt: Path) -> None:
-    page.set_viewport_size({"width": 560, "height": 900})  # wider queues cut none of these
+    page.set_viewport_size({"width": 580, "height": 900})
     page.goto(gpt.as_uri())
     deck = ShownDeck(page)
     deck.scrub(75)
     deck.rests()
     paths = deck.root.locator(".row .end").evaluate_all(
-        """all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => {
+        """all => all.filter(each => {
+            each.firstChild.prepend('a.module.with.a.long.path.');
+            return each.scrollWidth > each.clientWidth;
+        }).map(each => {
             const [outer, inner] = [each, each.firstChild].map(found => found.getBoundingClientRect());
             return Math.abs(outer.right - inner.right);
         })"""
