@@ -63,7 +63,7 @@ def test_the_inspector_says_when_a_task_was_created(page: Page, captured: ts.Run
     deck = opened(page, with_times)
     task = captured.graph.tasks[captured.order[0]]
     ns = next(ns for ns, each in by_creation(captured) if each == task.id)
-    says(deck.inspector.inner_text(), f"created {time_text(ns)} after the first node", f"#{task.id}")
+    says(deck.inspector.inner_text(), f"created {time_text(ns)}", "first node", f"#{task.id}")
     leaf = next(place for place, each in enumerate(captured.order) if captured.graph.tasks[each].is_leaf)
     deck.scrub(leaf)
     expect(deck.inspector).to_contain_text(f"created #{captured.order[leaf]}")
@@ -99,7 +99,7 @@ def test_the_pointer_over_the_strip_names_the_nearest_task(page: Page, captured:
     assert box is not None
     strip.hover(position={"x": 2 + (box["width"] - 4) * ns / created[-1][0], "y": 8})
     tip = deck.root.locator(".frame > .tip.on")
-    expect(tip).to_contain_text("after the first node")
+    expect(tip).to_contain_text("first node")
     shown = re.search(r"#(\d+)", tip.inner_text())
     assert shown is not None
     pixel_ns = created[-1][0] / (box["width"] - 4)

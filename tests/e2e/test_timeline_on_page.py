@@ -510,7 +510,7 @@ def test_another_policys_level_above_the_scale_is_cut_and_the_key_says_where_it_
     deck.show_policy("bfs")  # the higher one
     expect(scale).to_be_hidden()
     deck.key("y")
-    expect(tip).to_contain_text("no other policy has a higher peak")
+    expect(tip).to_contain_text("higher peak")
 
 
 @pytest.mark.parametrize("width", [1420, 1000, 700, 400])

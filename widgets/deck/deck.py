@@ -377,6 +377,7 @@ class Deck(Looking, Stepping, Stopping, Editing):
         title: a title; by default the model's class.
         retain_graph, create_graph: as passed to the backward, for the prediction of memory.
         recompute: the plan that the forward ran under, whose predictions are shown.
+        model: the forward's model; the deck says how many of its parameters that require grad are not in the graph.
     """
 
     def __repr__(self) -> str:

@@ -31,8 +31,7 @@ from ...inspector.graph.freed_nodes import is_freed
 from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
-from ..deck.deck import Deck
-from ..deck.open_deck import debug, in_notebook
+from ..deck.open_deck import debug, in_notebook, with_model
 from ..deck.verbs import MAGICS, magic_help
 from .cell_functions import CELL_VERBS, run_cell_verb
 from .magic_verbs import CALLS, MagicLine, complete_verb, policy_of
@@ -229,21 +228,19 @@ class DeckMagics(Magics):
                 "backward(), which the deck runs"
             )
         try:
-            opened = debug(
-                loss,
-                policy=policy,
-                engine=options.engine,  # type: ignore[arg-type]
-                batch=options.batch,  # type: ignore[arg-type]
-                queues=None if options.queues is None else QUEUES[options.queues],
-                accumulate=rule.accumulate,
-                release=rule.release,
-            )
+            with with_model(module):
+                return debug(
+                    loss,
+                    policy=policy,
+                    engine=options.engine,  # type: ignore[arg-type]
+                    batch=options.batch,  # type: ignore[arg-type]
+                    queues=None if options.queues is None else QUEUES[options.queues],
+                    accumulate=rule.accumulate,
+                    release=rule.release,
+                )
         except (TypeError, ValueError, RuntimeError) as error:  # no task has run, so the error is about the arguments
             notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
             raise UsageError("; ".join([str(error), *notes])) from None
-        if module is not None and isinstance(opened, Deck):
-            opened.note_missing(module)
-        return opened
 
     def _value(self, expression: str, what: str, if_unknown: str) -> Any:
         try:
