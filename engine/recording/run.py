@@ -66,6 +66,7 @@ class Run:
         batches: the tasks that ran as one, and those that did not, with the reasons; None without `batch=`.
         note: the reason for the order: why "auto" or the ranks of a process group kept PyTorch's own.
         elsewhere: the memory of the other devices on which the backward ran, each with its footprints.
+        stopped: the breakpoint, watchpoint or request that stopped a session, as a sentence; "" if it ran to the end.
     """
 
     graph: Graph
@@ -81,6 +82,7 @@ class Run:
     batches: Batches | None = None
     note: str = ""
     elsewhere: tuple[tuple[Timeline, Footprints | None], ...] = ()
+    stopped: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "graph", self.graph.for_result)
@@ -136,9 +138,10 @@ class Run:
         peak = f", peak {', '.join(peaks)}{without}" if peaks else ""
         saved = f", {self.batches.launches_saved:,} launches saved" if self.batches else ""
         note = f" ({self.note})" if self.note else ""
+        stopped = f"; stopped: {self.stopped.removeprefix('stopped ')}" if self.stopped else ""
         return (
             f"<Run of {len(self.order)} tasks under {self.accumulation.of(self.policy)}{note}, {self.engine} engine: "
-            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}>"
+            f"{self.elapsed_ns / 1e6:.1f} ms, longest queue {self.longest_queue}{peak}{saved}{stopped}>"
         )
 
     def _repr_html_(self) -> str:

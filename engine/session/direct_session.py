@@ -266,6 +266,7 @@ class Stepper(Verbs):
             accumulation=self.accumulation,
             batches=self.batches,
             note=note_on(policy),
+            stopped=self.stopped.text if self.stopped else "",
         )
 
     @property

@@ -214,7 +214,9 @@ class NativeSession(Verbs):
         planned = tuple(self.planned) or order
         policy = worker.policy
         name, note = order_name(policy), note_on(policy)
-        return Run(self.graph, name, "native", order, planned, worker.elapsed_ns, trace=self.trace, note=note)
+        stopped = self.stopped.text if self.stopped else ""
+        elapsed_ns, trace = worker.elapsed_ns, self.trace
+        return Run(self.graph, name, "native", order, planned, elapsed_ns, trace=trace, note=note, stopped=stopped)
 
     def _follow(self, policy: Policy | Choice) -> None:
         worker = self._worker

@@ -54,15 +54,16 @@ def strip_of(deck: ShownDeck) -> Locator:
 
 
 def by_creation(run: ts.Run) -> list[tuple[int, int]]:
-    """Return the times and ids of the tasks whose creation was recorded, earliest first."""
-    return sorted((task.created_ns, task.id) for task in run.graph.tasks if task.created_ns is not None)
+    """Return the times since the first node, and the ids, of the tasks whose creation was recorded, earliest first."""
+    found = sorted((task.created_ns, task.id) for task in run.graph.tasks if task.created_ns is not None)
+    return [(ns - found[0][0], task) for ns, task in found]
 
 
 def test_the_inspector_says_when_a_task_was_created(page: Page, captured: ts.Run, with_times: Path) -> None:
     deck = opened(page, with_times)
     task = captured.graph.tasks[captured.order[0]]
-    assert task.created_ns is not None
-    says(deck.inspector.inner_text(), f"created {time_text(task.created_ns)} into the forward", f"#{task.id}")
+    ns = next(ns for ns, each in by_creation(captured) if each == task.id)
+    says(deck.inspector.inner_text(), f"created {time_text(ns)}", "first node", f"#{task.id}")
     leaf = next(place for place, each in enumerate(captured.order) if captured.graph.tasks[each].is_leaf)
     deck.scrub(leaf)
     expect(deck.inspector).to_contain_text(f"created #{captured.order[leaf]}")
@@ -98,12 +99,12 @@ def test_the_pointer_over_the_strip_names_the_nearest_task(page: Page, captured:
     assert box is not None
     strip.hover(position={"x": 2 + (box["width"] - 4) * ns / created[-1][0], "y": 8})
     tip = deck.root.locator(".frame > .tip.on")
-    expect(tip).to_contain_text("into the forward")
+    expect(tip).to_contain_text("first node")
     shown = re.search(r"#(\d+)", tip.inner_text())
     assert shown is not None
     pixel_ns = created[-1][0] / (box["width"] - 4)
-    found = captured.graph.tasks[int(shown[1])].created_ns
-    assert found is not None and abs(found - ns) <= pixel_ns
+    found = next(ns for ns, each in created if each == int(shown[1]))
+    assert abs(found - ns) <= pixel_ns
     page.mouse.move(1, 1)
     expect(tip).to_have_count(0)
     assert task

@@ -183,7 +183,7 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     expect(banner.get_by_role("listitem").nth(1)).to_have_text("and Mul (99999th) is no task")
     banner.get_by_role("button", name="4th", exact=True).click()
     expect(deck.inspector).to_have_attribute("data-task", str(origin))
-    banner.locator("> button", has_text=nth(AT + 1)).click()
+    banner.locator("> div > button", has_text=nth(AT + 1)).click()
     expect(deck.inspector).to_have_attribute("data-task", str(task))
     banner.get_by_role("button", name="dismiss").click()
     deck.tell()  # the same again: it stays dismissed
@@ -194,6 +194,45 @@ def test_a_stop_says_why_until_it_moves_on(deck: PosedDeck, gpt: Graph) -> None:
     deck.tell(position=AT + 2, stopped=None)
     deck.expect(stopped="")
     expect(banner).to_be_hidden()
+
+
+def test_a_long_reason_of_a_stop_leaves_the_graph_its_room_and_its_task_is_unfolded(
+    tab: Tab, gpt: Graph, tmp_path: Path
+) -> None:
+    page = tab.open(viewport={"width": 1010, "height": 760})
+    deck = PosedDeck(page, tmp_path / "posed.html", gpt.document.packed(), gpt.document.metas)
+    deck.key("Shift+BracketLeft")  # all modules are folded
+    task = next(task for task in gpt.module("h.1.attn") if task in gpt.order[: len(gpt.order) // 2])
+    place = gpt.order.index(task)
+    expect(deck.task(task)).to_have_count(0)
+    lines = [f"line {number}: {'a gradient of an input ' * 6}" for number in range(9)]
+    stop = {"text": "watchpoint 1 (nan): " + "a long reason " * 30, "task": task, "number": 1, "why": "watchpoint"}
+    stand(deck, gpt, place + 1, stopped={**stop, "lines": lines})
+    banner, graph = deck.root.locator(".stopped"), deck.root.locator(".graph")
+    expect(banner).to_be_visible()
+    deck.rests()
+    high = graph.bounding_box()["height"]
+    assert banner.bounding_box()["height"] <= max(72, 0.3 * high) + 1
+    assert banner.evaluate("each => each.scrollHeight > each.clientHeight"), "the rest is scrolled to"
+    expect(deck.task(task)).to_have_count(1)
+    button = banner.get_by_role("button", name="more")
+    says(button.get_attribute("title"), "origin")
+    tab.leave()
+
+
+def test_a_note_on_the_graph_is_shown_until_it_is_dismissed_and_is_text(tab: Tab, gpt: Graph, tmp_path: Path) -> None:
+    said = "4 of 8 parameters of the model are <b>not</b> in this graph"
+    gpt.document.content["note"] = said
+    try:
+        deck = PosedDeck(tab.open(), tmp_path / "posed.html", gpt.document.packed(), gpt.document.metas)
+    finally:
+        del gpt.document.content["note"]
+    note = deck.root.locator(".trouble")
+    expect(note).to_have_text(said)
+    note.get_by_role("button", name="dismiss").click()
+    stand(deck, gpt)
+    expect(note).to_be_hidden()
+    tab.leave()
 
 
 def test_a_failed_task_is_named_and_marked_wherever_it_is_shown(deck: PosedDeck, gpt: Graph) -> None:

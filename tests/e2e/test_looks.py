@@ -32,13 +32,16 @@ def page(tab: Tab) -> Page:
 
 
 def test_a_path_keeps_its_end(page: Page, gpt: Path) -> None:
-    page.set_viewport_size({"width": 580, "height": 900})  # wider queues cut none of these
+    page.set_viewport_size({"width": 580, "height": 900})
     page.goto(gpt.as_uri())
     deck = ShownDeck(page)
     deck.scrub(75)
     deck.rests()
     paths = deck.root.locator(".row .end").evaluate_all(
-        """all => all.filter(each => each.scrollWidth > each.clientWidth).map(each => {
+        """all => all.filter(each => {
+            each.firstChild.prepend('a.module.with.a.long.path.');
+            return each.scrollWidth > each.clientWidth;
+        }).map(each => {
             const [outer, inner] = [each, each.firstChild].map(found => found.getBoundingClientRect());
             return Math.abs(outer.right - inner.right);
         })"""
@@ -72,6 +75,29 @@ def test_peaks_stand_with_the_policies_as_far_as_there_is_room(page: Page, gpt: 
         page.set_viewport_size({"width": width, "height": 800})
         expect(peaks).not_to_have_count(4)
         assert tabs.evaluate("list => list.scrollWidth <= list.clientWidth")
+
+
+def test_below_1200_pixels_peaks_stand_with_the_policies_and_a_search_covers_none(page: Page, gpt: Path) -> None:
+    page.set_viewport_size({"width": 1010, "height": 760})
+    page.goto(gpt.as_uri())
+    deck = ShownDeck(page)
+    tabs = deck.root.get_by_role("tablist", name="policy")
+    expect(tabs.locator("i:visible")).not_to_have_count(0)
+    deck.key("/")  # the field is an icon until it has the focus
+    boxes = [deck.root.locator(each).bounding_box() for each in (".policies", ".search .field")]
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    assert boxes[1]["width"] >= 264
+
+
+def test_a_sentence_about_the_peak_wraps_where_it_is_too_long_for_a_line(page: Page, gpt: Path) -> None:
+    for width, lines in ((1600, 1), (600, 2)):
+        page.set_viewport_size({"width": width, "height": 760})
+        page.goto(gpt.as_uri())
+        deck = ShownDeck(page)
+        peak = deck.root.locator(".peak")
+        height = peak.bounding_box()["height"]
+        assert (height > 20) == (lines == 2)
+        assert peak.evaluate("each => each.scrollHeight <= each.clientHeight + 1"), "nothing is cut"
 
 
 def test_on_paper_is_what_is_on_the_screen(page: Page, gpt: Path) -> None:

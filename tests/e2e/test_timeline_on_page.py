@@ -13,10 +13,13 @@ import torch
 from playwright.sync_api import Browser, Page, expect
 
 import tapescope as ts
+from tapescope.engine.memory.dry_run import dry_run
+from tapescope.engine.planning.simulate import schedule, simulate
 from tapescope.engine.recording.run import Run
 from tapescope.engine.studies.workloads import workload
 from tapescope.inspector.text.sizes_and_counts import nth
 from tapescope.tests.says import Snapshots, says, says_none_of
+from tapescope.widgets.deck.page_data import Document, schedule_content
 from tapescope.widgets.deck.run_page_data import run_document
 from tapescope.widgets.deck.save_deck import save_page
 
@@ -463,14 +466,51 @@ def test_of_five_devices_each_has_a_lane_and_a_queue_and_nothing_is_cut(
     expect(one).to_have_text(names[-1])
 
 
-def test_below_900_pixels_the_timeline_stays_in_view(page: Page, played: Played) -> None:
-    deck = opened(page, played.path, 700, 600)
+@pytest.mark.parametrize(("height", "time_height"), [(500, 160), (600, 160), (800, 240)])
+def test_below_900_pixels_the_timeline_stays_in_view(page: Page, played: Played, height: int, time_height: int) -> None:
+    deck = opened(page, played.path, 700, height)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    visible = height - time_height
+    assert box(deck, ".graph")["y"] + box(deck, ".graph")["height"] < visible, "the graph is whole"
+    assert box(deck, ".queue")["y"] < visible - 30, "and the queue begins above the timeline"
     for top in (0, 100, 10_000):
         page.evaluate("top => scrollTo(0, top)", top)
         time = box(deck, ".time")
-        assert time["height"] == 240 and time["y"] + time["height"] <= 601
+        assert time["height"] == time_height and time["y"] + time["height"] <= height + 1
     assert box(deck, ".queue")["y"] == box(deck, ".insp")["y"]
+
+
+LANES = """deck => {
+    const canvas = deck.querySelector('.time .still canvas');
+    const { top } = deck.querySelector('.time .memory').style;
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, Number.parseInt(top) * devicePixelRatio);
+    return data.join();
+}"""
+
+
+def test_another_policys_level_above_the_scale_is_cut_and_the_key_says_where_it_has_no_effect(
+    page: Page, tmp_path: Path
+) -> None:
+    graph = ts.graph(workload("linear50").build()[1]())
+    footprints, document = dry_run(graph), Document(graph, "linear50", "direct")
+    for policy in ("heap", "bfs"):
+        order = schedule(graph, policy)
+        timeline = simulate(graph, order, footprints)
+        document.content["schedules"].append(
+            schedule_content(graph, ts.orders.POLICIES[policy], order, timeline=timeline)
+        )
+    deck = opened(page, save_page(document.packed(), tmp_path / "deck.html", "linear50"))
+    scale, tip = deck.root.locator(".time .scale"), deck.root.locator(".view .tip.on")
+    before = deck.evaluate(LANES)
+    deck.key("y")
+    expect(scale).to_have_text("this policy")
+    deck.rests()
+    assert deck.evaluate(LANES) == before, "BFS does not run through the lanes"
+    expect(tip).to_have_count(0)
+    deck.show_policy("bfs")  # the higher one
+    expect(scale).to_be_hidden()
+    deck.key("y")
+    expect(tip).to_contain_text("higher peak")
 
 
 @pytest.mark.parametrize("width", [1420, 1000, 700, 400])

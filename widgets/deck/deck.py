@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -165,7 +166,8 @@ class Stepping(DeckTraits):
         return self._asking.ask(lambda: self._live.running.step(count, None if task is None else _task(task), device))
 
     def run(self) -> Run:
-        """Run to the next breakpoint, watchpoint, or to the end. Returns the tasks that have run so far.
+        """Run to the next breakpoint, watchpoint, or to the end. Returns the tasks that have run so far; `Run.stopped`
+        is the reason for an early stop.
 
         Raises:
             RuntimeError: the session is over. Also raises errors of tasks.
@@ -173,7 +175,8 @@ class Stepping(DeckTraits):
 
         def run() -> Run:
             self._live.running.run()
-            return self._live.session.result()
+            stop = self._live.at.stopped  # a deck stops its session between tasks
+            return replace(self._live.session.result(), stopped=stop.text if stop else "")
 
         return self._asking.ask(run)
 
@@ -374,6 +377,7 @@ class Deck(Looking, Stepping, Stopping, Editing):
         title: a title; by default the model's class.
         retain_graph, create_graph: as passed to the backward, for the prediction of memory.
         recompute: the plan that the forward ran under, whose predictions are shown.
+        model: the forward's model; the deck says how many of its parameters that require grad are not in the graph.
     """
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ipywidgets
 import traitlets
+from torch import nn
 
 from ...engine.schedule.policy import AnyPolicy
 from ...engine.session.breakpoints.breakpoints import Breakpoint
@@ -198,7 +199,7 @@ class DeckTraits(Played):
     """A live session with its state as traits, and the handler of its page's messages.
 
     Args:
-        session, policy, title, retain_graph, create_graph, recompute: see `Deck`, which also lists the traits.
+        session, policy, title, retain_graph, create_graph, recompute, model: see `Deck`, which also lists the traits.
     """
 
     position = traitlets.Int(read_only=True).tag(sync=True)
@@ -223,6 +224,7 @@ class DeckTraits(Played):
         retain_graph: bool = False,
         create_graph: bool = False,
         recompute: RecomputePlan | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         found = title or title_of(session.graph)
 
@@ -231,6 +233,8 @@ class DeckTraits(Played):
 
         self._live = Live(session, policy, found, retain_graph, create_graph, send, self._take, recompute)
         self._asking = Asking(self._live)
+        if model is not None:
+            self._live.document.note_missing(session.graph, model)
         super().__init__(session.graph, found, _is_live=True, policy=session.policy)
         self.set_trait("current_task", self._live.publisher.published.current)
         self.set_trait("status", self._live.publisher.published.status)

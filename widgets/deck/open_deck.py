@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, ParamSpec, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...engine.api.debug import AnyHistory
 from ...engine.api.debug import debug as debug_in_python
@@ -34,6 +35,17 @@ if TYPE_CHECKING:
 Given = ParamSpec("Given")
 
 _ALWAYS = ContextVar("tapescope_always_a_deck", default=False)
+_MODEL: ContextVar[nn.Module | None] = ContextVar("tapescope_model_of_deck", default=None)
+
+
+@contextmanager
+def with_model(model: nn.Module | None) -> Iterator[None]:
+    """Pass the forward's model to the decks that are opened in the context, see `Deck`."""
+    token = _MODEL.set(model)
+    try:
+        yield
+    finally:
+        _MODEL.reset(token)
 
 
 def debug(
@@ -123,7 +135,14 @@ def debug(
         from .auto_display import show_after_cell
         from .deck import Deck
 
-        made = Deck(session, policy=policy, retain_graph=keep_graph, create_graph=create_graph, recompute=recompute)
+        made = Deck(
+            session,
+            policy=policy,
+            retain_graph=keep_graph,
+            create_graph=create_graph,
+            recompute=recompute,
+            model=_MODEL.get(),
+        )
         show_after_cell(made)
         return made
 

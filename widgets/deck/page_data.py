@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from torch import nn
+
 from ...engine.execution.run_hooks import Hook
 from ...engine.memory.categories import Category
 from ...engine.memory.estimates import main_reason
@@ -26,7 +28,8 @@ from ...inspector.graph.graph import Graph, TensorMeta, module_name
 from ...inspector.graph.operations_and_calls import Operation, resolve_sources
 from ...inspector.graph.phrases import folded, joined, operation_title, pattern
 from ...inspector.graph.source_lines import Source
-from ...inspector.text.sizes_and_counts import dtype_name, share_text
+from ...inspector.text.sizes_and_counts import counted, dtype_name, share_text
+from ...inspector.torch_private.nodes import leaf_if_any
 from .recompute_data import FIRST_DROPPED, RecomputeContent
 
 _MOST_ROWS = 24
@@ -117,7 +120,7 @@ class _Makers:
             return f"{last}.grad" if last else "gradient of a leaf", pattern(path)
         where = pattern(module or "")
         if task is not None:
-            return self._tasks[task].short_name, where
+            return f"{self._tasks[task].short_name} gradient", where  # "relu" is the activation
         return operation_title(operation.name) if operation else MADE_IN_FORWARD, where
 
 
@@ -207,6 +210,18 @@ class Document:
             }
             for meta in list(self._metas)
         ]
+
+    def note_missing(self, graph: Graph, model: nn.Module) -> None:
+        """Note how many of a model's parameters that require grad are not in the graph, for example after a detach."""
+        wanted = {id(each) for each in model.parameters() if each.requires_grad}
+        missing = wanted - {
+            id(leaf_if_any(node)) for task, node in zip(graph.tasks, graph.nodes, strict=True) if task.is_leaf
+        }
+        if missing:
+            self.content["note"] = (
+                f"{len(missing):,} of {counted(len(wanted), 'parameter')} of the model that require grad "
+                f"{'is' if len(missing) == 1 else 'are'} not in this graph; ts.find_unused(make_loss, model) says why"
+            )
 
     def packed(self) -> bytes:
         """Return the document as gzipped JSON."""

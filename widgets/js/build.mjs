@@ -25,8 +25,11 @@ const styles = {
   },
 };
 
-/** Members of one word that most views use, and no document or message has. */
-const INTERNAL = ["boxes", "colours", "facts", "replay", "scene", "spots", "stage", "store", "wires"];
+/** Members of one word that no document or message has. */
+const INTERNAL = [
+  "arrangement", "arrives", "boxes", "colours", "cuts", "extents", "facts", "hovered", "memories", "owner", "painter", "pilot", "rects",
+  "replay", "ringed", "ruler", "scene", "spots", "stage", "store", "unreal", "wire", "wires",
+];
 
 /**
  * Return a pattern of the member names to shorten: private members whose names no other file uses, members in

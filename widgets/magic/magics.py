@@ -32,7 +32,7 @@ from ...inspector.graph.source_lines import OWN_CODE
 from ...inspector.text.option_form import as_options, options_named
 from ...inspector.torch_private.operators import warm_up_fakes
 from ...inspector.validation import a_kind, did_you_mean
-from ..deck.open_deck import debug, in_notebook
+from ..deck.open_deck import debug, in_notebook, with_model
 from ..deck.verbs import MAGICS, magic_help
 from .cell_functions import CELL_VERBS, run_cell_verb
 from .magic_verbs import CALLS, MagicLine, complete_verb, policy_of
@@ -209,6 +209,7 @@ class DeckMagics(Magics):
             raise UsageError(as_options(error)) from None
         if cell is None and options.keep_inputs:
             raise UsageError("--keep-inputs needs a cell that computes the loss: %%tapescope --keep-inputs loss")
+        module = None
         if cell is not None:
             looked_up = "; --model is evaluated before the cell runs, so create the model in an earlier cell"
             module = None if options.model is None else self._value(options.model, "--model", looked_up)
@@ -230,15 +231,16 @@ class DeckMagics(Magics):
                 "backward(), which the deck runs"
             )
         try:
-            return debug(
-                loss,
-                policy=policy,
-                engine=options.engine,  # type: ignore[arg-type]
-                batch=options.batch,  # type: ignore[arg-type]
-                queues=None if options.queues is None else QUEUES[options.queues],
-                accumulate=rule.accumulate,
-                release=rule.release,
-            )
+            with with_model(module):
+                return debug(
+                    loss,
+                    policy=policy,
+                    engine=options.engine,  # type: ignore[arg-type]
+                    batch=options.batch,  # type: ignore[arg-type]
+                    queues=None if options.queues is None else QUEUES[options.queues],
+                    accumulate=rule.accumulate,
+                    release=rule.release,
+                )
         except (TypeError, ValueError, RuntimeError) as error:  # no task has run, so the error is about the arguments
             notes = (note.removeprefix("tapescope: ") for note in getattr(error, "__notes__", ()))
             raise UsageError(as_options("; ".join([str(error), *notes]))) from None

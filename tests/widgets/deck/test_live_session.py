@@ -43,6 +43,16 @@ def test_memory_is_predicted_before_anything_runs_and_equals_a_simulation(page: 
     }
 
 
+def test_run_says_that_it_stopped_at_a_breakpoint_set_in_the_deck() -> None:
+    deck = deck_on(forward(Branches()))
+    place = 5
+    deck.breakpoints = [deck.planned[place]]
+    run = deck.run()
+    assert len(run.order) == place and run.stopped == deck.why_stopped
+    says(repr(run), "stopped", "breakpoint 1")
+    assert deck.run().stopped == ""
+
+
 def test_memory_is_predicted_under_the_rule_by_which_the_session_sums(page: Page) -> None:
     _, make_loss = workload("rnn").build(steps=6)
     loss = make_loss()

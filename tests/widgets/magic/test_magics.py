@@ -166,6 +166,14 @@ def test_the_magic_captures_its_cell_and_opens_a_deck(fresh: Kernel, snapshot: S
     snapshot("magics", over.printed)
 
 
+def test_parameters_of_the_model_outside_of_the_graph_are_noted_on_the_deck(fresh: Kernel) -> None:
+    note = "__import__('tapescope').widgets.deck.auto_display.latest_deck()._live.document.content.get('note')"
+    assert fresh.run("%%tapescope --model model loss\nloss = model(x).sum()").decks
+    assert fresh.value(note) == "None"
+    assert fresh.run("%%tapescope --model model loss\nloss = model[2](model[:2](x).detach()).sum()").decks
+    says(fresh.value(note), "2 of 4 parameters", "ts.find_unused")
+
+
 def test_a_magic_under_the_magic_runs(fresh: Kernel) -> None:
     ran = fresh.run("%%tapescope loss\n%%time\nloss = model(x).sum()")
     assert "Wall time" in ran.printed and len(ran.decks) == 1

@@ -257,6 +257,38 @@ test("a wire out of equal layers is quiet while a gradient comes into them from 
   assert.equal(wireState(out.edges, store.graph, store.replay, 0), "not yet");
 });
 
+test("a gradient that waits for the next of equal layers is drawn within them, not up to a task outside", () => {
+  const blocks = 4;
+  const inside = ["ConvolutionBackward0", "NativeBatchNormBackward0", "ReluBackward0"];
+  const names = ["MaxPoolBackward0", ...Array(blocks).fill(inside).flat(), "MeanBackward0"];
+  const calls = Array.from({ length: blocks }, (_, block) => ({ path: `blocks.${block}`, className: "Block", parent: -1 }));
+  const callOf = names.map((_, task) => (task && task < names.length - 1 ? Math.floor((task - 1) / inside.length) : -1));
+  // the input of each block is also added to its result, so that its gradient waits
+  const skips = Array.from({ length: blocks }, (_, block): [number, number] => [3 * block + 3, 3 * block]);
+  const store = new Store(documentOf({ ...chain(names.length), names, edges: [...chain(names.length).edges, ...skips], calls, callOf }), null);
+  const tree = makeTree(store.graph);
+  assert.ok(tree.layersOf.size, "they are drawn once");
+  const scene = new Scene(store.graph, tree, layOut(tree, new Set(tree.boxes.keys())));
+  const finder = new FactFinder(store);
+  const { next, task } = store.document.edges;
+  let waiting = 0;
+  for (let t = 0; t <= names.length; t++) {
+    store.go(t);
+    finder.at(scene);
+    for (const { edges, points } of scene.wires) {
+      if (wireState(edges, store.graph, store.replay, t) !== "waits") continue;
+      waiting++;
+      const [x, y, toX, toY] = [...points.slice(0, 2), ...points.slice(-2)];
+      const touches = ({ x: left, y: top, width, height }: Rect, a: number, b: number) => a >= left && a <= left + width && b >= top && b <= top + height;
+      scene.spots.forEach(({ tasks, rect }) => {
+        if (touches(rect, toX, toY)) assert.ok(edges.some((edge) => tasks.includes(next[edge])), `into ${tasks} at ${t}`);
+        if (touches(rect, x, y)) assert.ok(edges.some((edge) => tasks.includes(task[edge])), `out of ${tasks} at ${t}`);
+      });
+    }
+  }
+  assert.ok(waiting, "gradients wait");
+});
+
 test("selecting the only task that was found draws its ring", () => {
   const { scene, store } = smallScene(false);
   const finder = new FactFinder(store);

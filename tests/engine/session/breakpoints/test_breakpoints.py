@@ -107,6 +107,16 @@ def test_a_breakpoint_on_a_module_stops_where_the_backward_enters_it(engine: Eng
         assert session.current is not None and graph.module(session.current) == "blocks.1"
 
 
+def test_the_run_that_a_session_returns_says_at_which_breakpoint_it_stopped(engine: Engine) -> None:
+    with session_of(engine) as session:
+        session.break_at("head.weight")
+        run = session.run()
+        assert session.stopped is not None and run.stopped == session.stopped.text
+        says(repr(run), "stopped", "breakpoint 1", "head.weight")
+        run = session.run()
+        assert run.stopped == "" and "stopped" not in repr(run)
+
+
 def test_a_run_stops_before_a_source_line_and_says_so(engine: Engine, snapshot: Snapshots) -> None:
     lines, first = inspect.getsourcelines(Block.forward)
     (number,) = [number for number, line in enumerate(lines, first) if "self.act" in line]

@@ -24,7 +24,7 @@ const MOST_TICKS = 4.2;
 const LEAST_TICK = 18;
 /** Distance from the heading's top up to which a label would be hidden by the button beside it. */
 const BUTTON = 23;
-/** Minimum difference of the peaks, relative, for which another policy's level is drawn. */
+/** Minimum difference to the shown level, relative to its peak, for which another policy's level is drawn. */
 const DIFFERENT = 0.01;
 
 /** Content of the memory chart. */
@@ -40,9 +40,9 @@ export interface Stack {
   ownScale: boolean;
 }
 
-/** Return whether another policy's level differs enough for its own line. */
-export function differs(shown: MemoryLevels, other: MemoryLevels): boolean {
-  return Math.abs(other.peak.bytes - shown.peak.bytes) >= DIFFERENT * shown.peak.bytes;
+/** Return whether another policy's level differs enough for its own line during any task. */
+function differs({ taskLevels, peak }: MemoryLevels, other: MemoryLevels): boolean {
+  return taskLevels.some((level, place) => Math.abs(other.taskLevels[place] - level) >= DIFFERENT * peak.bytes);
 }
 
 /** Return the y coordinate of a level, in CSS pixels from the timeline's top. */
@@ -54,7 +54,9 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   const { shown, forward, curves } = stack;
   const others = stack.others.filter(({ levels }) => differs(shown, levels));
   const highest = [shown.peak.bytes, ...curves.map(({ peak }) => peak), forward ? forwardPeak(forward) : 0];
-  const most = Math.max(...highest, ...(stack.ownScale ? [] : others.map(({ levels }) => levels.peak.bytes)));
+  const own = Math.max(...highest);
+  const all = Math.max(own, ...others.map(({ levels }) => levels.peak.bytes));
+  const most = stack.ownScale ? own : all;
   const y = (level: number) => heightOf(bands, most, level);
   const ratio = devicePixelRatio;
   const columns = (axis: Axis) => (time: number) => {
@@ -79,6 +81,7 @@ export function stackPaths(axis: Axis, bands: Bands, stack: Stack): StackPaths {
   }
   return {
     most,
+    hasScales: all > own,
     areas,
     outlines,
     others: others.map(({ levels, dash, times }) => {
@@ -163,11 +166,15 @@ export function drawStack(context: CanvasRenderingContext2D, picture: Picture, p
   for (const { name, path } of paths.curves) drawCurve(context, colours, name, path);
   context.lineWidth = LINE;
   context.strokeStyle = colours.ink2;
+  context.save();
+  context.beginPath();
+  context.rect(0, bands.chart.top, picture.width, bands.chart.bottom - bands.chart.top); // they may be higher than the scale
+  context.clip();
   for (const { dash, path } of paths.others) {
     context.setLineDash([...dash]);
     context.stroke(path);
   }
-  context.setLineDash([]);
+  context.restore();
   context.strokeStyle = colours.ink;
   for (const path of paths.outlines) context.stroke(path);
   context.fillStyle = colours.line2;
@@ -215,7 +222,7 @@ export function drawScale(context: CanvasRenderingContext2D, picture: Picture, p
   context.fillStyle = picture.colours.ink3;
   for (const level of ticksOf(picture, paths)) {
     const y = heightOf(picture.bands, paths.most, level);
-    if (paths.others.length && y < picture.bands.memory.top + BUTTON) continue; // covered by the button of the scale
+    if (paths.hasScales && y < picture.bands.memory.top + BUTTON) continue; // covered by the button of the scale
     context.fillText(size(level).replace(".0 ", " "), picture.axis.right + 8, y + 0.5);
   }
 }

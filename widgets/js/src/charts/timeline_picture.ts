@@ -15,6 +15,8 @@ export const FAINT = 0.36;
 export interface StackPaths {
   /** Level at the top of the scale. */
   most: number;
+  /** True if the highest of all policies and the shown policy have different scales. */
+  hasScales: boolean;
   areas: [colour: keyof Colours, path: Path2D][];
   outlines: Path2D[];
   others: { dash: readonly number[]; path: Path2D }[];

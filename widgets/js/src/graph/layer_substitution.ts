@@ -21,6 +21,8 @@ interface ChangingSpot {
 interface ChangingWire {
   index: number;
   wire: Wire;
+  /** Edges of all layers, which lead to a task outside of them. */
+  edges: readonly number[];
   sources: readonly number[];
   targets: readonly number[];
   /** Outputs of its edges; an edge to a parameter has the same output in each layer. */
@@ -73,7 +75,7 @@ export class Changing {
     const outputs = new Set(wire.edges.map((edge) => output[edge]));
     const left = here && wire.kind !== "in" && (wire.kind === "out" || !isAround(here, there)) ? here : null;
     const entered = there && wire.kind !== "out" && (wire.kind === "in" || !isAround(there, here)) ? there : null;
-    return { index, wire, sources, targets, outputs, left, entered };
+    return { index, wire, edges: wire.edges, sources, targets, outputs, left, entered };
   }
 
   /** Substitute the tasks and edges of the chosen layers. */
@@ -100,16 +102,23 @@ export class Changing {
     const { tree, graph } = this.scene;
     const { task, next, output } = graph.document.edges;
     const { wire, left, entered, outputs } = changing;
+    if (wire.isOutside) return changing.edges.filter((edge) => isChosen(layersOfTask(tree, task[edge]), layersOfTask(tree, next[edge]), choice));
     const sources = changing.sources.map(shown);
     const leaving = edgesAt(graph.outEdges, sources);
     if (wire.kind === "parameter") return leaving.filter((edge) => tree.pills[next[edge]] && outputs.has(output[edge]));
     const targets = new Set(changing.targets.map(shown));
     if (!left && !entered) return leaving.filter((edge) => targets.has(next[edge]));
     const isOutside = (each: number, layers: Layers) => layersOfTask(tree, each).get(layers.id) !== choice.get(layers.id);
-    const out = left ? leaving.filter((edge) => !tree.pills[next[edge]] && isOutside(next[edge], left)) : [];
-    const into = entered ? edgesAt(graph.inEdges, targets).filter((edge) => isOutside(task[edge], entered)) : [];
+    const joins = (ends: readonly number[], edge: number, end: number) => tree.between[edge] || ends.includes(tree.standIn[end]);
+    const out = left ? leaving.filter((edge) => !tree.pills[next[edge]] && isOutside(next[edge], left) && joins(changing.targets, edge, next[edge])) : [];
+    const into = entered ? edgesAt(graph.inEdges, targets).filter((edge) => isOutside(task[edge], entered) && joins(changing.sources, edge, task[edge])) : [];
     return [...new Set([...out, ...into])];
   }
+}
+
+/** Return whether the layers that contain both ends of an edge are the chosen ones. */
+function isChosen(from: ReadonlyMap<number, number>, to: ReadonlyMap<number, number>, choice: Choice): boolean {
+  return [...from].every(([id, layer]) => to.get(id) !== layer || choice.get(id) === layer);
 }
 
 /** Return whether the first layers contain the others or are the same. */

@@ -4,7 +4,7 @@ import type { Layout, PlacedBox, PlacedWire, Rect } from "../layout/layout_types
 import type { Tree } from "../layout/box_tree.ts";
 import type { DeckGraph } from "../model/graph.ts";
 import { Changing } from "./layer_substitution.ts";
-import { Grid } from "./spatial_index.ts";
+import { Grid, inside } from "./spatial_index.ts";
 import { type Choice, layersOfTask } from "./layer_choice.ts";
 import type { SceneParts, Spot, Wire } from "./scene_types.ts";
 import { WireIndex } from "./wire_index.ts";
@@ -58,7 +58,8 @@ export class Scene implements SceneParts {
     });
     layout.boxes.forEach((placed, index) => this.boxes.set(placed.box.id, index));
     this.cardOf = cardsOfTasks(tree, layout, this.spotOf);
-    this.wires = layout.wires.filter((wire) => wire.points.length > 2).map((wire) => indexed(wire, graph));
+    const layers = tree.layersOf.size ? layout.boxes.filter(({ box, closed }) => box.layers && !closed).reverse() : [];
+    this.wires = layout.wires.flatMap((wire) => splitAt(layers, wire)).filter(({ points }) => points.length > 2).map((wire) => indexed(wire, graph));
     this.wireOf = new Int32Array(graph.document.edges.task.length).fill(NOWHERE);
     this.wires.forEach((wire, index) => {
       for (const edge of wire.edges) this.wireOf[edge] = index;
@@ -173,6 +174,33 @@ function cardsOfTasks(tree: Tree, layout: Layout, spotOf: Int32Array): Int32Arra
     return NOWHERE;
   });
   return Int32Array.from(tree.boxOf, (box, task) => (spotOf[task] >= 0 ? NOWHERE : around[box]));
+}
+
+/**
+ * Split a wire at the edges of equal layers, innermost first. Within them it also represents the edges from one layer
+ * to the next, which must not be drawn up to a task outside.
+ */
+function splitAt(layers: readonly PlacedBox[], wire: PlacedWire): (PlacedWire & { isOutside?: boolean })[] {
+  const { kind, points } = wire;
+  const [x, y, toX, toY] = [...points.slice(0, 2), ...points.slice(-2)];
+  const left = layers.find(({ rect }) => inside(rect, x, y) && !inside(rect, toX, toY));
+  const entered = layers.find(({ rect }) => inside(rect, toX, toY) && !inside(rect, x, y));
+  if (kind !== "gradient" || (!left && !entered)) return [wire];
+  const [within, others] = left ? cutAt(points, left.rect.y + left.rect.height) : [[], points];
+  const [across, last] = entered ? cutAt(others, entered.rect.y) : [others, []];
+  return [
+    { ...wire, kind: "out", points: within },
+    { ...wire, isOutside: true, points: across },
+    { ...wire, kind: "in", points: last },
+  ];
+}
+
+/** Split the corners of a line at a height; it crosses the edge of a box vertically. */
+function cutAt(points: readonly number[], y: number): [number[], number[]] {
+  let at = 0;
+  while (at + 2 < points.length && points[at + 1] < y) at += 2;
+  const cut = [points[at], y];
+  return [[...points.slice(0, at), ...cut], [...cut, ...points.slice(points[at + 1] === y ? at + 2 : at)]];
 }
 
 function indexed(wire: PlacedWire, graph: DeckGraph): Wire {

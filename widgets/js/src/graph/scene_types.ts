@@ -22,6 +22,8 @@ export interface Spot {
 }
 
 export interface Wire extends PlacedWire {
+  /** True for the part of a wire that is outside of the equal layers at its ends, see scene.ts. */
+  isOutside?: boolean;
   outline: Outline;
   bounds: Rect;
   /** True if it is one of many at an end, drawn thin. */

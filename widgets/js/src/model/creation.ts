@@ -8,7 +8,7 @@ import type { DeckGraph } from "./graph.ts";
 export interface Creation {
   /** Tasks with a known time, earliest first. */
   tasks: Int32Array;
-  /** Their times, nanoseconds since the start of the forward. */
+  /** Their times, nanoseconds since the first of them; starting the forward may take much longer. */
   times: Float64Array;
   /** Index in `tasks` of each task; -1 if its time is unknown. */
   index: Int32Array;
@@ -29,7 +29,7 @@ function read({ count, document: { tasks: { created } } }: DeckGraph): Creation 
   if (!created) return null;
   const tasks = Int32Array.from(created.keys()).filter((task) => created[task] >= 0);
   tasks.sort((one, other) => created[one] - created[other] || one - other);
-  const times = Float64Array.from(tasks, (task) => created[task]);
+  const times = Float64Array.from(tasks, (task) => created[task] - created[tasks[0]]);
   const index = new Int32Array(count).fill(-1);
   tasks.forEach((task, at) => (index[task] = at));
   return { tasks, times, index, end: Math.max(1, times.at(-1) ?? 0) };
@@ -48,15 +48,15 @@ export function createdAt(graph: DeckGraph, task: number): number {
   return at < 0 ? -1 : found!.times[at] / found!.end;
 }
 
-/** Return `created 3.20 ms into the forward, #96`; without a known time `created #96`. */
+/** Return `created 3.20 ms after the first node, #96`; without a known time `created #96`. */
 export function createdWords(graph: DeckGraph, task: number): string {
   const found = creationOf(graph);
   const at = found?.index[task] ?? -1;
-  return `created ${at < 0 ? "" : `${nanoseconds(found!.times[at])} into the forward, `}#${task}`;
+  return `created ${at < 0 ? "" : `${nanoseconds(found!.times[at])} after the first node, `}#${task}`;
 }
 
-/** Return `created 1.20 ms to 3.20 ms into the forward`, for two shares of it. */
+/** Return `created 1.20 ms to 3.20 ms after the first node`, for two shares of the time. */
 export function creationRange(graph: DeckGraph, first: number, last: number): string {
   const end = creationOf(graph)?.end ?? 0;
-  return `created ${nanoseconds(first * end)}${last > first ? ` to ${nanoseconds(last * end)}` : ""} into the forward`;
+  return `created ${nanoseconds(first * end)}${last > first ? ` to ${nanoseconds(last * end)}` : ""} after the first node`;
 }

@@ -11,6 +11,8 @@ export interface DeckDocument {
   version: number;
   /** Name of the model's class or of the file that was run. */
   title: string;
+  /** Sentence about the whole graph, such as that parameters are missing in it. */
+  note?: string;
   engine: "direct" | "native";
   /** One ready queue for all devices ("one", the default), or one queue per device. */
   queues?: "one" | "per device";

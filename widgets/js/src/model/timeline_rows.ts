@@ -31,9 +31,9 @@ const ROWS = { least: 3, most: 24 };
 /**
  * Return the rows of a timeline of this height. `lifetimes` is the number of lifetime rows; `isOpen` is the user's
  * choice to show them, or null; `legend` is the height of the memory legend, which is shown completely if that only
- * costs lifetime rows.
+ * costs lifetime rows; `peakLines` is the number of lines of the peak's sentence above the chart.
  */
-export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen: boolean | null, legend = 0): Bands {
+export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen: boolean | null, legend = 0, peakLines = 1): Bands {
   const full = lanes > 1 ? LANES : LANE;
   const free = (lane: number) => height - PHASES - RULER - lanes * lane;
   const memory = (lane: number, rows: number) => free(lane) - HEADING - rows * ROW;
@@ -51,7 +51,7 @@ export function bandsOf(height: number, lanes: number, lifetimes: number, isOpen
     lanes: Array.from({ length: lanes }, (_, number) => ({ top: PHASES + number * lane, height: lane })),
     hasQueues,
     memory: { top, bottom },
-    chart: { top: top + HEADING, bottom: Math.max(bottom - 6, top + HEADING + 1) },
+    chart: { top: top + HEADING + (peakLines - 1) * ROW, bottom: Math.max(bottom - 6, top + HEADING + 1) },
     lifetimes: { top: bottom, rows },
     ruler: height - RULER,
     height,

@@ -126,7 +126,7 @@ function drawStrip(context: CanvasRenderingContext2D, { store, colours }: Stage,
   context.font = smallType(400);
   context.fillStyle = colours.ink3;
   context.textAlign = "left";
-  context.fillText("first operation", MARGIN, BASE + 8);
+  context.fillText("first node", MARGIN, BASE + 8);
   context.textAlign = "right";
   context.fillText(`last node ${nanoseconds(end)}`, width - MARGIN, BASE + 8);
 }

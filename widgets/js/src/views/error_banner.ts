@@ -1,4 +1,4 @@
-/** Banner with the error of a live session, shown until it is dismissed. */
+/** Banner with the error of a live session, or else the document's note, shown until it is dismissed. */
 
 import { el } from "../dom.ts";
 import type { Status, Store } from "../store.ts";
@@ -31,9 +31,10 @@ export const makeTrouble: MakeView = ({ store }, parent) => {
       if (!changed.has("status") && !changed.has("trouble")) return;
       const { status, trouble } = store.state;
       banner.dataset.status = status;
-      const first = headline(status, trouble);
+      const error = headline(status, trouble);
+      const first = error || store.document.note || "";
       heading.textContent = first && status === "failed" ? `${first}${at(store)}.` : first;
-      message.textContent = trouble || after(store);
+      message.textContent = trouble || (error && after(store));
       if (!first) dismissed = "";
       banner.hidden = !first || first + trouble === dismissed;
     },

@@ -6,7 +6,7 @@ import { areEqual } from "../equal_sets.ts";
 import { firstView, LOW, MOST_RISE, READABLE } from "../layout/fit_to_size.ts";
 import { layOut, LayoutCache } from "../layout/layout.ts";
 import type { PlacedBox, Size } from "../layout/layout_types.ts";
-import { makeTree, type Tree } from "../layout/box_tree.ts";
+import { makeTree, opened, type Tree } from "../layout/box_tree.ts";
 import type { Changed, Store } from "../store.ts";
 import { count } from "../format.ts";
 import type { MakeView, Stage, View } from "../view_types.ts";
@@ -140,9 +140,11 @@ class GraphView implements View {
     this.stopped.update(changed);
     this.groups.update(changed);
     if (changed.has("t") && this.store.state.layers.size) this.store.update({ layers: new Map() });
+    const { open, stopped } = this.store.state;
+    if (changed.has("stopped") && stopped?.task != null) this.store.update({ open: opened(this.tree, open, stopped.task) });
     if (changed.has("open")) this.relayout();
     if (changed.has("camera") && this.store.state.camera === "fit" && this.size.width) this.openAsFirst();
-    if (changed.has("camera") || changed.has("t") || changed.has("tab")) this.aim();
+    if (["camera", "t", "tab", "stopped"].some((name) => changed.has(name as never))) this.aim();
     else if (changed.has("selected")) this.aimAtSelected();
     if (changed.has("group")) this.aimAtGroup();
     this.strip.update(reachedFrom(this.store.state) === null ? null : this.facts.reach);
@@ -243,12 +245,14 @@ class GraphView implements View {
 
   /** Move the camera to the position its mode requires. */
   private aim(jump = false, first = false): void {
-    const { camera } = this.store.state;
+    const { store } = this;
+    const { camera, selected, stopped, t, front } = store.state;
     if (!this.size.width) return;
+    const followed = (selected === null && t === front && stopped?.task) || store.shown; // a watchpoint's task has run
     const from = jump ? null : this.aimedAt; // after a change of size nothing needs to keep its position
     if (camera === "fit" || (first && camera === "free")) this.move(fitView(this.scene.layout, this.size), jump);
-    else if (camera === "follow" && this.store.shown >= 0) {
-      const view = followView(this.scene, this.size, from, this.store.shown);
+    else if (camera === "follow" && followed >= 0) {
+      const view = followView(this.scene, this.size, from, followed);
       if (view) this.move(view, jump);
     }
   }

@@ -36,7 +36,7 @@ const ACTIONS: Record<string, Action> = {
   m: ({ store }) => store.canGroup && store.showGroups(),
   n: ({ store }) => store.colourByCreation(),
   p: goToPeak,
-  y: ({ store }) => store.update({ ownScale: !store.state.ownScale }),
+  y: (stage) => changeScale(stage),
   t: ({ store }) => nextTheme(store),
   c: (stage) => changeAxis(stage),
   w: ({ store }) => store.update({ isFull: !store.state.isFull }),
@@ -109,6 +109,11 @@ function changeAxis({ store, root, tip }: Stage): void {
   store.update({ axis: store.state.axis === "task" ? "clock" : "task", zoom: WHOLE });
 }
 
+function changeScale({ store, root, tip }: Stage): void {
+  if (!root.querySelector(".scale:not([hidden])")) say(root, tip, "the memory scale stays: no other policy has a higher peak");
+  else store.update({ ownScale: !store.state.ownScale });
+}
+
 /** Zoom around the playhead, whose position the timeline knows. */
 function zoomTimeline({ root }: Stage, factor: number): void {
   root.querySelector(".time")?.dispatchEvent(new CustomEvent("zoomby", { detail: factor }));
@@ -146,11 +151,11 @@ export function foldAll({ store, tree }: Stage, shut: boolean): void {
   if (tree) store.update({ open: shut ? new Set() : new Set(tree.boxes.keys()) });
 }
 
-/** Show a tip over the graph for a short time. */
+/** Show a tip at the bottom of the graph, whose first tasks are at the top, for a short time. */
 function say(root: HTMLElement, tip: Stage["tip"], text: string): void {
   const host = root.querySelector<HTMLElement>(".view");
   if (!host) return;
-  tip(text, host, 0, 0);
+  tip(text, host, 0, host.clientHeight);
   setTimeout(() => tip(null), SAID);
 }
 

@@ -15,11 +15,11 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
   const lines = el("ol");
-  const how = el("button", { class: "sm" }, "origin");
+  const how = el("button", { class: "sm", title: "Show or hide the tasks that the value passed through, from its origin on" });
   const show = el("button", { class: "sm" }, "show");
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
   const banner = el("div", { class: "stopped", role: "group", "aria-label": "reason for the stop" });
-  banner.append(sign, el("div", { class: "said" }, text, lines), how, show, dismiss);
+  banner.append(sign, el("div", {}, how, show, dismiss), text, lines); // the text flows around the buttons
   banner.hidden = true;
   parent.append(banner);
   let shown = "";

@@ -11,7 +11,7 @@ import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
 import { fit } from "../canvas.ts";
 import { el } from "../dom.ts";
 import { Axis } from "../model/axis.ts";
-import { type Bands, bandsOf } from "../model/timeline_rows.ts";
+import { type Bands, bandsOf, HEADING } from "../model/timeline_rows.ts";
 import { type Times, timesOf } from "../model/task_times.ts";
 import { curvesOf, levelsOfCurve } from "../model/recompute_curves.ts";
 import { CATEGORIES, type Phase } from "../model/document.ts";
@@ -93,17 +93,19 @@ export const makeTimeline: MakeView = (stage, parent) => {
     }
     return clocked;
   };
-  const rebuild = (wanted: Subject) => {
+  const rebuild = (wanted: Subject): void => {
     subject = wanted;
     const { lanes, times } = clock();
     const stack = stackOf(store);
     const categories = stack ? usedCategories(store, stack) : [];
-    picture = pictureOf(stage, wanted, lanes, times, margins(element), categories.length * TIGHT_ROW);
-    const { memory, chart } = picture.bands;
-    legend.build(categories, stack?.curves ?? [], memory.bottom - chart.top);
+    const lines = labels.peakLines;
+    picture = pictureOf(stage, wanted, lanes, times, margins(element), categories.length * TIGHT_ROW, lines);
+    const { memory } = picture.bands;
+    legend.build(categories, stack?.curves ?? [], memory.bottom - memory.top - HEADING);
+    labels.place(picture, stack);
+    if (labels.peakLines !== lines) return rebuild(wanted); // the sentence's height depends only on the width
     still.replaceChildren(paint(el("canvas"), picture, false));
     solid = paint(el("canvas"), picture, true);
-    labels.place(picture, stack);
     read();
   };
   const read = () => {
@@ -194,6 +196,7 @@ function pictureOf(
   times: Times | null,
   gutters: { left: number; right: number },
   legend: number,
+  peakLines: number,
 ): Picture {
   const { document, replay, state, memory } = store;
   const forward = forwardOf(store);
@@ -209,7 +212,7 @@ function pictureOf(
   });
   const levels = memory && levelsOfMemory(memory);
   const isOpen = areOpen ?? (width < NARROW ? false : null);
-  const bands: Bands = bandsOf(height, lanes.length, memory?.rows.length ?? 0, isOpen, legend);
+  const bands: Bands = bandsOf(height, lanes.length, memory?.rows.length ?? 0, isOpen, legend, peakLines);
   const rows = memory?.rows.slice(0, bands.lifetimes.rows) ?? [];
   const lifetimes: LifetimeBars[] = levels ? rows.map((row) => barsOf(levels, row)) : [];
   const stack = stackOf(store);

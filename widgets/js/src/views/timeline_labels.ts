@@ -1,7 +1,7 @@
 /** Texts of the timeline: phases, devices, the peak's sentence, and the names of lifetimes. */
 
 import { rowTop } from "../charts/lifetimes.ts";
-import { differs, type Stack } from "../charts/memory_stack.ts";
+import type { Stack } from "../charts/memory_stack.ts";
 import type { LifetimeBars, Picture } from "../charts/timeline_picture.ts";
 import { smallType } from "../canvas.ts";
 import { el } from "../dom.ts";
@@ -35,6 +35,8 @@ export class TimelineLabels {
   /** Sentence about the memory chart. */
   words = "";
   readonly elements: HTMLElement[];
+  /** Number of lines of the peak's sentence; the chart is below them. */
+  peakLines = 1;
   /** Reason why there is no chart, shown in its place. */
   readonly note: HTMLElement;
   private readonly reason = el("p");
@@ -115,7 +117,7 @@ export class TimelineLabels {
     at(this.lifetimesHeading, bands.lifetimes.top);
     at(this.foot, bands.ruler);
     at(this.scale, bands.memory.top + 1);
-    this.scale.hidden = !stack?.others.some(({ levels }) => differs(stack.shown, levels));
+    this.scale.hidden = !picture.stack?.hasScales;
     this.scale.textContent = store.state.ownScale ? "this policy" : "all policies";
     this.scale.setAttribute("aria-pressed", String(store.state.ownScale));
     this.showPeak(picture, stack);
@@ -148,6 +150,7 @@ export class TimelineLabels {
   private showPeak({ axis, bands, width, stack: paths }: Picture, stack: Stack | null): void {
     const { store } = this.stage;
     const { peak, note } = this;
+    this.peakLines = 1;
     const { schedule } = store.replay;
     peak.hidden = !stack;
     this.reason.textContent = stack ? "" : sentence(schedule.memory_note || "The memory of this order is unknown");
@@ -159,6 +162,7 @@ export class TimelineLabels {
       return;
     }
     peak.style.width = ""; // natural width
+    peak.classList.remove("two");
     const [first, second] = peakWords(stack.shown, stack.forward, (place) => store.graph.titles[schedule.order[place]]);
     const { said, reasons } = basisWords(stack.shown, schedule.curves !== undefined);
     peak.replaceChildren(el("span", {}, this.toPeak, second, el("span", { class: "sub" }, ` · ${said}`)));
@@ -168,7 +172,10 @@ export class TimelineLabels {
     at(peak, bands.memory.top + 1);
     // the button may be wider than the gutter
     const end = Math.min(axis.right, width - this.scale.offsetWidth - PADDING);
-    const wide = Math.min(end - axis.left, Math.max(LEAST_SENTENCE, peak.scrollWidth + 2));
+    const natural = peak.scrollWidth + 2;
+    this.peakLines = natural > end - axis.left ? 2 : 1;
+    peak.classList.toggle("two", this.peakLines > 1);
+    const wide = Math.min(end - axis.left, Math.max(LEAST_SENTENCE, natural));
     const ring = Math.max(axis.left, Math.min(axis.right, axis.x(stack.shown.peak.time)));
     within(peak, Math.max(axis.left, Math.min(ring + BESIDE, end - wide)), end);
     this.words = chartWords(stack.shown, first + second, stack.curves);

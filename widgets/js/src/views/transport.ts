@@ -187,8 +187,8 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
       const { speed, reached } = store.state;
       select.value = String(speed);
       select.dataset.wide = String(speed >= WIDE_FROM || reached !== null);
-      const note = reached === null ? "" : `Actual speed: ${grouped(reached)} tasks per second, as fast as they are computed`;
-      select.title = note || "Tasks per second";
+      const note = `; ${grouped(reached ?? 0)} ran in the last second, as fast as they are computed`;
+      select.title = `Tasks per second${reached === null ? "" : note}`;
       for (const [at, each] of store.speeds.entries()) {
         const of = each === speed && reached !== null ? `${grouped(reached)} of ` : "";
         options[at].textContent = `${of}${grouped(each)} / s`;
