@@ -44,7 +44,6 @@ BASELINE = PARAMETERS, BUFFERS, STATE, GRADIENTS, BATCH
 zero_grad() did not set to None. The batch is that forward's inputs and the loop's tensors that it saved."""
 
 _EARLIER = HELD.index(EARLIER)
-_BEFORE = -1  # the step before the first one
 _SELDOM = 10  # memory is sampled once in this many samples of weights
 _RECENT = 2  # a batch may be fetched this many steps before its own
 
@@ -68,14 +67,13 @@ class HeldMemory(LoopPart):
         self._before: StorageCensus | None = None  # of this step's baseline, from its first forward on
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._is_power = False
-        self._has_begun = False
+        self._old: OldTensors | None = None  # known from the first forward on
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
         self._known: dict[str, Holder] = {}  # the first of several similar holders
 
     def begins(self, training: Training) -> None:
         self._training = training
-        self._old = OldTensors(training.alive.tensors(_BEFORE))
         self._thread = get_ident()
         self._stack.enter_context(watching_batches(self._batch_fetched))
 
@@ -92,7 +90,7 @@ class HeldMemory(LoopPart):
         self._fetched = {step: each for step, each in self._fetched.items() if step >= number - _RECENT}
         self._is_power = number > 0 and number & (number - 1) == 0
         self._is_looking = self._is_power or (number > 0 and number % (_SELDOM * self._training.every) == 0)
-        if self._is_power:
+        if self._is_power and self._old is not None:
             self._old.step_begins(self._training, self._training.alive.tensors(number))
         if self._is_looking:
             self._row[:_EARLIER] = [0.0] * _EARLIER
@@ -101,9 +99,7 @@ class HeldMemory(LoopPart):
             self._before, self._is_before_backward = None, True
 
     def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
-        if not self._has_begun:
-            # `tapescope run` begins when torch is imported, before the script loads its data.
-            self._has_begun = True
+        if self._old is None:  # `tapescope run` begins when torch is imported, before the script loads its data
             self._old = OldTensors(self._training.alive.tensors(self._number))
         if not self._is_looking:
             return
@@ -141,7 +137,7 @@ class HeldMemory(LoopPart):
             self._stepped.add(optimizer)
 
     def step_ends(self, number: int) -> None:
-        growth = self._look_at_tensors(number) if self._is_power else None
+        growth = self._look_at_tensors(number, self._old) if self._is_power and self._old is not None else None
         self._training.alive.clear()
         earlier = float(self._training.earlier_bytes + self._old_bytes)
         if self._is_looking or earlier != self._row[_EARLIER]:
@@ -171,16 +167,16 @@ class HeldMemory(LoopPart):
         """Return the optimizers that were alive at the last visit of all objects, and those that have stepped since."""
         return list(dict.fromkeys([*self._training.alive.optimizers(), *self._stepped]))
 
-    def _look_at_tensors(self, number: int) -> Finding | None:
+    def _look_at_tensors(self, number: int, old: OldTensors) -> Finding | None:
         """Sum the tensors of earlier steps, and return a finding if they grow steadily."""
         batches = storages_of(self._fetched_tensors()).keys()
         known = {*self._training.earlier_storages, *self._given, *self._batch, *batches}
         for tensors in self._own_tensors():
             known |= storages_of(tensors).keys()
-        left = self._old.storages(known)
+        left = old.storages(known)
         self._old_bytes = sum(nbytes for nbytes, _ in left.values())
         held = sum(self._row[:_EARLIER]) + self._training.earlier_bytes + self._old_bytes
-        growth = self._old.growth(number, self._old_bytes, held)
+        growth = old.growth(number, self._old_bytes, held)
         found = None if growth is None else held_tensors(left.values())
         if growth is None or found is None:
             return None
@@ -202,7 +198,8 @@ class HeldMemory(LoopPart):
     def ends(self) -> None:
         self._stack.close()
         self._fetched.clear()
-        self._old.end()
+        if self._old is not None:
+            self._old.end()
 
 
 def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:

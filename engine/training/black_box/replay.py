@@ -118,9 +118,9 @@ class _Player:
                     "the loop drew other random numbers than loss_of before it called the model (for augmentation, "
                     "say); loss_of must do everything that the loop does with the batch"
                     if inputs_of(recorded.origin) is None
-                    else "before it called the model, loss_of drew random numbers; no DataLoader returned the batch, so "
-                    "the recorded random states are those at the call of the model, and loss_of must use the batch that "
-                    "it is given and draw none"
+                    else "before it called the model, loss_of drew random numbers; no DataLoader returned the batch, "
+                    "so the recorded random states are those at the call of the model, and loss_of must use the batch "
+                    "that it is given and draw none"
                 )
 
         return look

@@ -295,8 +295,8 @@ def test_a_leak_lasts_to_the_last_step_although_its_function_has_returned() -> N
         (leak,) = leaks_of(training)
         assert (leak.step, leak.last_step) == (2, last)
         # The last search is the one after step 8. Later graphs were alive too, and none is now.
-        says(leak, f"steps 0 to {last - 2} were alive after step {last}", "After step 8, the graphs of steps 0 to 6 were")
-        assert leak.sentence.count(" alive") == 2 and " are alive" not in leak.sentence
+        says(leak, f"0 to {last - 2}", f"step {last}", "0 to 6", "step 8")
+        assert leak.sentence.count("were alive") == 2 and "are alive" not in leak.sentence
 
 
 def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:

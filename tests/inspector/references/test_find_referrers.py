@@ -164,7 +164,9 @@ def test_it_is_named(case: str, program: ModuleType, snapshot: Snapshots) -> Non
         snapshot("holders", said)
 
 
-def test_a_local_of_a_running_function_is_named_by_the_line_of_its_def(program: ModuleType, snapshot: Snapshots) -> None:
+def test_a_local_of_a_running_function_is_named_by_the_line_of_its_def(
+    program: ModuleType, snapshot: Snapshots
+) -> None:
     run(
         program,
         "def train(look):\n    outs = [0, made()]\n    return look()\n"
