@@ -79,7 +79,8 @@ class HeldMemory(LoopPart):
 
     def _batch_fetched(self, batch: object) -> None:
         if get_ident() == self._thread and torch.is_grad_enabled():  # else it is for an evaluation
-            self._fetched.setdefault(self._number, []).extend(map(ref, tensors_of(batch)))
+            alive = [each for each in self._fetched.get(self._number, ()) if each() is not None]
+            self._fetched[self._number] = [*alive, *map(ref, tensors_of(batch))]
 
     def _fetched_tensors(self) -> list[Tensor | None]:
         """Return the tensors of this step's batches from DataLoaders, and of those fetched in advance."""
