@@ -201,7 +201,7 @@ class ScriptWatch:
             lines.append(str(self.training.step_time))
         lines += self.training.notes
         if self.profiled is not None:
-            lines.append(f"memory of step {self._profile}: {self.profiled.peak()}")
+            lines.append(f"memory of step {self._profile}:\n{self.profiled.peak()}")
         elif self._profile is not None:
             lines.append(
                 f"step {self._profile} was not recorded: {self._name} made {counted(self._clock.number, 'step')}"

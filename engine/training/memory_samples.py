@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from threading import get_ident
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch.optim import Optimizer
 from ...inspector.graph.node_metadata import tensors_of
 from ...inspector.references.find_referrers import Holder
 from ...inspector.text.sizes_and_counts import percent_text, size_text
+from ...inspector.torch_private.call_watchers import watching_batches
 from ...inspector.torch_private.optimizer_steps import parameters_of
 from ...inspector.torch_private.reference_counts import kept_by_others
 from ...inspector.torch_private.saved_variables import saved_slots
@@ -31,17 +34,18 @@ if TYPE_CHECKING:
     from .training_result import Training
 
 HELD = PARAMETERS, STATE, GRADIENTS, BATCH, ACTIVATIONS, EARLIER
-"""The columns of `Training.memory`: parameters and buffers, the optimizers' state, gradients at the end of a backward,
-saved tensors of the step's largest graph at the start of its backward (the batch and activations), and memory held from
-earlier steps: graphs, and tensors without a graph."""
+"""The columns of `Training.memory`, all at one moment: the start of the step's backward, or of the one with the most
+memory if the step has several. They are parameters and buffers, the optimizers' state, gradients, the batch (the loop's
+tensors that the graph saved, and batches of a DataLoader that are alive), activations (the graph's other saved
+tensors), and memory of earlier steps that is alive until the step ends: graphs, and tensors without a graph."""
 
 BASELINE = PARAMETERS, BUFFERS, STATE, GRADIENTS, BATCH
 """The columns of `Training.baselines`: the memory when the first forward of the step began. Gradients are those that
 zero_grad() did not set to None. The batch is that forward's inputs and the loop's tensors that it saved."""
 
-_PARAMETERS, _OPTIMIZER, _GRADIENTS, _BATCH, _ACTIVATIONS, _EARLIER = range(len(HELD))
-_BEFORE = -1  # the step before the first one
+_EARLIER = HELD.index(EARLIER)
 _SELDOM = 10  # memory is sampled once in this many samples of weights
+_RECENT = 2  # a batch may be fetched this many steps before its own
 
 
 class HeldMemory(LoopPart):
@@ -57,35 +61,46 @@ class HeldMemory(LoopPart):
         self._is_looking = False
         self._row = [0.0] * len(HELD)
         self._given: set[Place] = set()  # storages of the inputs of this step's forwards
+        self._batch: set[Place] = set()  # those, and storages of the loop's tensors that its graphs saved
+        self._fetched: dict[int, list[ref[Tensor]]] = {}  # tensors that DataLoaders returned, by recent step
+        self._stack = ExitStack()
         self._before: StorageCensus | None = None  # of this step's baseline, from its first forward on
-        self._states: dict[int, int] = {}  # state bytes of the optimizers that stepped in this step, by id
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._is_power = False
-        self._has_begun = False
+        self._old: OldTensors | None = None  # known from the first forward on
         self._is_before_backward = True
         self._old_bytes = 0  # bytes of tensors of earlier steps in the last sample
         self._known: dict[str, Holder] = {}  # the first of several similar holders
 
     def begins(self, training: Training) -> None:
         self._training = training
-        self._old = OldTensors(training.alive.tensors(_BEFORE))
+        self._thread = get_ident()
+        self._stack.enter_context(watching_batches(self._batch_fetched))
+
+    def _batch_fetched(self, batch: object) -> None:
+        if get_ident() == self._thread and torch.is_grad_enabled():  # else it is for an evaluation
+            alive = [each for each in self._fetched.get(self._number, ()) if each() is not None]
+            self._fetched[self._number] = [*alive, *map(ref, tensors_of(batch))]
+
+    def _fetched_tensors(self) -> list[Tensor | None]:
+        """Return the tensors of this step's batches from DataLoaders, and of those fetched in advance."""
+        return [each() for fetched in self._fetched.values() for each in fetched]
 
     def step_begins(self, number: int) -> None:
         self._number = number
+        self._fetched = {step: each for step, each in self._fetched.items() if step >= number - _RECENT}
         self._is_power = number > 0 and number & (number - 1) == 0
         self._is_looking = self._is_power or (number > 0 and number % (_SELDOM * self._training.every) == 0)
-        if self._is_power:
+        if self._is_power and self._old is not None:
             self._old.step_begins(self._training, self._training.alive.tensors(number))
         if self._is_looking:
-            self._row[_BATCH] = self._row[_ACTIVATIONS] = self._row[_GRADIENTS] = 0.0
-            self._states.clear()
+            self._row[:_EARLIER] = [0.0] * _EARLIER
             self._given.clear()
+            self._batch.clear()
             self._before, self._is_before_backward = None, True
 
     def forward_begins(self, module: torch.nn.Module, given: tuple[object, ...]) -> None:
-        if not self._has_begun:
-            # `tapescope run` begins when torch is imported, before the script loads its data.
-            self._has_begun = True
+        if self._old is None:  # `tapescope run` begins when torch is imported, before the script loads its data
             self._old = OldTensors(self._training.alive.tensors(self._number))
         if not self._is_looking:
             return
@@ -98,37 +113,32 @@ class HeldMemory(LoopPart):
     def backward_begins(self, given: BackwardGiven) -> None:
         if not self._is_looking:
             return
-        watched = self._training.watched
-        parameters = storages_of(each for _, module in watched.modules() for each in _own_of(module))
+        census = self._census()
         slots = [slot for _, node in youngest_first(roots_of(given[0])) for slot in saved_slots(node)]
         saved, computed = [slot.tensor for slot in slots], [slot.maker is not None or slot.modified for slot in slots]
         slots.clear()
         held = kept_by_others(saved)
-        found = {place: nbytes for place, nbytes in storages_of(saved).items() if place not in parameters}
         batch = self._given | storages_of(tensor for tensor, is_held in zip(saved, held, strict=True) if is_held).keys()
         batch -= storages_of(tensor for tensor, is_computed in zip(saved, computed, strict=True) if is_computed).keys()
-        activations = sum(nbytes for place, nbytes in found.items() if place not in batch)
+        self._batch |= batch
+        of_batch = [each for each in saved if batch.intersection(storages_of([each]))]
         if self._before is not None and self._is_before_backward:
-            self._before.add(BATCH, (each for each in saved if batch.intersection(storages_of([each]))))
+            self._before.add(BATCH, of_batch)
         self._is_before_backward = False
-        self._row[_PARAMETERS] = float(sum(parameters.values()))
-        if sum(found.values()) > self._row[_BATCH] + self._row[_ACTIVATIONS]:
-            self._row[_BATCH], self._row[_ACTIVATIONS] = float(sum(found.values()) - activations), float(activations)
-
-    def backward_ends(self, given: BackwardGiven, error: BaseException | None) -> None:
-        if self._is_looking:
-            found = storages_of(each.grad for _, each in self._training.watched.parameters() if each.grad is not None)
-            self._row[_GRADIENTS] = max(self._row[_GRADIENTS], float(sum(found.values())))
+        census.add(BATCH, [*of_batch, *self._fetched_tensors()])
+        census.add(ACTIVATIONS, saved)
+        parts = census.parts()
+        parts[PARAMETERS] = parts.get(PARAMETERS, 0) + parts.get(BUFFERS, 0)
+        row = [float(parts.get(kind, 0)) for kind in HELD[:_EARLIER]]
+        if sum(row) > sum(self._row[:_EARLIER]):
+            self._row[:_EARLIER] = row
 
     def optimizer_ends(self, optimizer: Optimizer) -> None:
         if optimizer not in self._stepped:
             self._stepped.add(optimizer)
-        if self._is_looking:
-            self._states[id(optimizer)] = sum(storages_of(state_tensors(optimizer)).values())
-            self._row[_OPTIMIZER] = float(sum(self._states.values()))
 
     def step_ends(self, number: int) -> None:
-        growth = self._look_at_tensors(number) if self._is_power else None
+        growth = self._look_at_tensors(number, self._old) if self._is_power and self._old is not None else None
         self._training.alive.clear()
         earlier = float(self._training.earlier_bytes + self._old_bytes)
         if self._is_looking or earlier != self._row[_EARLIER]:
@@ -158,15 +168,16 @@ class HeldMemory(LoopPart):
         """Return the optimizers that were alive at the last visit of all objects, and those that have stepped since."""
         return list(dict.fromkeys([*self._training.alive.optimizers(), *self._stepped]))
 
-    def _look_at_tensors(self, number: int) -> Finding | None:
+    def _look_at_tensors(self, number: int, old: OldTensors) -> Finding | None:
         """Sum the tensors of earlier steps, and return a finding if they grow steadily."""
-        known = set(self._training.earlier_storages)
+        batches = storages_of(self._fetched_tensors()).keys()
+        known = {*self._training.earlier_storages, *self._given, *self._batch, *batches}
         for tensors in self._own_tensors():
-            known.update(storages_of(tensors))
-        left = self._old.storages(known)
+            known |= storages_of(tensors).keys()
+        left = old.storages(known)
         self._old_bytes = sum(nbytes for nbytes, _ in left.values())
         held = sum(self._row[:_EARLIER]) + self._training.earlier_bytes + self._old_bytes
-        growth = self._old.growth(number, self._old_bytes, held)
+        growth = old.growth(number, self._old_bytes, held)
         found = None if growth is None else held_tensors(left.values())
         if growth is None or found is None:
             return None
@@ -186,7 +197,10 @@ class HeldMemory(LoopPart):
         yield (each.grad for each in parameters if each.grad is not None)
 
     def ends(self) -> None:
-        self._old.end()
+        self._stack.close()
+        self._fetched.clear()
+        if self._old is not None:
+            self._old.end()
 
 
 def growth_sentence(held: HeldTensors, growth: int, number: int) -> str:

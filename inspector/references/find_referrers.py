@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..graph.frame_variables import is_of_function, variables_of
 from ..torch_private.thread_state import unobserved
 from .reference_paths import HeldAt, key_of, place_in, type_name
-from .stack_frames import place_of, running_frames, thread_name
+from .stack_frames import function_of, running_frames, thread_name
 
 MOST_LOOKED_AT = 20_000
 MOST_AT_ONCE = 256  # gc.get_referrers compares every reference in the process with each of them
@@ -36,12 +36,12 @@ class Holder:
     """The holder of an object.
 
     Attributes:
-        text: the holder as an expression: `trainer.store[1]['o']`, `local variable outs of train() at train.py:90:
+        text: the holder as an expression: `trainer.store[1]['o']`, `local variable outs of train() at train.py:80:
             outs[1]`.
         kind: "named" if a variable leads to the object; "cycle" if the object refers to itself through others, which
             the collector frees unless C++ holds one of them; "unnamed" if Python cannot see the holder; "bounded" if
             the search reached its limit.
-        at: `file:line` of the function whose local variable leads to the object, if there is one.
+        at: `file:line` of the `def` of the function whose local variable leads to the object, if there is one.
     """
 
     text: str
@@ -110,7 +110,7 @@ class _Search:
         for thread, frame in running_frames(error):  # IPython cells run in a module other than the one in sys.modules
             self.namespaces.setdefault(str(dict.get(frame.f_globals, "__name__")), frame.f_globals)
             if is_of_function(frame):
-                place = place_of(frame)
+                place = function_of(frame)  # the current line is that of a later call, not of the variable
                 where = place + ("" if thread == here else f" in thread {thread_name(thread)}")
                 at = place.rpartition(" at ")[2]
                 for name, value in variables_of(frame).items():

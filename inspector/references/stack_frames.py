@@ -38,6 +38,12 @@ def _is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(OWN_CODE)
 
 
+def function_of(frame: FrameType) -> str:
+    """Return the function of a frame, with the line of its `def`: `train() at train.py:80`."""
+    code = frame.f_code
+    return f"{code.co_qualname}() at {Source(code.co_filename, code.co_firstlineno, '').short}"
+
+
 def place_of(frame: FrameType) -> str:
     """Return the function and current line of a frame: `train() at train.py:90`."""
     code = frame.f_code

@@ -244,6 +244,7 @@ def test_a_step_is_recorded_as_a_deck_and_steps_are_selected(tmp_path: Path, run
     assert content["steps"] == 8
     says(found.own, "8 steps", "memory of step 5")
     assert Path(content["profile_page"]).read_text().count("<script") and content["peak_bytes"] > 0
+    assert "step 5:\n" in "\n".join(content["sentences"])  # the heading of the table is on a line of its own
     # Adam's state of 5 parameters exists at the peak: two moments each, and a step count of each parameter.
     says("\n".join(content["sentences"]), f"optimizer state  {4 * (2 * 5 + 2)} B")
     ending = "import atexit, sys\natexit.register(print, 'at exit')\nprint('read', input(), sys.argv)\nsys.exit(4)"

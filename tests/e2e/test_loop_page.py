@@ -86,13 +86,9 @@ PIXELS = """(canvas, x) => {
 }"""
 
 
-WITHOUT_NEED = """list => {
-    const cut = [...list.querySelectorAll('small')].filter(each => each.scrollHeight > each.clientHeight);
-    const wasTight = list.classList.replace('tight', 'whole'), fits = list.scrollHeight <= list.clientHeight;
-    if (wasTight) list.classList.replace('whole', 'tight');
-    return fits ? cut.map(each => each.textContent) : [];
-}"""
-"""The sentences that are cut although all of them would fit."""
+CUT = """list => [...list.querySelectorAll('small')]
+    .filter(each => each.scrollHeight > each.clientHeight).map(each => each.textContent)"""
+"""The sentences that are cut. A long list scrolls instead."""
 
 
 def test_it_opens_at_the_first_finding_and_fits_its_window(page: tuple[Page, list[str]], trained: Training) -> None:
@@ -103,7 +99,7 @@ def test_it_opens_at_the_first_finding_and_fits_its_window(page: tuple[Page, lis
     assert shown.locator(".finding").count() == len(trained.findings) > 1
     assert shown.locator(".finding[aria-pressed=true] small").inner_text() == first.sentence
     assert shown.locator(".title").inner_text() == "<b>&mine"
-    assert shown.locator(".findings").evaluate(WITHOUT_NEED) == [], "a sentence is cut though there is room"
+    assert shown.locator(".findings").evaluate(CUT) == []
     assert shown.evaluate(
         "document.documentElement.scrollWidth <= innerWidth && document.documentElement.scrollHeight <= innerHeight"
     )
@@ -253,6 +249,15 @@ def test_the_only_finite_loss_is_drawn_and_the_shell_s_command_is_given(tab: Tab
     assert colour in canvas.evaluate(PIXELS, 176 + 0.5 * wide)[above_the_rate]
     assert colour not in canvas.evaluate(PIXELS, 176 + 4.2 * wide)[above_the_rate]
     assert "tapescope run --black-box black_box SCRIPT.py" in shown.locator(".backward code").all_inner_texts()
+
+
+def test_a_training_without_steps_shows_how_to_watch_a_loop_and_nothing_else(tab: Tab, tmp_path: Path) -> None:
+    training = ts.training(nn.Linear(2, 2))
+    page = tab.open()
+    page.goto(training.save_html(tmp_path / "page.html").as_uri())
+    page.wait_for_selector(".ts-loop[data-ready] .nothing p")
+    says(page.locator(".nothing").inner_text(), "with ts.training(...):")
+    assert page.locator("canvas, aside").count() == 0
 
 
 def test_the_theme_is_that_of_the_page_around(page: tuple[Page, list[str]]) -> None:

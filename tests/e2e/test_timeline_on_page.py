@@ -274,6 +274,8 @@ def test_without_times_there_is_no_clock_axis(page: Page, tmp_path: Path, snapsh
     snapshot("page", deck.root.locator(".tip.on").inner_text())
     expect(deck.root.locator("[data-phase]")).to_have_count(1)
     expect(deck.root.locator(".time .note")).to_contain_text("ts.profile(")
+    timeline, whole = (each.bounding_box() for each in (deck.root.locator(".time"), deck.root))
+    assert timeline is not None and whole is not None and timeline["height"] < whole["height"] / 4
 
 
 def opened_without_memory(page: Page, path: Path) -> ShownDeck:

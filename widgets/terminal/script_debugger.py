@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...engine.api.debug import debug
 from ...engine.execution.accumulation_rule import PYTORCHS, Accumulation
@@ -198,6 +199,7 @@ class EveryBackward:
         self._capture = capture(keep_inputs=keep_inputs, every_call=True)
         self._here = os.getpid(), threading.get_ident()
         self._count = 0
+        self._optimizer_steps = 0
         self._inside = False
         self._exits = ExitStack()
 
@@ -206,6 +208,7 @@ class EveryBackward:
             stack.enter_context(self._capture)
             # If this raises, the stack closes the capture.
             stack.callback(redirect_backward(self._backward))
+            stack.callback(register_optimizer_step_post_hook(self._count_optimizer_step).remove)
             self._exits = stack.pop_all()
         return self
 
@@ -231,6 +234,15 @@ class EveryBackward:
     def matched_nothing(self) -> bool:
         """True if there were breakpoints or watchpoints, and none of them matched in any backward."""
         return self.prompt.at.stops.matched_nothing and not self.prompt.detached and not self.prompt.has_quit
+
+    def _count_optimizer_step(self, *given: Any) -> None:
+        self._optimizer_steps += (os.getpid(), threading.get_ident()) == self._here
+
+    @property
+    def _title(self) -> str:
+        """The backward's number, from 1, and the steps before it: a training step may have several backwards."""
+        after = f", after {counted(self._optimizer_steps, 'optimizer step')}" if self._optimizer_steps else ""
+        return f"backward {self._count}{after}"
 
     def _backward(
         self,
@@ -287,10 +299,10 @@ class EveryBackward:
             session, why_not = None, message_of(error)
         if session is None:
             call.run()  # raises PyTorch's own error if the call is invalid
-            say(f"backward {self._count} ran without a prompt: {why_not}", style="yellow")
+            say(f"{self._title} ran without a prompt: {why_not}", style="yellow")
             return
         with session:
-            self.prompt.debug(session, f"backward {self._count}", Names(users_frame()))
+            self.prompt.debug(session, self._title, Names(users_frame()))
 
     def _session(self, call: BackwardCall) -> Session:
         if self._engine != "native":
@@ -299,7 +311,7 @@ class EveryBackward:
             except NotImplementedError as error:
                 if self._engine == "direct" or self._accumulation != PYTORCHS:
                     raise
-                say(f"backward {self._count}: {message_of(error)}; this backward does so", style="yellow")
+                say(f"{self._title}: {message_of(error)}; this backward does so", style="yellow")
         return self._session_of(call, "native")
 
     def _session_of(self, call: BackwardCall, engine: Engine) -> Session:

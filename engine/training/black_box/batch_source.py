@@ -165,5 +165,6 @@ def inputs_alone(origins: Iterable[str]) -> str | None:
         return None
     return (
         f"Its batch consists of the arguments of {joined(called)} only, because it did not come from a DataLoader. "
-        "Other inputs of the loss, such as labels, are not recorded, so loss_of(model, batch) must do without them."
+        "Other inputs of the loss, such as labels, are not recorded. To record them, pass them to the model as "
+        "arguments, as in model(x, y), or use a DataLoader; otherwise loss_of(model, batch) has to do without them."
     )

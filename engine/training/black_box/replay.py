@@ -30,6 +30,7 @@ from ...diagnose.find_nan import NanReport, find_nan
 from ...execution.unsupported import refuse_transforms
 from ...recording.run import Run
 from .batch import batch_of, why_not_kept
+from .batch_source import inputs_of
 from .models import named
 from .read_step import RecordedStep, read_step, shown
 from .restore_model import as_recorded, differences, home_of, modules_of, put_buffers, put_in, refuse_other
@@ -116,6 +117,10 @@ class _Player:
                 self._note(
                     "the loop drew other random numbers than loss_of before it called the model (for augmentation, "
                     "say); loss_of must do everything that the loop does with the batch"
+                    if inputs_of(recorded.origin) is None
+                    else "before it called the model, loss_of drew random numbers; no DataLoader returned the batch, "
+                    "so the recorded random states are those at the call of the model, and loss_of must use the batch "
+                    "that it is given and draw none"
                 )
 
         return look
@@ -258,7 +263,8 @@ class StepReplay(ShownAsFindings):
             return f"{said}; gradients were not recorded."
         if self.same_gradients:
             return f"{said}; {self._compared}{self._left_out}."
-        differing = f"{counted(len(self._differing), 'gradient')} differ: {joined(list(self._differing))}"
+        differ = "differs" if len(self._differing) == 1 else "differ"
+        differing = f"{counted(len(self._differing), 'gradient')} {differ}: {joined(list(self._differing))}"
         return f"{said}; {differing}{self._left_out}."
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
@@ -24,6 +25,23 @@ _FIRST_LOOK = 2  # the step after which graphs are first checked
 _LAG = 2  # a loop may compare a step with the previous one
 
 
+@dataclass(slots=True)
+class _Lasting:
+    """A leak of the last search, and the last step in which a graph that it keeps was alive.
+
+    Attributes:
+        leak: the finding of that search.
+        held: the graphs that it found.
+        last: the last step in which one of them was alive.
+        alive: the steps whose graphs were alive then. To know them costs little; to know their holders takes a search.
+    """
+
+    leak: Finding
+    held: HeldGraphs
+    last: int
+    alive: tuple[int, ...]
+
+
 class Leaks(LoopPart):
     """Checks after each step whether a graph of an earlier one is alive, which costs little. If one is, it searches for
     the holders, which takes tenths of a second and is repeated after 2, 4, 8, ... steps while the leak lasts.
@@ -40,8 +58,7 @@ class Leaks(LoopPart):
         self._wait = 1
         self._next_look = _FIRST_LOOK
         self._looked_at = 0
-        # The leaks of the last search, the steps whose graphs they keep, and the last step in which one was alive.
-        self._lasting: list[tuple[Finding, frozenset[int], int]] = []
+        self._lasting: list[_Lasting] = []  # the leaks of the last search
         self._known: dict[str, Holder] = {}  # the first of several similar holders
         self._with_graph: str | None = None  # the place of the last backward(create_graph=True): " at train.py:12"
 
@@ -91,26 +108,28 @@ class Leaks(LoopPart):
         self._extend()
         for held in found:
             first = self._known.setdefault(alike(held.holder.text), held.holder)
-            said = leak_sentence(replace(held, holder=first), self._with_graph)
+            known = replace(held, holder=first)
+            said = leak_sentence(known, self._with_graph)
             leak = Finding("leak", number, said, None, first.text, held.nbytes, first.at, alike=held.alike)
             self._training.update(leak)
-            self._lasting.append((leak, frozenset(held.steps), number))
+            self._lasting.append(_Lasting(leak, known, number, known.steps))
 
     def _note_lasting(self) -> bool:
         """Note which known leaks are still alive. Return whether any graph of an earlier step is."""
-        old = frozenset(filter(self._is_old, self._tokens.alive()))
-        self._lasting = [
-            (leak, steps, last if old.isdisjoint(steps) else self._number) for leak, steps, last in self._lasting
-        ]
+        old = tuple(filter(self._is_old, self._tokens.alive()))
+        for each in self._lasting:
+            if not set(old).isdisjoint(each.held.steps):
+                each.last, each.alive = self._number, old
         return bool(old)
 
     def _extend(self) -> None:
         """Extend the leaks of the last search to the last step in which they were alive: a variable of a function that
         has returned is not found any more.
         """
-        for leak, _, last in self._lasting:
-            if last > leak.step:
-                self._training.update(replace(leak, last_step=last))
+        for each in self._lasting:
+            if each.last > each.leak.step:
+                sentence = leak_sentence(each.held, self._with_graph, each)
+                self._training.update(replace(each.leak, sentence=sentence, last_step=each.last))
         self._lasting = []
 
     def ends(self) -> None:
@@ -121,33 +140,47 @@ class Leaks(LoopPart):
         self._last.clear()
 
 
-def leak_sentence(held: HeldGraphs, with_graph: str | None = None) -> str:
+def leak_sentence(held: HeldGraphs, with_graph: str | None = None, lasting: _Lasting | None = None) -> str:
     """Return a sentence about graphs that are alive: their holders, bytes and the remedy.
 
     Args:
         held: the graphs.
         with_graph: the place of a backward(create_graph=True), such as ` at train.py:12`; None if there was none.
+        lasting: the leak, if it lasted for some steps after the search that found these graphs. The sentence is then in
+            the past tense, with the step of the search and all graphs that were alive at the end.
     """
     text, kind = held.holder.text, held.holder.kind
-    several = len(held.steps) > 1
-    graphs = f"the graph{'s' if several else ''} of {steps_text(held.steps)}"
+    graphs = _graphs_of(held.steps)
+    are, keeps = ("are" if len(held.steps) > 1 else "is"), "keeps"
+    before, begins = "", f"T{graphs[1:]}"
+    if lasting is not None:
+        are, keeps = ("were" if len(held.steps) > 1 else "was"), "kept"
+        if lasting.alive != held.steps:
+            were = "were" if len(lasting.alive) > 1 else "was"
+            before = f"T{_graphs_of(lasting.alive)[1:]} {were} alive after step {lasting.last:,}. "
+            begins = f"After step {lasting.leak.step:,}, {graphs}"
     size = f"{'at least ' if held.is_bounded else ''}{size_text(held.nbytes)} in {counted(held.nodes, 'node')}"
     more = f" and {held.alike - 1:,} more like it" if held.alike > 1 else ""
     if kind == "cycle" and text.startswith(ON_CTX):
         return (
-            f"{text}, is the Function's own output: call ctx.save_for_backward(...) instead. This reference cycle "
-            f"keeps {graphs} alive until Python's garbage collector runs ({size})."
+            f"{before}{text}, is the Function's own output: call ctx.save_for_backward(...) instead. This reference "
+            f"cycle {keeps} {graphs} alive until Python's garbage collector runs ({size})."
         )
     if text.startswith(GRAD_OF) and with_graph is not None:
         more = more.replace("like it", "parameters" if held.alike > 2 else "parameter")
         return (
-            f"backward(create_graph=True){with_graph} leaves a graph in {text}{more}, which keeps "
+            f"{before}backward(create_graph=True){with_graph} leaves a graph in {text}{more}, which {keeps} "
             f"{graphs} alive ({size}): {_OF_GRADIENTS}"
         )
     how = f"held by {text}"
     if kind == "named":
-        how = f"held as {text}{', which carries the graph from step to step' if held.crosses else ''}"
-    return f"{graphs[0].upper()}{graphs[1:]} {'are' if several else 'is'} alive, {how}{more} ({size}): {_advice(held)}"
+        carries = "carries" if lasting is None else "carried"
+        how = f"held as {text}{f', which {carries} the graph from step to step' if held.crosses else ''}"
+    return f"{before}{begins} {are} alive, {how}{more} ({size}): {_advice(held)}"
+
+
+def _graphs_of(steps: Sequence[int]) -> str:
+    return f"the graph{'s' if len(steps) > 1 else ''} of {steps_text(steps)}"
 
 
 def steps_text(steps: Sequence[int]) -> str:

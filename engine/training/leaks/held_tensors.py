@@ -138,7 +138,7 @@ def _tensors_below(owner: object) -> list[Tensor]:
         for each in gc.get_referents(waiting.pop()):
             kind = type(each)
             if issubclass(kind, Tensor):
-                found.append(each)
+                found += [each] if each._base is None else [each, each._base]  # C++ alone holds the base of a view
             elif id(each) not in seen and (kind in _CONTAINERS or str(kind.__module__).startswith(_OURS)):
                 seen[id(each)] = each
                 waiting.append(each)

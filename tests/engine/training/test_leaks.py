@@ -75,7 +75,7 @@ def line(text: str) -> int:
     return next(number for number, each in enumerate(BEGIN.splitlines(), 1) if text in each)
 
 
-STEP = line("y = model(")
+TRAIN = line("def train(")
 END = BEGIN.count("\n") + 1  # where what a case adds begins
 HELD: dict[str, tuple[str, str, str | tuple[str, ...]]] = {
     "a list": ("", "trainer.store.append(y)", "trainer.store[0]"),
@@ -99,12 +99,12 @@ HELD: dict[str, tuple[str, str, str | tuple[str, ...]]] = {
     ),
     "a default": ("calls = []", "calls.append(lambda kept=y: 0)", "calls[0].__defaults__[0]"),
     "a node": ("nodes = []", "nodes.append(loss.grad_fn)", "nodes[0]"),
-    "a local variable's list": ("", "outs.append(y)", ("outs", "train()", f"program.py:{STEP}", "outs[0]")),
-    "a local variable": ("", "total += loss", ("total", "train()", f"program.py:{STEP}")),
+    "a local variable's list": ("", "outs.append(y)", ("outs", "train()", f"program.py:{TRAIN}", "outs[0]")),
+    "a local variable": ("", "total += loss", ("total", "train()", f"program.py:{TRAIN}")),
     "one of the first step": (
         "",
         "first = y if step == 0 else first",
-        ("first", "train()", f"program.py:{STEP}"),
+        ("first", "train()", f"program.py:{TRAIN}"),
     ),
     "a forward hook's closure": (
         "hooks = []",
@@ -160,12 +160,12 @@ HELD: dict[str, tuple[str, str, str | tuple[str, ...]]] = {
     "a local NumPy array": (
         "import numpy",
         "if step == 0: total = numpy.empty(9, object)\n            total[step] = loss",
-        ("total", "train()", f"program.py:{STEP}", "total[0]"),
+        ("total", "train()", f"program.py:{TRAIN}", "total[0]"),
     ),
     "an optimizer's state": (
         "",
         "optimizer.state[model[0].weight].setdefault('seen', []).append(y)",
-        ("train()", f"program.py:{STEP}", "optimizer.state[<Parameter>]['seen'][0]"),
+        ("train()", f"program.py:{TRAIN}", "optimizer.state[<Parameter>]['seen'][0]"),
     ),
     "a logger's list": (
         "import logging\nclass Keeps(logging.Handler):\n    records = []\n"
@@ -294,6 +294,9 @@ def test_a_leak_lasts_to_the_last_step_although_its_function_has_returned() -> N
         training.stop()
         (leak,) = leaks_of(training)
         assert (leak.step, leak.last_step) == (2, last)
+        # The last search is the one after step 8. Later graphs were alive too, and none is now.
+        says(leak, f"0 to {last - 2}", f"step {last}", "0 to 6", "step 8")
+        assert leak.sentence.count("were alive") == 2 and "are alive" not in leak.sentence
 
 
 def test_a_local_variable_of_another_thread_is_named_with_it(program: ModuleType) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import tapescope as ts
 from tapescope.engine.training.memory_samples import BASELINE, HELD
@@ -32,18 +33,70 @@ def trained(keep: bool, steps: int = 9) -> ts.types.Training:
     return training
 
 
-def test_bytes_are_those_of_the_loops_own_tensors() -> None:
+def test_bytes_are_those_of_the_loops_own_tensors_when_the_backward_begins() -> None:
     training = trained(keep=False)
     assert training.memory.firsts.tolist() == [1, 2, 4, 8]
     held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
     assert held == {
         "parameters": WEIGHTS,
         "optimizer state": 2 * WEIGHTS + 4 * 4,  # two moments, and a step of each parameter
-        "gradients": WEIGHTS,
+        "gradients": 0,  # zero_grad() has set them to None
         "batch": 4 * 3 * 4,
         "activations": 4 * 3 * 8,  # the result of tanh
         "earlier steps": 0,
     }
+
+
+def test_the_sum_is_that_of_one_moment_with_the_gradients_of_earlier_micro_batches() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with ts.training(model, optimizer) as training:
+        for _ in range(3):
+            for rows in (3, 5):
+                model(torch.ones(rows, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    held = dict(zip(HELD, training.memory.values[-1].tolist(), strict=True))
+    # The second backward begins with more: its batch is larger, and the first one's gradients are there.
+    assert (held["gradients"], held["batch"], held["activations"]) == (WEIGHTS, 4 * 5 * 4, 4 * 5 * 8)
+
+
+def test_a_loop_that_drops_each_loss_holds_nothing_of_earlier_steps() -> None:
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    optimizer = torch.optim.Adam(model.parameters())
+    with ts.training(model, optimizer) as training:
+        for _ in range(9):
+            tokens = torch.randint(16, (4, 9))
+            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            del loss
+    assert training.memory.values[:, HELD.index("earlier steps")].tolist() == [0, 0, 0, 0]
+
+
+def test_batches_that_a_loader_has_fetched_in_advance_are_the_batch() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    rows, labels, unused = torch.randn(40, 4), torch.randint(2, (40,)), torch.randn(40, 6)
+
+    def prefetched(loader: Iterable[list[Tensor]]) -> Iterator[list[Tensor]]:
+        batches = iter(loader)
+        following = next(batches)
+        for batch in batches:
+            current, following = following, batch
+            yield current
+
+    with ts.training(model, optimizer) as training:
+        loader = DataLoader(TensorDataset(rows, labels, unused), batch_size=4)
+        for x, y, _ in prefetched(loader):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert training.memory.firsts.tolist() == [1, 2, 4, 8]
+    each = 4 * (4 * 4 + 8 + 6 * 4)
+    held = [dict(zip(HELD, row, strict=True)) for row in training.memory.values.tolist()]
+    assert [(row["batch"], row["earlier steps"]) for row in held] == [(2 * each, 0)] * 4
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -111,8 +164,7 @@ def test_what_earlier_steps_keep_is_in_it_where_leaks_are_looked_for() -> None:
     training = trained(keep=True)
     earlier = training.memory.values[:, HELD.index("earlier steps")].tolist()
     leak = next(each for each in training.findings if each.kind == "leak")
-    a_loss = 4  # of the step before, which is read a step late
-    assert earlier[0] <= a_loss and earlier == sorted(earlier) and 0 < earlier[-1] <= (leak.size or 0) + a_loss
+    assert earlier[0] == 0 and earlier == sorted(earlier) and 0 < earlier[-1] <= (leak.size or 0)
 
 
 def test_each_hundredth_step_is_looked_at_and_what_is_seldom_asked_for_costs_no_walk() -> None:

@@ -167,6 +167,8 @@ def test_each_backward_opens_with_modules_lines_and_variables_of_its_own_step(de
     said = debug(folder / "train.py", folder / "w.pt", "0.1", typed=typed).stdout.split(PROMPT)
     headings = [each for each in said if "\nbackward " in f"\n{each}"]
     assert [re.search(r"backward (\d)", each)[1] for each in headings] == ["1", "2", "3"]  # type: ignore[index]
+    # A step of the loop is counted from 0, by the optimizer steps before it.
+    assert [re.findall(r"(\d) optimizer step", each) for each in headings] == [[], ["1"], ["2"]]
     for each in headings:
         says(each, "train.py:12")
     wheres = [each for each in said if each.startswith("where\n")]

@@ -186,6 +186,11 @@ test("the update ratio is the update over the weight, where there was one", () =
   assert.deepEqual(state.numbers.spans, [0, 9, 10, 19], "it holds until it is looked at again");
   state.go(17);
   assert.equal(state.row, 1);
+  assert.equal(state.sampledAt, 10, "step 17 itself was not measured");
+  state.go(10);
+  assert.equal(state.sampledAt, null);
+  assert.deepEqual([0, 1, 9, 10, 11].map((step) => state.isMeasured(step, step)), [true, false, false, true, false]);
+  assert.ok(state.isMeasured(5, 14), "a column of several steps has one of them");
 });
 
 test("a curve keeps the least and the highest of what one place holds, and what was not finite", () => {

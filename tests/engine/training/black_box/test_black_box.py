@@ -312,7 +312,7 @@ def test_without_a_data_loader_it_is_said_that_labels_are_not_kept(tmp_path: Pat
         nn.functional.mse_loss(model(x), y * math.inf).backward()
         optimizer.step()
     (found,) = [each for each in training.findings if each.kind == "black box"]
-    says(found, "Net", "DataLoader", "loss_of(model, batch)")
+    says(found, "Net", "DataLoader", "loss_of(model, batch)", "model(x, y)")
     readme = (tmp_path / "step_0" / "README.md").read_text()
     says(readme, "Net", "DataLoader")
     snapshot("training", found)
@@ -422,6 +422,19 @@ def test_random_numbers_that_loss_of_does_not_draw_are_said(tmp_path: Path, snap
     says(said, "loss_of")
     says_none_of(said, "autocast")
     snapshot("replay", said)
+
+
+def test_without_a_data_loader_random_numbers_that_loss_of_draws_are_said(tmp_path: Path) -> None:
+    model, optimizer = a_model(Net)
+    with ts.training(model, optimizer, black_box=tmp_path):
+        x, _ = data(1, None)
+        model(x).sum().mul(math.inf).backward()
+        optimizer.step()
+    given = ts.replay(tmp_path / "step_0", Net, lambda model, batch: model(batch[0]).sum() * math.inf)
+    assert is_same(given)
+    drawn = lambda model, batch: model(torch.rand_like(batch[0])).sum() * math.inf  # noqa: E731
+    said = ts.replay(tmp_path / "step_0", Net, drawn).differences[-1]
+    says(said, "loss_of", "DataLoader", "random states")
 
 
 def test_a_finding_that_was_asked_for_is_kept(tmp_path: Path) -> None:

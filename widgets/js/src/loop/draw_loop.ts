@@ -18,6 +18,7 @@ const LOSS = 88;
 const MOST_LOSS = 240;
 const RATE = 48;
 const GAP = 18; // below the heat map
+const FAINT = 0.25; // opacity of cells that repeat the last measured value
 const LINES = ["ink", "pgrad", "held", "work"];
 const MOST_NAMED = 3; // maximum number of names beside the losses
 
@@ -176,6 +177,14 @@ function drawKey({ pen, c, state, frame }: Drawing, [low, high]: readonly [numbe
   pen.lineWidth = 1.5;
   pen.strokeRect(x + 0.5, y - 4.5, 11, 9);
   x += 17 + write(pen, "10 × the median", x + 17, y, c.ink2) + 20;
+  if (state.measure === "update ratio" && x + 190 < right) {
+    pen.globalAlpha = FAINT;
+    pen.fillStyle = ramp(0.7);
+    pen.fillRect(x, y - 5, 12, 10);
+    pen.globalAlpha = 1;
+    write(pen, "not measured, last value repeated", x + 17, y, c.ink2);
+    return;
+  }
   if (!state.loop.skipped.size || x + 90 > right) return;
   pen.strokeStyle = c.line2;
   pen.lineWidth = 1;
@@ -206,9 +215,11 @@ function drawHeat(drawing: Drawing): void {
   pen.rect(frame.left, frame.heatTop - 1, frame.width - frame.left - frame.right, room * rowHeight + 2);
   pen.clip();
   for (let column = 0; column < columns.count; column++) {
-    const left = x(columns.first + column * columns.size);
-    const wide = x(columns.first + (column + 1) * columns.size) - left;
+    const first = columns.first + column * columns.size;
+    const left = x(first);
+    const wide = x(first + columns.size) - left;
     const gap = wide >= 6 ? 1 : 0;
+    const isTaken = state.isMeasured(first, first + columns.size - 1);
     for (let number = 0; number < shown.length; number++) {
       const value = cells[number * columns.count + column];
       if (value === ABSENT) continue;
@@ -220,10 +231,12 @@ function drawHeat(drawing: Drawing): void {
         pen.lineWidth = 1;
         pen.strokeRect(left + 0.5, top + 0.5, across - 1, tall - 1);
       } else {
+        pen.globalAlpha = isTaken ? 1 : FAINT;
         pen.fillStyle = ramp((Math.log10(value) - low) / (high - low));
         pen.fillRect(left, top, across + (gap ? 0 : 0.4), tall);
+        pen.globalAlpha = 1;
       }
-      if (!strange[number * columns.count + column]) continue;
+      if (!isTaken || !strange[number * columns.count + column]) continue;
       pen.strokeStyle = pen.fillStyle = c.warn;
       pen.lineWidth = 1.5;
       if (across >= 6) pen.strokeRect(left + 0.75, top + 0.75, across - 1.5, tall - 1.5);

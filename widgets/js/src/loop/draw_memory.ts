@@ -118,7 +118,7 @@ function legend({ pen, c, state, frame }: Drawing): void {
   write(pen, size(sum(bytes)), right, y, c.ink, { align: "right", weight: 600 });
   const seen = loop.looks[2 * row];
   const dashed = loop.baselines.length ? "; dashed: before the step" : "";
-  const said = `at step ${grouped(seen)}, without workspaces${dashed}`;
+  const said = `when the backward of step ${grouped(seen)} began, without workspaces${dashed}`;
   write(pen, said, frame.left + 4, y, c.ink3, { most: frame.width - frame.left - frame.right - 8 });
   const pitch = Math.min(15, (frame.rulerTop - y - 12) / HELD.length);
   [...HELD].reverse().forEach(([colour, name], at) => {

@@ -31,6 +31,13 @@ export function numbersOf(loop: Loop, measure: Measure): Numbers {
   return { spans: samples.map((step, at) => (at % 2 ? ends(at - 1) : step)), values: ratios, width };
 }
 
+/** Return whether the measure was taken in one of these steps. Gradient norms are taken in all, update ratios in some. */
+export function isMeasured(loop: Loop, measure: Measure, first: number, last: number): boolean {
+  if (measure === "gradient norm") return true;
+  const row = rowAt(loop.samples, last);
+  return row >= 0 && loop.samples[2 * row + 1] >= first;
+}
+
 /** Fold modules with the same first `depth` parts of their paths into one line, at the position of the first. */
 export function folded(modules: readonly string[], depth: number): Line[] {
   const lines = new Map<string, Line>();

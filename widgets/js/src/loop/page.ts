@@ -95,6 +95,12 @@ class Page {
     );
     for (const [key, text] of KEYS) this.help.append(el("div", { class: "fact" }, el("kbd", {}, key), el("span", {}, text)));
     this.help.hidden = true;
+    if (!loop.steps && !loop.rows.length) {
+      const texts = loop.sentences.slice(1).map((text) => el("p", {}, text));
+      const found = loop.findings.length ? [this.findings.root] : [];
+      this.root = el("div", { class: "frame without" }, el("header", {}, mark(), el("b", { class: "title" }, loop.title), el("div", { class: "tools" }, theme)), el("div", { class: "nothing" }, ...texts, ...found));
+      return;
+    }
     const side = el("aside", {}, this.help, this.findings.root, ...(loop.step_time ? [stepTime(loop.step_time)] : []), this.cell, this.backward);
     this.root = el("div", { class: "frame" }, bar, this.picture, side, this.aloud);
     this.listen();
@@ -212,7 +218,8 @@ class Page {
     if (line) {
       const one = { first, size: columns.size, count: 1 };
       const [value] = pooled(state.numbers, [line], one);
-      this.tip.textContent = `${titleOf(state.loop, line.name)}, ${steps}: ${said(value)}`;
+      const taken = state.isMeasured(first, last) ? said(value) : `not measured; ${said(value)} before`;
+      this.tip.textContent = `${titleOf(state.loop, line.name)}, ${steps}: ${taken}`;
     } else this.tip.textContent = steps;
     const wide = this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(4, Math.min(box.width - wide - 4, px + 12))}px`;

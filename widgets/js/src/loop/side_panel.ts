@@ -7,6 +7,7 @@ import { baselineOf, sum } from "./draw_memory.ts";
 import { type State } from "./state.ts";
 import { worst, type Numbers } from "./heat_map.ts";
 
+const FEW = 3; // findings that are shown without a list that scrolls
 const GRAVE = new Set(["non-finite", "leak", "silent write", "second backward"]);
 
 function steps({ step, last_step: last }: Finding): string {
@@ -56,7 +57,7 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
   if (!findings.length) list.append(el("p", {}, "No findings."));
   for (const note of sentences.slice(1)) list.append(el("p", { class: "soft" }, note));
   const count = findings.length ? `${grouped(findings.length)}, N selects the next` : "";
-  const root = el("section", { class: "all" }, el("h2", {}, "Findings", el("span", {}, count)), list);
+  const root = el("section", { class: findings.length > FEW ? "all" : "few" }, el("h2", {}, "Findings", el("span", {}, count)), list);
   const mark = () =>
     buttons.forEach((button, number) => {
       const on = number === state.finding;
@@ -65,12 +66,6 @@ export function findingsOf(state: State, choose: (finding: number) => void): { r
       // scrollIntoView would also scroll a notebook's page
       if (on) list.scrollTop = button.offsetTop - list.offsetTop - Math.max(0, (list.clientHeight - button.offsetHeight) / 2);
     });
-  // Sentences are truncated if they do not all fit.
-  const fit = () => {
-    list.classList.remove("tight");
-    list.classList.toggle("tight", list.scrollHeight > list.clientHeight);
-  };
-  new ResizeObserver(fit).observe(list);
   return { root, mark };
 }
 
@@ -109,7 +104,7 @@ export function showCell(host: HTMLElement, state: State): void {
   }
   row(host, `gradient norm${many}`, said(gradient), isBad(gradient) ? "bad" : "");
   const usual = state.usual(line);
-  const value = state.row < 0 ? ABSENT : worst(numbers, state.row, line.modules);
+  const value = state.row < 0 || state.sampledAt !== null ? ABSENT : worst(numbers, state.row, line.modules);
   const times = Number.isFinite(value) && value > 0 && value / usual >= 2 ? `, now ${said(Number((value / usual).toPrecision(2)))} ×` : "";
   row(host, `median ${state.measure}`, Number.isNaN(usual) ? "none" : `${said(usual)}${times}`);
   updates(host, state, line.modules);

@@ -6,6 +6,7 @@ import {
   deepest,
   fittingDepth,
   folded,
+  isMeasured,
   numbersOf,
   shownRow,
   worst,
@@ -109,6 +110,15 @@ export class State {
   get row(): number {
     const row = rowAt(this.numbers.spans, this.step);
     return row >= 0 && this.numbers.spans[2 * row + 1] >= this.step ? row : -1;
+  }
+
+  /** Step of the last sample of the shown measure, if it was not taken in the selected step itself; else null. */
+  get sampledAt(): number | null {
+    return this.row < 0 || this.isMeasured(this.step, this.step) ? null : this.numbers.spans[2 * this.row];
+  }
+
+  isMeasured(first: number, last: number): boolean {
+    return isMeasured(this.loop, this.measure, first, last);
   }
 
   /** Select a step, and scroll it into view. */

@@ -7,6 +7,8 @@ import { bindDragEnd } from "./cancel_drag.ts";
 /** Minimum heights, pixels. */
 const LEAST_GRAPH = 190;
 const LEAST_TIMELINE = 230;
+/** Default height if no memory is known: the phases, the lanes, and the sentence that says so. */
+const WITHOUT_MEMORY = 150;
 const STEP = 24;
 /** Graph's share of additional height. */
 const GRAPH_SHARE = 0.6;
@@ -34,22 +36,25 @@ export const makeGrip: MakeView = (stage, parent) => {
     const free = graph().offsetHeight + timeline;
     const fallback = Number.parseFloat(style.getPropertyValue("--timeline")) || LEAST_TIMELINE;
     const more = Math.max(0, parent.clientHeight - (Number.parseFloat(style.getPropertyValue("--height")) || 0));
-    return { free, timeline, first: fallback + lanes + more * (1 - GRAPH_SHARE) };
+    if (!store.schedules.some(({ memory }) => memory)) {
+      return { free, timeline, first: WITHOUT_MEMORY + lanes, least: WITHOUT_MEMORY + lanes };
+    }
+    return { free, timeline, first: fallback + lanes + more * (1 - GRAPH_SHARE), least: LEAST_TIMELINE };
   };
   const apply = () => {
     parent.style.removeProperty("--time");
-    const { free, first } = heights();
-    const height = Math.max(LEAST_TIMELINE, Math.min(free - LEAST_GRAPH, wanted ?? first));
+    const { free, first, least } = heights();
+    const height = Math.max(least, Math.min(free - LEAST_GRAPH, wanted ?? first));
     parent.style.setProperty("--time", `${Math.round(height)}px`);
     const upper = Math.round(free - height);
-    for (const [name, value] of [["now", upper], ["min", LEAST_GRAPH], ["max", Math.round(free - LEAST_TIMELINE)]]) {
+    for (const [name, value] of [["now", upper], ["min", LEAST_GRAPH], ["max", Math.round(free - least)]]) {
       grip.setAttribute(`aria-value${name}`, String(value));
     }
     grip.setAttribute("aria-valuetext", `graph ${upper} pixels, timeline ${Math.round(height)}`);
   };
   const give = (height: number | null) => {
-    const { free } = heights();
-    wanted = height === null ? null : Math.max(LEAST_TIMELINE, Math.min(free - LEAST_GRAPH, height));
+    const { free, least } = heights();
+    wanted = height === null ? null : Math.max(least, Math.min(free - LEAST_GRAPH, height));
     keep(wanted);
     apply();
   };
@@ -83,7 +88,7 @@ export const makeGrip: MakeView = (stage, parent) => {
   resize.observe(root);
   return {
     update(changed) {
-      if (changed.has("isFull")) apply();
+      if (changed.has("isFull") || changed.has("revision")) apply();
     },
     dispose() {
       ending.abort();
