@@ -231,7 +231,7 @@ class KernelLink implements Link {
   /** Report that the kernel is silent. Playback keeps its state, because it continues with the kernel's next answer. */
   private silent(): void {
     this.report({
-      trouble: "The kernel does not answer. If it is busy, the deck continues when it is free; if it was restarted, run the cell again.",
+      trouble: "The kernel does not answer. If it is busy, the deck continues later; if it was restarted, run the cell again.",
     });
   }
 }

@@ -20,9 +20,9 @@ export interface StripActions {
 
 const ZOOM_STEP = 1.4;
 const GROUPS = "Products that could run as one (M)";
-const CREATED = "Colour tasks by the time of their creation in the forward: earlier is lighter (N)";
-const NOT_CREATED = "The times of creation are unknown: a forward without ts.capture(), a tape, or an old file";
-const NO_GROUPS = "Groups of products are unknown, because they were not searched while their factors were in memory";
+const CREATED = "Colour tasks by time of creation: earlier is lighter (N)";
+const NOT_CREATED = "Times of creation are unknown: no ts.capture(), a tape, or an old file";
+const NO_GROUPS = "Groups of products are unknown: they were not searched while their factors were in memory";
 
 export class Strip {
   readonly element: HTMLElement;

@@ -32,7 +32,7 @@ const UNUSUAL: Record<string, string> = {
   error: "raises when run",
 };
 
-const CREATED = "Nodes are numbered in the order of their creation; Python accepts this number for the task";
+const CREATED = "Nodes are numbered by creation; Python accepts this number";
 const NO_INPUTS = "Needs the forward's inputs: %%tapescope --keep-inputs, or ts.capture(keep_inputs=True)";
 
 export const makeInspector: MakeView = (stage, parent) => {

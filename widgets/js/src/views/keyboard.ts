@@ -110,7 +110,7 @@ function changeAxis({ store, root, tip }: Stage): void {
 }
 
 function changeScale({ store, root, tip }: Stage): void {
-  if (!root.querySelector(".scale:not([hidden])")) say(root, tip, "the memory scale stays: no other policy has a higher peak");
+  if (!root.querySelector(".scale:not([hidden])")) say(root, tip, "no other policy has a higher peak");
   else store.update({ ownScale: !store.state.ownScale });
 }
 

@@ -15,7 +15,7 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
   const lines = el("ol");
-  const how = el("button", { class: "sm", title: "Show or hide the tasks that the value passed through, from its origin on" });
+  const how = el("button", { class: "sm", title: "Show the tasks that the value passed through" });
   const show = el("button", { class: "sm" }, "show");
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
   const banner = el("div", { class: "stopped", role: "group", "aria-label": "reason for the stop" });

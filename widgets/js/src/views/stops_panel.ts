@@ -179,7 +179,7 @@ export class StopsPanel {
       input.value = "";
     } else if (!store.link || task !== undefined) {
       const tasks = `tasks 1st to ${nth(store.replayOf(0).length)}`;
-      error.textContent = task === undefined ? `Unknown task; without a kernel, expected one of the ${tasks}, or of the list.` : `Unknown task; expected one of the ${tasks}.`;
+      error.textContent = task === undefined ? `Unknown task; without a kernel, use one of the ${tasks}, or of the list.` : `Unknown task; expected one of the ${tasks}.`;
     } else {
       this.awaitsAnswer = true;
       store.link.ask(watches ? { kind: "watch", condition: typed } : { kind: "break", where: typed });

@@ -187,7 +187,7 @@ export const makeSpeed: MakeView = ({ store }, parent) => {
       const { speed, reached } = store.state;
       select.value = String(speed);
       select.dataset.wide = String(speed >= WIDE_FROM || reached !== null);
-      const note = `; ${grouped(reached ?? 0)} ran in the last second, as fast as they are computed`;
+      const note = `; ${grouped(reached ?? 0)} ran in the last second`;
       select.title = `Tasks per second${reached === null ? "" : note}`;
       for (const [at, each] of store.speeds.entries()) {
         const of = each === speed && reached !== null ? `${grouped(reached)} of ` : "";
