@@ -192,7 +192,8 @@ class InputCheck:
 
     def holds_for(self, nodes: Sequence[Node]) -> bool:
         """Return whether these nodes have the metadata. Their types and edges must be the same."""
-        # The engine does not check the numbers of inputs, nor the devices of tensor subclasses, such as probes.
+        # The engine does not check the numbers of inputs, and the devices of tensor subclasses such as probes only for
+        # scalars (engine.cpp, validate_outputs).
         if [_devices_of(nodes[place]) for place in self._read] != self._devices:
             return False
         with unobserved():
@@ -207,10 +208,10 @@ def _devices_of(node: Any) -> list[torch.device]:
 
 
 def _places_to_read(nodes: Sequence[Node]) -> list[int]:
-    """Return the places of nodes with another number of inputs, or on other devices, than the types of nodes tell.
+    """Return the places of the nodes whose number of inputs or whose device does not follow from the types of nodes.
 
-    Except for scalars, whose devices the engine checks, a node is on the device of the node that leads to it, unless
-    that one copied its input to another device.
+    A node is on the same device as the node that leads to it, unless that node copied its input to another device. A
+    scalar may be on any device, but its device is checked by the engine, also for tensor subclasses.
     """
     places = {node: place for place, node in enumerate(nodes)}
     found, below = set[int](), set[int]()
