@@ -521,7 +521,7 @@ def first_gradients(
         return torch.autograd._make_grads(outputs, gradients, is_grads_batched=False)  # type: ignore[arg-type]
 
 
-def gradient_dtypes(leaves: Sequence[Node], usual: list[torch.dtype]) -> dict[int, torch.dtype | None]:
+def gradient_dtypes(leaves: Sequence[Any], usual: list[torch.dtype]) -> dict[int, torch.dtype | None]:
     """Return the dtypes to which gradients are cast (`Tensor.grad_dtype`), by index in `leaves`, AccumulateGrad nodes.
 
     Leaves whose `grad_dtype` is the usual one or their own dtype are omitted. None means no cast.
@@ -531,10 +531,9 @@ def gradient_dtypes(leaves: Sequence[Node], usual: list[torch.dtype]) -> dict[in
     found: list[torch.dtype | None] = list(map(_gradient_dtype, leaves))
     if found == usual:
         return {}
-    nodes: Sequence[Any] = leaves
     return {
         place: dtype
-        for place, (node, dtype, own) in enumerate(zip(nodes, found, usual, strict=True))
+        for place, (node, dtype, own) in enumerate(zip(leaves, found, usual, strict=True))
         if dtype is not own and dtype is not node.variable.dtype
     }
 

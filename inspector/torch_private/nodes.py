@@ -174,12 +174,8 @@ class InputCheck:
         kinds: dict[InputMetadata, int] = {}
         self._kinds = [kinds.setdefault(facts, len(kinds)) for facts in chain.from_iterable(metas)]
         self._distinct = list(kinds)
-        self._varying = [
-            place
-            for place, kind in enumerate(map(type, nodes))
-            if issubclass(kind, BackwardCFunction) or not _has_fixed_inputs(kind.__name__)
-        ]
-        self._counts = [len(metas[place]) for place in self._varying]
+        self._read = _places_to_read(nodes)
+        self._devices = [[device for _, _, device, _ in metas[place]] for place in self._read]
 
     @staticmethod
     def of(nodes: Sequence[Node], metas: Sequence[tuple[InputMetadata, ...]]) -> InputCheck | None:
@@ -196,14 +192,38 @@ class InputCheck:
 
     def holds_for(self, nodes: Sequence[Node]) -> bool:
         """Return whether these nodes have the metadata. Their types and edges must be the same."""
-        # The engine does not check the numbers of inputs, so those that may vary are read.
-        if [len(nodes[place]._input_metadata) for place in self._varying] != self._counts:
+        # The engine does not check the numbers of inputs, and the devices of tensor subclasses such as probes only for
+        # scalars (engine.cpp, validate_outputs).
+        if [_devices_of(nodes[place]) for place in self._read] != self._devices:
             return False
         with unobserved():
             edges = list(map(GradientEdge, map(nodes.__getitem__, self._places), self._numbers))
             # Kept probes would be among the program's tensors for whoever counts these.
             probes = [_Probe(shape or (), dtype, device) for shape, dtype, device, _ in self._distinct]
             return _accepts(edges, list(map(probes.__getitem__, self._kinds)), _comparing)
+
+
+def _devices_of(node: Any) -> list[torch.device]:
+    return [meta.device for meta in node._input_metadata]
+
+
+def _places_to_read(nodes: Sequence[Node]) -> list[int]:
+    """Return the places of the nodes whose number of inputs or whose device does not follow from the types of nodes.
+
+    A node is on the same device as the node that leads to it, unless that node copied its input to another device. A
+    scalar may be on any device, but its device is checked by the engine, also for tensor subclasses.
+    """
+    places = {node: place for place, node in enumerate(nodes)}
+    found, below = set[int](), set[int]()
+    for place, node in enumerate(nodes):
+        kind, nexts = type(node), [places[child] for child, _ in node.next_functions if child in places]
+        below.update(nexts)
+        if kind.__name__ in _COPIES or issubclass(kind, BackwardCFunction) or not _has_fixed_inputs(kind.__name__):
+            found.update((place, *nexts))
+    return sorted(found | (set(places.values()) - below))
+
+
+_COPIES = ("ToCopyBackward0", "CopyBackwards")
 
 
 @cache
@@ -352,9 +372,11 @@ def leaf_if_any(node: Node) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
-def have_grad(unnumbered: Iterable[Node]) -> tuple[bool, ...]:
-    """Return for each of these nodes without a sequence number whether its leaf has a .grad."""
-    return tuple([(leaf := leaf_if_any(node)) is not None and leaf.grad is not None for node in unnumbered])
+def have_grad(nodes: Iterable[Node]) -> tuple[bool, ...]:
+    """Return for each of these nodes whether it is a leaf's, and the leaf has a .grad."""
+    # `ctx.variable` of a custom Function may be anything.
+    leaves = [None if isinstance(node, BackwardCFunction) else leaf_if_any(node) for node in nodes]
+    return tuple([leaf is not None and leaf.grad is not None for leaf in leaves])
 
 
 def function_of(node: BackwardCFunction) -> type[Function]:

@@ -244,6 +244,23 @@ def test_gradients_that_are_there_make_another_plan_for_what_plans_memory(reads:
         model.zero_grad()
 
 
+def test_an_attribute_of_a_custom_function_is_not_a_leaf() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.variable = 2.0
+            return x * ctx.variable
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * ctx.variable
+
+    w = torch.ones(3, requires_grad=True)
+    for step in range(1, 4):
+        ts.backward(Scaled.apply(w.exp()).sum(), policy="lpmf")
+        torch.testing.assert_close(w.grad, step * 2 * w.detach().exp())
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_gradients_are_those_of_pytorch_over_many_steps(seed: int) -> None:
     policy = random.Random(seed).choice(["bfs", "dfs", "lpmf", "postorder", "random", "delay_accumulate", "auto"])

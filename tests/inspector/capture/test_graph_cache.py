@@ -118,6 +118,10 @@ def test_nodes_of_many_kinds(reads: list[int]) -> None:
 OTHERS: dict[str, Callable[[bool], Tensor]] = {
     "a broadcast shape": lambda one: chained(torch.ones(1 if one else 3, requires_grad=True), torch.ones(3)),
     "a dtype": lambda one: torch.ones(2, dtype=torch.float64 if one else torch.float32, requires_grad=True).exp().sum(),
+    "a device": lambda one: torch.ones(2, device="cpu" if one else "meta", requires_grad=True).exp(),
+    "a device below a copy": lambda one: (
+        torch.ones(2, device="cpu" if one else "meta", requires_grad=True).exp().to("meta", torch.float64).sum()
+    ),
     "an edge": one_or_the_other,
     "when nodes were made": made_in_turn,
     "an output's number": lambda one: of_which_one_is_taken(int(one)),
