@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-_OF_TIME = re.compile(r"\d[\d,]*(?:\.\d+)?(?=\s(?:ns|µs|ms|s|% longer)\b)|± \d+ %")
-"""Figures that differ from run to run: times, their noise, and the share by which a step takes longer."""
+_OF_TIME = re.compile(r"\d[\d,]*(?:\.\d+)?(?=\s(?:ns|µs|ms|s|% longer)\b)")
+_NOISE = re.compile(r"(?<= ms) ± \d+ %")
+"""Figures that differ from run to run: times, and the share by which a step takes longer. Noise is printed if large."""
 
 
 def matches(shown: str, printed: str) -> bool:
@@ -13,9 +14,9 @@ def matches(shown: str, printed: str) -> bool:
 
     Lines may be wrapped differently, times differ from run to run, and `...` on the page stands for any text.
     """
-    words = (re.escape(word) for word in _OF_TIME.sub("TIME", shown).split())
-    pattern = r"\s*".join(word.replace(r"\.\.\.", ".*") for word in words)
-    return re.fullmatch(pattern, _OF_TIME.sub("TIME", printed.strip()), re.DOTALL) is not None
+    shown, printed = (_OF_TIME.sub("TIME", _NOISE.sub("", text)) for text in (shown, printed.strip()))
+    pattern = r"\s*".join(re.escape(word).replace(r"\.\.\.", ".*") for word in shown.split())
+    return re.fullmatch(pattern, printed, re.DOTALL) is not None
 
 
 def assert_shown(shown: str, printed: str, where: str) -> None:

@@ -379,8 +379,8 @@ class Comparison(ShownAsTable):
         yield f"{row.longest_queue:,}"
         from ..api.time_backwards import Spread
 
-        noise = f" ± {100 * Spread.of(row.times_ns).half_width:.0f} %" if len(row.times_ns) > 1 else ""
-        yield f"{row.elapsed_ns / 1e6:.1f} ms{noise}"
+        noise = Spread.of(row.times_ns).half_width
+        yield f"{row.elapsed_ns / 1e6:.1f} ms{f' ± {100 * noise:.0f} %' if noise >= 0.1 else ''}"
 
     def __repr__(self) -> str:
         peaks = ", ".join(f"{row.policy} {size_text(row.peak_bytes)}" for row in self.rows)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 _MOST = 64  # of each kind
@@ -33,7 +32,10 @@ class LongKey:
 
 
 class Latest(Generic[V]):
-    """The most recently used values by key. Threads may share it.
+    """The most recently used values by key. Threads may share it, and so may finalizers, which run inside its methods.
+
+    Keys compare in Python, where Ctrl-C may interrupt. An OrderedDict would then have a key without a position; a dict,
+    whose entries move to the end by leaving and returning, only loses the entry.
 
     Args:
         most: maximum total weight of the values.
@@ -43,8 +45,8 @@ class Latest(Generic[V]):
     def __init__(self, most: int = _MOST, weigh: Callable[[V], int] = lambda found: 1) -> None:
         self._most = most
         self._weigh = weigh
-        self._found: OrderedDict[Hashable, V] = OrderedDict()
-        self._lock = Lock()
+        self._found: dict[Hashable, V] = {}
+        self._lock = RLock()
 
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
@@ -56,27 +58,25 @@ class Latest(Generic[V]):
     def get(self, key: Hashable) -> V | None:
         """Return the cached value of this key, or None."""
         with self._lock:
-            found = self._found.get(key)
+            found = self._found.pop(key, None)
             if found is not None:
-                self._found.move_to_end(key)
+                self._found[key] = found
             return found
 
     def put(self, key: Hashable, found: V) -> None:
         """Cache a value for the key, replacing the previous one."""
         with self._lock:
+            self._found.pop(key, None)
             self._found[key] = found
-            self._found.move_to_end(key)
             while sum(map(self._weigh, self._found.values())) > self._most:
-                self._found.popitem(last=False)
+                self._found.pop(next(iter(self._found)))
 
     def of(self, key: Hashable, find: Callable[[], V]) -> V:
         """Return the cached value of this key; if it is missing, call `find` and cache its result."""
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        found = find()  # may take seconds, so outside of the lock
-        self.put(key, found)
+        found = self.get(key)
+        if found is None:
+            found = find()  # may take seconds, so outside of the lock
+            self.put(key, found)
         return found
 
     def clear(self) -> None:

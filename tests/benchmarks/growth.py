@@ -34,7 +34,6 @@ from tapescope.tests.engine.graph_shapes import chain, fan
 
 _SIZES = (1_000, 10_000, 100_000, 1_000_000)
 _FEWER = (200, 400, 800)  # an LSTM creates fifteen tasks for each step; below 200, gradcheck takes most of the time
-_TINY = (100, 200)
 _MOST_SECONDS = 12.0  # a size is left out if the last one and the growth so far predict more than this
 _GOAL = 1.1
 _STACK_BYTES = 1 << 30  # torch frees a long chain that Python has seen by recursion
@@ -57,7 +56,8 @@ SHAPES: dict[str, Callable[[int], Tensor]] = {"chain": chain, "fan": fan, "layer
 def rows(effort: Effort) -> Iterator[Row]:
     """Yield the exponent of each verb and shape, with the seconds and the memory of each size."""
     for shape in (*SHAPES, *_OTHERS):
-        yield from _grown(shape, _TINY if effort.tiny else _FEWER if shape in ("LSTM", "retain_grad") else _SIZES)
+        sizes = _FEWER if shape in ("LSTM", "retain_grad") else _SIZES
+        yield from _grown(shape, (sizes[0] // 10, sizes[0] // 5) if effort.tiny else sizes)
 
 
 def rows_quick(effort: Effort) -> Iterator[Row]:

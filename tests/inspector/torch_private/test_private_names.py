@@ -32,7 +32,8 @@ NAMES = [
 ]
 NOT_TORCHS = {
     *("_getframe", "_current_frames", "_replace", "_lru_cache_wrapper"),  # Python's
-    *("_run_module_as_main", "_option_string_actions"),  # Python's, in runpy and argparse
+    *("_run_module_as_main", "_option_string_actions", "_actions", "_SubParsersAction"),  # Python's: runpy, argparse
+    "_bit_generator",  # NumPy's
     *("_render_traceback_", "_showtraceback"),  # IPython's
     *("_kv_pairs", "_map"),  # HIPS autograd's
 }
