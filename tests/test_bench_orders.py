@@ -13,6 +13,7 @@ from tapescope.__main__ import main
 from tapescope.commands.command_arguments import ProgressLine
 from tapescope.engine.studies.ready_workload import Parts, Workload
 from tapescope.engine.studies.studied_orders import OrderStudy
+from tapescope.engine.studies.workload_table import WORKLOAD_TABLE
 from tapescope.engine.studies.workloads import WORKLOADS
 from tapescope.tests.says import Snapshots, says
 
@@ -30,6 +31,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         return Workload(name, "", "", make, {"width": 1}, {"width": 1})
 
     monkeypatch.setitem(WORKLOADS, "linear50", tiny)
+    for name in ("copy", "hopeless", "stopped"):
+        monkeypatch.setitem(WORKLOAD_TABLE, name, WORKLOAD_TABLE["linear50"])
     monkeypatch.setitem(WORKLOADS, "copy", replace(tiny, name="copy"))
     monkeypatch.setitem(WORKLOADS, "hopeless", raising("hopeless", NotImplementedError("no such kernel")))
     monkeypatch.setitem(WORKLOADS, "stopped", raising("stopped", KeyboardInterrupt()))

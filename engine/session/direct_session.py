@@ -369,7 +369,7 @@ class Stepper(Verbs):
         try:
             return self._backward.pick(None if task is None else self._task(task).id)
         except ValueError as error:
-            if type(task) is int:  # a number of tasks at the prompt and in other debuggers
+            if type(task) is int and task:  # a number of tasks at the prompt and in other debuggers
                 raise ValueError(f"{error}. To run {counted(task, 'task')}, use step(count={task})") from None
             raise
 

@@ -215,5 +215,5 @@ def test_the_function_that_ran_out_is_named_and_none_of_tapescope(verb: str) -> 
 
     gc.collect()
     (held,) = [note for note in notes(lambda: getattr(ts, verb)(make_loss)) if "most_of_it" in note]
-    says(held, "8.0 MiB", f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno + 2}")
+    says(held, "8.0 MiB", f"test_out_of_memory.py:{make_loss.__code__.co_firstlineno}")
     says_none_of(held, "traceback", "contextlib")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 import tapescope as ts
+from tapescope.engine.api.backward import run_backward
 from tapescope.engine.planning import auto_policy as auto
 from tapescope.engine.planning import local_search
 from tapescope.engine.planning.order_cache import fingerprint, forget_orders
@@ -217,7 +218,7 @@ def test_auto_is_nowhere_worse_than_heap_predicted_and_measured(name: str) -> No
 def ordered(make_losses: Callable[[], list[Tensor]], model: nn.Module, steps: int) -> list[int]:
     """Return the number of backwards of each step that were read and ordered under auto."""
     counts = []
-    with mock.patch("tapescope.engine.api.set_policy.backward", wraps=ts.backward) as ours, ts.policy("auto"):
+    with mock.patch("tapescope.engine.api.set_policy.run_backward", wraps=run_backward) as ours, ts.policy("auto"):
         for _ in range(steps):
             model.zero_grad()
             before = ours.call_count
