@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from ...inspector.text.sizes_and_counts import counted
 from ...inspector.torch_private.tensors import Elements, LateTensor, computable, elements_of
 from ..recording.pandas_tables import pandas_itself
 
-_MOST_PLACES = 64
 _NARROW = (torch.float16, torch.bfloat16)
 _USUAL = frozenset((Tensor, Parameter))
 
@@ -94,21 +92,14 @@ class TakenNorms(NamedTuple):
     norms: list[TensorNorms]
 
 
-@lru_cache(_MOST_PLACES)
-def _places(columns: tuple[int, ...], steps: int) -> tuple[Tensor, Tensor]:
-    """Return the distinct columns, and the place of each tensor of each step in a flat table of steps and columns."""
-    numbers, index = torch.unique(torch.tensor(columns, dtype=torch.int64, device="cpu"), return_inverse=True)
-    rows = torch.arange(steps, device="cpu")[:, None] * numbers.numel()
-    return numbers, (rows + index).flatten()
-
-
 def column_norms(steps: Sequence[TensorNorms]) -> tuple[Tensor, Tensor]:
     """Return the norm of all tensors of a column together, for several steps whose tensors have the same columns.
 
     Returns:
         The numbers of the columns, ascending, and the norms, float32 of shape (steps, columns), both on the CPU.
     """
-    numbers, places = _places(tuple(steps[0].columns), len(steps))
+    numbers, index = torch.unique(torch.tensor(steps[0].columns, dtype=torch.int64, device="cpu"), return_inverse=True)
+    places = (torch.arange(len(steps), device="cpu")[:, None] * numbers.numel() + index).flatten()
     squares = torch.tensor([each.norms for each in steps], dtype=torch.float64, device="cpu").square_()
     sums = torch.zeros(len(steps) * numbers.numel(), dtype=torch.float64, device="cpu")
     sums = sums.index_add_(0, places, squares.flatten()).sqrt_().reshape(len(steps), -1)
