@@ -377,13 +377,12 @@ class _Tensors(SeenOperations):  # type: ignore[no-untyped-call]
             if storage is None:
                 self._note_content(part)
                 continue
-            if part.is_meta or storage._cdata in self._before or storage._cdata in self._gathered:
-                continue
-            if self._is_made(storage):
+            at = storage._cdata
+            if part.is_meta or at in self._before or at in self._gathered or self._is_made(storage):
                 continue
             self._versions.append((detached(part), version_of(part)))
             with unobserved():
-                self._before[storage._cdata] = storage, storage.clone()  # type: ignore[no-untyped-call]
+                self._before[at] = storage, storage.clone()  # type: ignore[no-untyped-call]
 
     def _note_content(self, tensor: Tensor) -> None:
         """Record the values of a tensor that has no storage itself, such as a sparse one."""

@@ -105,7 +105,7 @@ def _weight(known: _Known) -> int:
 
 _known: Latest[_Known] = Latest(_MOST_NODES, _weight)
 _latest: Latest[_Known] = Latest(_MOST_NODES, _weight)
-"""By the part of the key without the metadata of inputs, the graph read last."""
+"""The graph that was read last for each key, compared without the metadata of its inputs."""
 
 
 class CacheKey:

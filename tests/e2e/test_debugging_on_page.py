@@ -216,7 +216,7 @@ def test_a_long_reason_of_a_stop_leaves_the_graph_its_room_and_its_task_is_unfol
     assert banner.evaluate("each => each.scrollHeight > each.clientHeight"), "the rest is scrolled to"
     expect(deck.task(task)).to_have_count(1)
     button = banner.get_by_role("button", name="more")
-    assert button.get_attribute("title")
+    says(button.get_attribute("title"), "origin")
     tab.leave()
 
 

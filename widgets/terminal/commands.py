@@ -165,8 +165,8 @@ def do_saved(at: Debuggee, arg: str) -> None:
 def do_slowest(at: Debuggee, arg: str) -> None:
     if at.session.trace is None:
         raise ValueError(
-            'this session records no times; ts.debug(..., trace="cheap") records them, and so does tapescope debug '
-            "unless all stops are watchpoints"
+            'this session records no times: pass trace="cheap" to ts.debug, or add a breakpoint to tapescope debug, '
+            "which records none with watchpoints alone"
         )
     found = at.session.trace.slowest(one_number(arg) if arg else 5)
     show(found.table)

@@ -15,7 +15,7 @@ export const makeStopped: MakeView = ({ store, root }, parent) => {
   const sign = el("span");
   const text = el("p");
   const lines = el("ol");
-  const how = el("button", { class: "sm", title: "Show the tasks that the value passed through" });
+  const how = el("button", { class: "sm", title: "Show tasks from the value's origin to here" });
   const show = el("button", { class: "sm" }, "show");
   const dismiss = el("button", { class: "ib", title: "Dismiss", "aria-label": "dismiss" }, icon("close"));
   const banner = el("div", { class: "stopped", role: "group", "aria-label": "reason for the stop" });
